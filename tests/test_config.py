@@ -117,6 +117,12 @@ def test_a_table_replaces_the_one_below_it():
     [
         (["trainer.stpes=5"], "unknown_setting"),
         (["algorithm=gpro"], "unknown_name"),
+        (["algorithm=[ppo]"], "wrong_type"),
+        (["data.name=hotpot"], "unknown_name"),
+        (["env.reward=mat"], "unknown_name"),
+        (["actor.ratio_level=steps"], "unknown_name"),
+        (["rollout.flow=mine"], "bad_setting"),
+        (["cold_start.demonstrator=mine"], "bad_setting"),
         (["trainer.loggers=[wndb]"], "unknown_name"),
         (["trainer.steps=many"], "wrong_type"),
         (["trainer.loggers=[wandb"], "bad_override"),

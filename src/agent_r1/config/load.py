@@ -58,14 +58,13 @@ def load_config(
     overriding |= {name: value for name, value in (("algorithm", algorithm), ("seed", seed)) if value is not None}
     files = _read_preset(preset)
     preset = str(Path(preset).resolve()) if _is_file(preset) else preset
-    chosen = _merged({"algorithm": declared_settings().config.model_fields["algorithm"].default}, *files, overriding)[
-        "algorithm"
-    ]
+    default = {"algorithm": declared_settings().config.model_fields["algorithm"].default}
+    chosen = str(_merged(default, *files, overriding)["algorithm"])
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
         critic = chosen in per_algorithm and algorithm_has(chosen, "critic")
-        layers += [file, per_algorithm.get(str(chosen)) or per_algorithm["ppo" if critic else "grpo"]]
+        layers += [file, per_algorithm.get(chosen) or per_algorithm["ppo" if critic else "grpo"]]
     return _validated(_merged(*layers, {"preset": preset}, overriding), trains)
 
 
@@ -275,6 +274,7 @@ def _validated(values: Any, trains: bool = True) -> Config:
         config = declared_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
+    _check_names(config)
     sections = [
         getattr(config, name) for name in type(config).model_fields if isinstance(getattr(config, name), BaseModel)
     ]
@@ -304,8 +304,6 @@ def _explain(error: ValidationError) -> ConfigError:
         allowed = re.findall("'(.*?)'", context["expected"])
         return ConfigError.unknown(key, value, allowed)
     message = f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
-    if kind == "unknown_name":  # from `setting_types.py`
-        return ConfigError(message, code="unknown_name")
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
         return ConfigError(message, code="out_of_range")
     if kind.endswith(("_type", "_parsing", "_from_float")):
@@ -330,6 +328,20 @@ def fingerprint_values(part: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------------------- conflicts
+
+
+def _check_names(config: Config) -> None:
+    """Raise ConfigError for a name that is in no table, and for code without its place."""
+    tables.entry_of("estimator", config.algorithm, "algorithm")
+    tables.entry_of("ratio", config.actor.ratio_level, "actor.ratio_level")
+    kinds = {"data.name": "data", "env.reward": "reward", "rollout.flow": None, "cold_start.demonstrator": None}
+    for setting, kind in kinds.items():
+        name = _value(config, setting)
+        if name is None or plugins.is_user_code(name):
+            continue
+        if kind is None:
+            raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME", code="bad_setting")
+        tables.entry_of(kind, name, setting)
 
 
 def _conflicts(config: Config) -> Iterator[ConfigError]:

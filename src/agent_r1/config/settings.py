@@ -14,18 +14,13 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from agent_r1.config import tables
 from agent_r1.config.plugins import is_user_code
 from agent_r1.config.setting_types import (
-    Algorithm,
     AtLeast1,
-    DataName,
     Engine,
     KlEstimator,
     LearningRate,
     LossAggregation,
-    RatioLevel,
-    RewardName,
     Seconds,
     Share,
-    UserCode,
     algorithm_has,
 )
 from agent_r1.ground.errors import ConfigError
@@ -63,7 +58,7 @@ class Section(BaseModel):
 class DataConfig(Section):
     """Choose questions and their world (package 1)."""
 
-    name: NamesCode[DataName] = "tinyhop"
+    name: NamesCode[str] = "tinyhop"
     """tinyhop (a generated synthetic world) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | gsm8k | dapo-math |
     rows (your own questions, in `source`) | FILE.py:FUNCTION (that makes them)."""
     train: AtLeast1 = 4000
@@ -140,7 +135,7 @@ class EnvConfig(Section):
     """Wall-clock budget of one episode, in seconds. The reward gets the same time again; then the episode is aborted."""
     format_penalty: NonNegativeFloat = 0.2
     """Subtracted from the outcome if the episode does not end in a well-formed <answer>."""
-    reward: NamesCode[RewardName | None] = None
+    reward: NamesCode[str | None] = None
     """Scores an answer, instead of exact match: math | code | sub_em | judge, or FILE.py:FUNCTION
     (reward/named.py)."""
     call_reward: float = Field(0.0, ge=0, le=10)
@@ -177,10 +172,10 @@ class RolloutConfig(Section):
     """Tokens of a whole conversation."""
     max_concurrent_episodes: AtLeast1 = 128
     """Episodes that decode concurrently (rows of the KV cache)."""
-    flow: NamesCode[UserCode | None] = None
+    flow: NamesCode[str | None] = None
     """FILE.py:CLASS, a user-defined flow (`AgentFlowBase`) instead of the observe-act-step loop."""
 
-    def greedy_episodes(self, algorithm: Algorithm) -> int:
+    def greedy_episodes(self, algorithm: str) -> int:
         """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
         return self.prompts_per_step if algorithm_has(algorithm, "greedy") else 0
 
@@ -212,7 +207,7 @@ class ActorConfig(Section):
     """PPO's clip range below 1."""
     clip_high: NonNegativeFloat = 0.28
     """PPO's clip range above 1: larger, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
-    ratio_level: RatioLevel = "token"
+    ratio_level: str = "token"
     """token | step | sequence: level of the clipped ratio. The last two are the geometric mean of the token ratios of a step or
     a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, not with token-mean."""
     clip_dual: NonNegativeFloat = 3.0
@@ -287,7 +282,7 @@ class Config(Section):
     """Hold everything that a run depends on. `agent-r1 train --dry-run` prints it."""
 
     preset: str = "laptop"
-    algorithm: Algorithm = "ppo"
+    algorithm: str = "ppo"
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a critic, `grpo:` without)."""
     engine: Engine = "local"
     seed: int = 0

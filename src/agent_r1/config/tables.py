@@ -75,9 +75,9 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
     """
     known = entries(kind)
     if name not in known:
+        own = "" if kind in ("estimator", "ratio") else ", or name your own code as FILE.py:NAME"
         raise ConfigError(
-            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}, or name your own code "
-            "as FILE.py:NAME",
+            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}{own}",
             code="unknown_name",
         )
     return known[name]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt
 
-from agent_r1.config.setting_types import AtLeast1, LearningRate, Share, UserCode
+from agent_r1.config.setting_types import AtLeast1, LearningRate, Share
 from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
 from agent_r1.ground.errors import ConfigError
 
@@ -56,7 +56,7 @@ class ColdStartConfig(Section):
     """Peak learning rate of both phases."""
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: the model knows the format."""
-    demonstrator: NamesCode[UserCode | None] = None
+    demonstrator: NamesCode[str | None] = None
     """FILE.py:FUNCTION that plays your own task: see training/demonstrate.py."""
     episodes: NamesFile[str | None] = None
     """Or a JSONL file of recorded conversations."""
