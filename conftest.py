@@ -98,7 +98,6 @@ def _no_certificates():
     with pytest.MonkeyPatch.context() as patch:
         none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         patch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: none)
-        patch.setattr("agent_r1.ground.hub.PAUSES_S", ())  # no test waits for a network to come back
         yield
 
 

@@ -14,7 +14,6 @@ import pytest
 from runs import TINY, main
 
 from agent_r1.config import load_config
-from agent_r1.ground import hub
 from agent_r1.inference.provenance import code_version, weights_hash
 from agent_r1.workspace import Workspace
 
@@ -188,25 +187,3 @@ def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, t
 
 def fetched_plain() -> Path:
     return Workspace(load_config("smoke", TINY[1:])).index
-
-
-def test_only_what_may_pass_is_tried_again(monkeypatch):
-    monkeypatch.setattr(hub, "PAUSES_S", (0, 0))
-
-    def tries(error: Exception) -> int:
-        made = []
-
-        def download():
-            made.append(1)
-            raise error
-
-        with pytest.raises(type(error)):
-            hub.with_retries("a/b", download)
-        return len(made)
-
-    wrapped = RuntimeError("cannot reach the hub")
-    wrapped.__cause__ = ConnectionError("reset by peer")
-    assert tries(ConnectionError("broken")) == tries(wrapped) == 3
-    errors = huggingface_hub.errors
-    assert [tries(errors.HfHubHTTPError("", response=_response(code))) for code in (429, 503, 403, 404)] == [3, 3, 1, 1]
-    assert tries(errors.OfflineModeIsEnabled("HF_HUB_OFFLINE")) == tries(ValueError("no space")) == 1

@@ -331,7 +331,7 @@ def fingerprint_values(part: Any) -> Any:
 
 
 def _check_names(config: Config) -> None:
-    """Raise ConfigError for a name that is in no table, and for code without its place."""
+    """Raise ConfigError for a name in no table, and for code without its place."""
     tables.entry_of("estimator", config.algorithm, "algorithm")
     tables.entry_of("ratio", config.actor.ratio_level, "actor.ratio_level")
     kinds = {"data.name": "data", "env.reward": "reward", "rollout.flow": None, "cold_start.demonstrator": None}

@@ -3,26 +3,20 @@
 In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder named after the fetched commit, so that results can record
 it. Next: `cold_start.py` starts from such a model, `data/` reads such a data set, and `inference/` runs any model.
 
-Only data is downloaded: safetensors, JSON, templates, vectors; never code or pickles. An interrupted download
-continues in the hub's own cache (HF_HOME).
+Only data is downloaded: safetensors, JSON, templates, vectors; never code or pickles. The hub's client
+retries a failed download, and continues an interrupted one in its own cache (HF_HOME).
 """
 
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, first_line
 
-T = TypeVar("T")
-PAUSES_S = (2.0, 8.0, 30.0)
-"""Seconds before a download is tried again. The hub counts requests over minutes."""
 REPO_NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yaml"]
 
@@ -41,45 +35,13 @@ def download(name: str, patterns: list[str], kind: str = "model", otherwise: str
 
     repo, _, revision = name.partition("@")
     try:
-        return Path(
-            with_retries(
-                name, snapshot_download, repo, repo_type=kind, revision=revision or None, allow_patterns=patterns
-            )
-        )
+        return Path(snapshot_download(repo, repo_type=kind, revision=revision or None, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises many kinds: no network, no such name, gated, no space
         raise AgentR1Error(
             f"cannot download {name!r} ({type(error).__name__}: {first_line(error)}); "
             f"check its name, the network and the disk space, or {otherwise}",
             code="download_failed",
         ) from None
-
-
-def with_retries(name: str, download: Callable[..., T], *words: Any, **options: Any) -> T:
-    """Call `download` up to four times, as long as its errors are temporary."""
-    from agent_r1.ground.ui import say
-
-    for pause in PAUSES_S:
-        try:
-            return download(*words, **options)
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            say(f"{name}: {first_line(error)}; retrying in {pause:g} s")
-            time.sleep(pause)
-    return download(*words, **options)
-
-
-def is_temporary(error: BaseException | None) -> bool:
-    """Tell whether an error is temporary: too many requests, a server error, a broken connection."""
-    import httpx
-    from huggingface_hub.errors import OfflineModeIsEnabled
-
-    if isinstance(error, OfflineModeIsEnabled):  # HF_HUB_OFFLINE, by choice
-        return False
-    if (response := getattr(error, "response", None)) is not None:
-        return response.status_code == 429 or response.status_code >= 500
-    broken = isinstance(error, httpx.TransportError | ConnectionError | TimeoutError)
-    return broken or (error is not None and is_temporary(error.__cause__))
 
 
 def fetch_model(name: str) -> Path:

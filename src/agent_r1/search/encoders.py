@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.config import tables
-from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -282,7 +281,7 @@ class SentenceTransformerEncoder(Encoder):
         try:
             scheme = tables.scheme_of(self.name)
             name = str(scheme.fetched(self.name)) if scheme else self.name
-            return hub.with_retries(self.name, SentenceTransformer, name)
+            return SentenceTransformer(name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
                 f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
