@@ -203,7 +203,9 @@ def main() -> None:
     line = {
         "preset": arguments.preset,
         "threads": arguments.threads,
-        "dtype": str(resolve_device(setting.config.trainer.device, setting.config.trainer.dtype)[1]).removeprefix("torch."),
+        "dtype": str(resolve_device(setting.config.trainer.device, setting.config.trainer.dtype)[1]).removeprefix(
+            "torch."
+        ),
         "step": {
             "rollout": mean["gen"] - mean["env"],
             "environment": mean["env"],

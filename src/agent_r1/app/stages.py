@@ -162,7 +162,11 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
 def _backend(config: Config) -> str:
     """Choose vLLM on GPUs: it needs minutes for what takes the reference sampler hours."""
-    return "vllm" if config.engine == "verl" and resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda" else "transformers"
+    return (
+        "vllm"
+        if config.engine == "verl" and resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
+        else "transformers"
+    )
 
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
