@@ -160,6 +160,16 @@ def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):
         assert answer.remedy == "use --preset first-agent-1x24gb here, or a machine with 4 GPUs"
 
 
+def test_triton_needs_a_compiler_and_pythons_headers(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    assert doctor.check_compiler()[:2] == ("fail", f"there is no C compiler ({tmp_path / 'cc'})")
+    (tmp_path / "cc").touch(0o755)
+    monkeypatch.setattr(doctor.sysconfig, "get_path", lambda name: str(tmp_path))
+    assert doctor.check_compiler()[:2] == ("fail", f"there is no {tmp_path / 'Python.h'}")
+    (tmp_path / "Python.h").touch()
+    assert doctor.check_compiler()[0] == "ok"
+
+
 def test_the_suggestion_is_all_that_is_printed(nvidia_smi, capsys):
     nvidia_smi(H100, RTX)  # of unlike ones the smallest decides
     assert main("doctor", "--suggest-preset") == 0

@@ -10,6 +10,7 @@ import dataclasses
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
@@ -276,11 +277,17 @@ def check_shm(path: str = "/dev/shm") -> Finding:
 
 
 def check_compiler() -> Finding:
-    """Compile a launcher as Triton does for each kernel. Without compiler or headers, the first evaluation fails."""
-    if missing := machine.compile_launcher(Path(tempfile.gettempdir())):
-        headers = "python{}.{}-dev".format(*sys.version_info[:2])
-        return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
-    return "ok", "compiles Triton's launchers"
+    """Look for what Triton builds each kernel's launcher with. Without it, the first evaluation fails."""
+    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not any(map(shutil.which, compilers)):
+        missing = f"there is no C compiler ({' or '.join(compilers)})"
+    elif not header.is_file():
+        missing = f"there is no {header}"
+    else:
+        return "ok", "found, with Python's headers"
+    headers = "python{}.{}-dev".format(*sys.version_info[:2])
+    return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
 
 
 # ---------------------------------------------------------------------------------------------- model and GPUs

@@ -13,15 +13,12 @@ import resource
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tempfile
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.ground.device import dtype_on, resolve_device
-from agent_r1.ground.errors import first_line
 from agent_r1.ground.hardware import GIB
 
 OPEN_FILES = 65536
@@ -109,38 +106,6 @@ def gpus_here() -> list[GpuHere]:
             lines = (re.fullmatch(form, line.strip()) for line in answer.splitlines())
             return [GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4])) for line in lines if line]
     return []
-
-
-LAUNCHER = """#include <Python.h>
-static PyObject *launch(PyObject *self, PyObject *grid) { return PyLong_FromLong(2 * PyLong_AsLong(grid)); }
-static PyMethodDef methods[] = {{"launch", launch, METH_O, ""}, {NULL, NULL, 0, NULL}};
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "launcher", "", -1, methods};
-PyMODINIT_FUNC PyInit_launcher(void) { return PyModule_Create(&module); }
-"""
-"""What Triton writes for each kernel, without the kernel: a Python extension in C."""
-
-
-def compile_launcher(folder: Path) -> str | None:
-    """Compile and load LAUNCHER in `folder` as Triton would. Return what is missing, or None."""
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        return "there is no C compiler"
-    include = f"-I{sysconfig.get_path('include')}"
-    load = "import sys; sys.path.insert(0, '.'); import launcher; sys.exit(launcher.launch(21) != 42)"
-    with tempfile.TemporaryDirectory(dir=folder) as box:
-        (Path(box) / "launcher.c").write_text(LAUNCHER)
-        for command in (
-            [compiler, "launcher.c", "-O3", "-shared", "-fPIC", include, "-o", "launcher.so"],
-            [sys.executable, "-c", load],
-        ):
-            try:
-                subprocess.run(command, cwd=box, capture_output=True, text=True, timeout=60, check=True)
-            except subprocess.CalledProcessError as error:
-                said = error.stderr.splitlines() or [f"exit code {error.returncode}"]
-                return next((line for line in said if "rror" in line), said[-1])[:300]
-            except (OSError, subprocess.SubprocessError) as error:
-                return first_line(error)
-    return None
 
 
 def torch_sees_gpu() -> bool:
