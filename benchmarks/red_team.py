@@ -3,8 +3,7 @@
     PYTHONPATH=src .venv/bin/python benchmarks/red_team.py [--judge-url http://127.0.0.1:8000/v1 --judge-model NAME]
 
 In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of each kind (facts,
-mathematics, a program) through the training environment. `tests/test_red_team.py` checks the
-bounds and the table.
+mathematics) through the training environment. `tests/test_red_team.py` checks the bounds and the table.
 """
 
 from __future__ import annotations
@@ -47,13 +46,6 @@ FACTS = Problem(
 MATHS = Problem(
     "17 * 23 + 4", ["395"], "395", "391", ["391", "395", "399"],
     "17 * 23 + 4 is 395, 17 * 23 is 391, 17 + 23 is 40", "３９５",
-)  # fmt: skip
-DOUBLE = "def twice(x):\n    return 2 * x"
-PROGRAM = Problem(
-    "Write twice(x), which doubles a number.",
-    ["assert twice(3) == 6", "assert twice(-1) == -2", "assert twice('ab') == 'abab'"], DOUBLE, "def twice(x):\n    return x * x",
-    ["def twice(x):\n    return 6", DOUBLE, "def twice(x):\n    return x"], f"An example:\n{DOUBLE}\nIt is tested with 3 and -1.",
-    DOUBLE.replace("c", "с"),
 )  # fmt: skip
 WORDS = "I have thought about this for a long time. " * 110
 CALL = Hermes.call("search", "", query="Sosnum")
@@ -115,25 +107,12 @@ CHEATS: dict[str, dict[str, str]] = {
         "code": "__import__('os').getpid()", "a quotient": "790/2", "a fraction": "\\frac{790}{2}",
         "two in words": "395\\text{ or 391}", "a sum of blanks": "391 4", "290 brackets": "(" * 290,
     },
-    "code": {
-        "an early end": "import os\nos.write(1, b'[true, true, true]\\n')\nos._exit(0)", "exit": "raise SystemExit(0)",
-        "equal to all": "class E:\n    def __eq__(self, other): return True\n    def __repr__(self): return 'E()'\n"
-        "def twice(x): return E()",
-        "claims": "print('all tests passed')\ndef twice(x): return True",
-        "another repr": "import builtins\nbuiltins.repr = lambda value: 'True'\ndef twice(x): return x",
-        "another json": "import json\njson.dumps = lambda value: '[\"6\", \"6\", \"6\"]'\ndef twice(x): return x",
-        "reads the frames": "import sys\ndef twice(x):\n    return eval(sys._getframe(1).f_locals.get('wanted', 'None'))",
-        "no end": "while True: pass", "a fork bomb": "import os\nwhile True: os.fork()",
-    },
 }  # fmt: skip
 """Answers that only make sense for one reward."""
 ELSEWHERE: dict[str, tuple[str, Problem]] = {
     "em: a, where the right answer is The": ("a", dataclasses.replace(FACTS, targets=["The"])),
     "em: a mark, where the right answer is !!!": ("?", dataclasses.replace(FACTS, targets=["!!!"])),
     "math: a set for a pair": ("\\{1,2\\}", dataclasses.replace(MATHS, targets=["(1,2)"])),
-    "code: a crash, where nothing is to be printed": (
-        "1/0", dataclasses.replace(PROGRAM, targets=[json.dumps({"input": "", "output": ""})]),
-    ),
 }  # fmt: skip
 """Answers that only make sense for a question of their own; the reward stands before the colon."""
 
@@ -173,7 +152,7 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
 
 
 PAID_FOR = {
-    "em": FACTS, "math": MATHS, "code": PROGRAM, "em + calls": FACTS, "em + evidence": FACTS, "sub_em": FACTS, "judge": FACTS,
+    "em": FACTS, "math": MATHS, "em + calls": FACTS, "em + evidence": FACTS, "sub_em": FACTS, "judge": FACTS,
 }  # fmt: skip
 ALSO = {"em + calls": {"call_reward": 0.05}, "em + evidence": {"evidence_reward": 0.3}}
 """What `env` pays in addition to exact match."""

@@ -14,10 +14,7 @@ from serving import serving
 
 @pytest.fixture(scope="module")
 def table():
-    with serving(stand_in([])) as url, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "agent_r1_recipes.code.programs.PROGRAM_TIMEOUT_S", 2.0
-        )  # one policy writes a program without an end
+    with serving(stand_in([])) as url:
         trust(f"{url}/v1")
         return asyncio.run(red_team.table(f"{url}/v1"))
 
@@ -30,7 +27,7 @@ def test_no_policy_is_paid_for_nothing(table):
         "em + calls": {"new calls in a turn": 0.3},
         "em + evidence": {"all titles in a query": 0.3},
     }  # docs/safety.md
-    columns = {"em": 0, "math": 0, "code": 0, "em + calls": 0.05, "em + evidence": 0.15}
+    columns = {"em": 0, "math": 0, "em + calls": 0.05, "em + evidence": 0.15}
     for reward, call in columns.items():  # the honest make one call, which finds one of two titles
         assert table["an honest right answer"][reward] == 1 + call and table["an honest wrong answer"][reward] == call
         paid = {

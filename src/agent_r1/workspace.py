@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
 from agent_r1.config.recipes import added
@@ -254,13 +254,6 @@ class Workspace:
                     f"and env.name={config.env.name} rewards the right one; add an answer, or use your own env.reward or env.name",
                     code="question_without_answer",
                 )
-        reward = config.env.reward
-        if (
-            reward
-            and not plugins.is_user_code(reward)
-            and (check := tables.entry_of("reward", reward, "env.reward").get("check"))
-        ):
-            check_rows(rows, split, plugins.import_object(check, "env.reward"))
         return rows
 
     def load_passages(self) -> Iterator[Passage]:
@@ -326,17 +319,6 @@ def seconds_file(target: Path) -> Path:
     It is not inside, because equal artefacts must have equal content.
     """
     return target.with_name(f".seconds-{target.name}")
-
-
-def check_rows(rows: list[Row], split: str, check: Callable[[list[str]], Any]) -> None:
-    """Raise AgentR1Error for a question whose right answers the reward cannot read."""
-    for row in rows:
-        try:
-            check(list(row["reward_model"]["ground_truth"]))
-        except ValueError as error:
-            raise AgentR1Error(
-                f"{split}: the question {row['prompt'][-1]['content'][:80]!r}: {error}", code="unreadable_answer"
-            ) from None
 
 
 def is_somewhere(model: str) -> bool:
