@@ -444,16 +444,11 @@ def search_server(a: Namespace) -> None:
     option("rollouts", type=Path, help="a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
-    option("--compare", metavar="grpo,ppo", help="compare the credit of these estimators in the trajectory's group"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens
 
-    if a.compare:
-        records = tokens.read_trajectories(a.rollouts, a.index)
-        tables.resolve("view", "credit", "--compare")(records, a.rollouts, a.index, a.compare.split(","), a.table)
-    else:
-        tokens.print_trajectory(a.rollouts, a.index, a.table)
+    tokens.print_trajectory(a.rollouts, a.index, a.table)
 
 
 if __name__ == "__main__":  # `python -m agent_r1`

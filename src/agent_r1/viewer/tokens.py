@@ -187,8 +187,8 @@ TOKEN_CSS = """
 """Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star --accent."""
 
 
-def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
-    """Read a rollouts file. Raises AgentR1Error if it is empty or has no trajectory `index`."""
+def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
+    """Read trajectory `index` of a rollouts file. Raises AgentR1Error if there is none."""
     if not file.is_file():
         raise AgentR1Error(
             f"{file} does not exist; runs/<name>/rollouts/ has the trajectories of a run", code="missing_rollouts"
@@ -200,7 +200,7 @@ def read_trajectories(file: Path, index: int) -> list[dict[str, Any]]:
         raise AgentR1Error(
             f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}", code="index_out_of_range"
         )
-    return records
+    return records[index]
 
 
 def print_trajectory(file: Path, index: int, table: bool) -> None:
@@ -208,7 +208,7 @@ def print_trajectory(file: Path, index: int, table: bool) -> None:
 
     Raises AgentR1Error if there is none.
     """
-    record, console = read_trajectories(file, index)[index], Console()
+    record, console = _read_trajectory(file, index), Console()
     paid = f" ({record['process']:+.2f} of it on the way)" if record.get("process") else ""
     facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}{paid}"
     console.print(clean(facts), markup=False)
