@@ -37,8 +37,6 @@ from agent_r1_recipes.page.microscope import read_group, script, title_of, write
 
 SCRIPTS = ("unpack", "decoder", "tokenizer", "sampling", "search", "episode", "quantities", "microscope", "page")
 """Files of js/ in the order of the page."""
-LARGEST = 6_000_000
-"""Bytes of a page. Checkpoints in the middle of the run are left out until it fits."""
 QUESTIONS = 500
 MARK = "\ue0f0"
 """Stands for a content in the exported chat template: a private-use character, which no template has."""
@@ -92,12 +90,6 @@ def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
         return folders | {config.trainer.steps: checkpoint}
     steps = (folder for folder in sorted(checkpoint.parent.glob("step_*")) if folder.name <= checkpoint.name)
     return folders | {int(folder.name[5:]): folder / "model" for folder in steps}
-
-
-def without_one(steps: list[int]) -> list[int]:
-    """Leave out the checkpoint that is nearest to its neighbours, never an end."""
-    gaps = {step: after - before for before, step, after in zip(steps, steps[1:], steps[2:], strict=False)}
-    return [step for step in steps if step != min(gaps, key=gaps.__getitem__)]
 
 
 def read_models(folders: dict[int, Path]) -> list[Decoder]:
@@ -211,21 +203,18 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
 
 
 def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str, Any]]:
-    """Return the page's data, weights and header. Checkpoints that do not fit are left out."""
+    """Return the page's data, weights and header."""
     check_task(config)
     Workspace(config).make_task()
     folders = checkpoints_of(checkpoint, config)
     steps = list(folders)
-    while True:
-        models = read_models({step: folders[step] for step in steps})
-        packed = pack(models)
-        header = header_of(config, folders[steps[-1]], steps, models[-1], packed)
-        header["recorded"] = recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
-        text = json.dumps(header).encode()
-        data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *packed.sections()]), 9)
-        if 4 * len(data) / 3 < LARGEST - 200_000 or len(steps) < 3:
-            return data, packed, header
-        steps = without_one(steps)
+    models = read_models(folders)
+    packed = pack(models)
+    header = header_of(config, folders[steps[-1]], steps, models[-1], packed)
+    header["recorded"] = recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
+    text = json.dumps(header).encode()
+    data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *packed.sections()]), 9)
+    return data, packed, header
 
 
 def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
