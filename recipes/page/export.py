@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from agent_r1 import (
     AgentR1Error,
@@ -123,21 +124,14 @@ def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids."""
     made = json.loads(chat.tokenizer.backend_tokenizer.to_str())
     vocabulary = made["model"]["vocab"] | chat.control_ids
-    letters = _letters_of_bytes()
+    letters = {letter: chr(byte) for byte, letter in bytes_to_unicode().items()}
     tokens = [""] * len(vocabulary)
     for token, number in vocabulary.items():
-        tokens[number] = token if token in chat.control_ids else "".join(chr(letters[letter]) for letter in token)
+        tokens[number] = token if token in chat.control_ids else "".join(map(letters.__getitem__, token))
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in made["model"]["merges"]]
     merges = [vocabulary[word] for left, right in pairs for word in (left, right, left + right)]
     pattern = made["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {"pattern": pattern, "tokens": tokens, "merges": merges, "controls": chat.control_ids}
-
-
-def _letters_of_bytes() -> dict[str, int]:
-    """Map the letters of a byte-level vocabulary to bytes (GPT-2's table)."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    return {chr(byte): byte for byte in plain} | {chr(256 + i): byte for i, byte in enumerate(others)}
 
 
 def chat_data(chat: ChatFormat, config: Config, lead: list[dict[str, str]], schema: dict[str, Any]) -> dict[str, Any]:
