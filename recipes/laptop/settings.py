@@ -10,7 +10,7 @@ from pydantic import AfterValidator, NonNegativeFloat
 from agent_r1 import ColdStartConfig, DataConfig
 
 DEMO_AGENT = Path(__file__).with_name("agent")
-"""A trained agent: its model card is README.md, and shipped.py made it."""
+"""A trained agent; its model card is README.md."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:

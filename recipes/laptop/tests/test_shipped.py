@@ -69,17 +69,3 @@ def test_a_tampered_or_missing_file_is_refused(home, capsys, name):
         (line,) = capsys.readouterr().err.splitlines()
         assert f"{copy / name} is not the published file" in line
         (copy / name).unlink(missing_ok=True)
-
-
-@pytest.mark.slow
-def test_packing_a_run(produced, home):
-    from agent_r1_recipes.laptop.shipped import pack
-
-    shutil.copytree(produced, home, dirs_exist_ok=True)
-    run = home / "runs" / "grpo"
-    pack(run, home / "agent")
-    assert {file.name for file in (home / "agent").iterdir()} == {file.name for file in DEMO_AGENT.iterdir()}
-    card = json.loads((home / "agent" / "eval.json").read_text())
-    assert card["n"] == 12 and str(home) not in json.dumps(card)
-    assert "Apache-2.0" in (home / "agent" / "README.md").read_text()
-    assert main("chat", "--model", str(home / "agent"), *QUESTION) in (0, 1)
