@@ -23,13 +23,6 @@ from agent_r1_recipes.code.sandbox import MAX_OUTPUT, MAX_SOURCE, Ran
 from agent_r1_recipes.code.settings import CodeSettings
 
 
-def without_fence(code: str) -> str:
-    """Remove the lines ```python and ``` that models put around a program."""
-    lines = code.strip().splitlines()
-    fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
-    return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
-
-
 class PythonTool(BaseTool):
     """Run programs for an agent."""
 

@@ -19,7 +19,6 @@ text after it is not run, because that text can only be an invented result.
 from __future__ import annotations
 
 from agent_r1 import BaseTool, Hermes, Message, ToolCall, ToolResult
-from agent_r1_recipes.code.python import without_fence
 
 
 class ReTool(Hermes):
@@ -49,7 +48,7 @@ class ReTool(Hermes):
                     "", {}, error="end your turn behind </code>; what the program prints comes in the next message"
                 )
             ]
-        return [ToolCall("python", {"code": without_fence(part.text)})]
+        return [ToolCall("python", {"code": _without_fence(part.text)})]
 
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
@@ -59,3 +58,10 @@ class ReTool(Hermes):
     def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
         printed = "\n".join(self.escape(result.content, "<interpreter>", "</interpreter>") for result in results)
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]
+
+
+def _without_fence(code: str) -> str:
+    """Remove the lines ```python and ``` that models put around a program."""
+    lines = code.strip().splitlines()
+    fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
+    return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
