@@ -90,10 +90,8 @@ class Sandbox:
     def run(self, source: str, within_s: float) -> Ran:
         """Run a program to its end or a limit; its time starts with the program.
 
-        Raises AgentR1Error if no process could be started, ValueError if the program is too long.
+        Raises AgentR1Error if no process could be started.
         """
-        if len(source) > MAX_SOURCE or len(data := source.encode("utf-8", "replace")) > MAX_SOURCE:
-            raise ValueError(f"the program has more than {MAX_SOURCE} characters")
         if not self._room.acquire(timeout=QUEUE_S):
             raise AgentR1Error(
                 f"the program was not started: {MAX_PROGRAMS} others have run for {QUEUE_S:g} s", code="sandbox_full"
@@ -102,7 +100,7 @@ class Sandbox:
             process = self._take().result()
             try:
                 _hello(process, time.monotonic() + SANDBOX_START_S)
-                return _converse(process, data, time.monotonic() + within_s)
+                return _converse(process, source.encode("utf-8", "replace"), time.monotonic() + within_s)
             finally:
                 _end(process)
         finally:
