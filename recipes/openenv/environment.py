@@ -331,7 +331,7 @@ class OpenEnvSession:
         reward = 0.0 if reward is None else reward
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise TypeError
-        return {"observation": observation, "reward": float(reward), "done": done, "metadata": data.get("metadata")}
+        return {"observation": observation, "reward": float(reward), "done": done}
 
     async def close(self) -> None:
         if self.socket is not None:
