@@ -135,8 +135,6 @@ async def _list_tools(client: Client) -> list[types.Tool]:
             while page.next_cursor and len(tools) <= MAX_TOOLS:
                 page = await client.list_tools(cursor=page.next_cursor)
                 tools += page.tools
-                if not page.tools:
-                    break
     except TimeoutError:
         raise ValueError(f"it did not list its tools within {OPEN_S:g} s") from None
     if len(tools) > MAX_TOOLS:
