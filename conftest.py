@@ -61,7 +61,7 @@ own, because its tests share fixtures."""
 DEAREST = ("verl", "test_pocket_run.py", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py",
            "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py",
            "test_export.py", "test_sandbox.py", "test_your_own_environment.py", "test_verl_compose.py",
-           "test_verl_equivalence.py", "test_gpu_benchmark.py", "test_lora.py")  # fmt: skip
+           "test_verl_equivalence.py", "test_gpu_benchmark.py")  # fmt: skip
 """Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
 
 

@@ -138,6 +138,7 @@ def test_a_table_replaces_the_one_below_it():
         (["rollout.max_context=512", "model.max_position=256"], "context_exceeds_model"),
         (["model.heads=3"], "indivisible_heads"),
         (["algorithm=grpo", "rollout.samples_per_prompt=1"], "group_of_one"),
+        (["actor.lora_rank=8"], "lora_without_verl"),
         (["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "critic.minibatches=3"], "indivisible_batch"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

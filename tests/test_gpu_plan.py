@@ -215,6 +215,18 @@ def test_memory_by_hand():
 # -------------------------------------------------------------------------------------------------------------- the page
 
 
+def test_the_plan_counts_adapters_and_not_the_frozen_weights():
+    settings = ["model.path=Qwen/Qwen2.5-1.5B-Instruct", "actor.kl_coef=0"]
+    whole, thin = (
+        gpu_memory(*preset("hotpotqa-1x80gb", *settings, f"actor.lora_rank={rank}"), GPUS["H100"]) for rank in (0, 32)
+    )
+    shape = MODELS["Qwen/Qwen2.5-1.5B-Instruct"]
+    adapters = shape.learnt(32)
+    assert whole["actor: weights, Adam"][1] == 12 * shape.parameters
+    assert thin["actor: weights, Adam"][1] == 4 * shape.parameters + 8 * adapters
+    assert thin["gradients"][1] == 4 * adapters < whole["gradients"][1] / 20
+
+
 def test_the_table_of_the_page_is_what_is_computed():
     page = (ROOT / "docs" / "presets.md").read_text()
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \| (\d x .+) \|$", page, re.MULTILINE)

@@ -56,7 +56,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     The larger of RL and warm start counts; for a verl run only the warm start runs here.
     """
     r, t, c, P = config.rollout, config.trainer, config.cold_start, shape.parameters
-    networks, learnt = 2 if config.algorithm_has("critic") else 1, shape.learnt(config.actor.lora_rank)
+    networks = 2 if config.algorithm_has("critic") else 1
 
     def update(tokens: int) -> dict[str, float]:
         layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
@@ -64,7 +64,7 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
         return {f"activations of {tokens:,} tokens": itemsize * tokens * layers, "logits": 4 * logits}
 
     rl = {
-        "weights, gradients, Adam": (4 * P + 12 * learnt) * networks,
+        "weights, gradients, Adam": 16 * P * networks,
         "copy to sample from": 0 if itemsize == 4 else itemsize * P,
         "reference": 4 * P if config.actor.kl_coef else 0,
         "KV cache": shape.cache // 2 * itemsize * r.max_context * r.max_concurrent_episodes,
@@ -109,8 +109,7 @@ def memory_summary(parts: dict[str, float]) -> str:
 def local_disk(config: Config, shape: Shape) -> float:
     """Return bytes of checkpoints, one being written, and of a pretrained model's folders."""
     networks, models = 2 if config.algorithm_has("critic") else 1, 2 if config.model.path else 0
-    learnt = shape.learnt(config.actor.lora_rank)
-    return 12 * learnt * networks * (config.trainer.keep_checkpoints + 1) + 4 * shape.parameters * models
+    return shape.parameters * (12 * networks * (config.trainer.keep_checkpoints + 1) + 4 * models)
 
 
 def local_plan(config: Config) -> str:

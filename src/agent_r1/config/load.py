@@ -419,6 +419,11 @@ def _addresses(env: Any) -> Iterator[ConfigError]:
 def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
     """Find settings of a training step that do not fit together."""
     d, r, a = config.data, config.rollout, config.actor
+    if a.lora_rank and config.engine == "local":
+        yield ConfigError(
+            f"actor.lora_rank={a.lora_rank} needs --engine verl; the local loop trains all weights (actor.lora_rank=0)",
+            code="lora_without_verl",
+        )
     if r.prompts_per_step > d.train:
         yield ConfigError(
             f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} questions; "

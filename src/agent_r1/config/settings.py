@@ -224,7 +224,7 @@ class ActorConfig(Section):
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
     lora_rank: NonNegativeInt = 0
-    """Train LoRA adapters of this rank instead of the weights (training/lora.py), with about ten times the learning rate."""
+    """With `engine=verl`: train LoRA adapters of this rank instead of the weights, with about ten times the learning rate."""
 
     @property
     def clip(self) -> tuple[float, float, float]:

@@ -65,7 +65,7 @@ class Shape:
         return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
 
     def learnt(self, rank: int) -> int:
-        """Count the trained weights: LoRA's adapters (training/lora.py), or all if `rank` is 0."""
+        """Count the trained weights: LoRA's adapters, or all if `rank` is 0."""
         widths = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
         return rank * self.layers * widths if rank else self.parameters
 

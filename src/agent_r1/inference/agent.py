@@ -37,7 +37,6 @@ from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect
 from agent_r1.tool import BaseTool, own_tool
-from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.training.tiny_model import load_chat
@@ -265,14 +264,12 @@ def hub_model(name: str) -> Path:
 
 
 def model_folder(checkpoint: Path) -> Path:
-    """Return a checkpoint's Hugging Face folder: itself or its `model/`, with LoRA adapters merged.
+    """Return a checkpoint's Hugging Face folder: itself or its `model/`.
 
     The files of a folder with SHA256SUMS are verified.
     """
     if (checkpoint / SUMS).is_file():
         verify_sums(checkpoint)
-    if lora.is_adapter(checkpoint / "model"):
-        return lora.merged_model(checkpoint)
     for folder in (checkpoint / "model", checkpoint):
         if (folder / "config.json").is_file():
             return folder

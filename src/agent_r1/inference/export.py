@@ -1,11 +1,11 @@
 """Export a checkpoint as a folder for vLLM, `transformers`, the hub and `agent-r1 chat`.
 
-In: a checkpoint of the local loop or of verl, or a LoRA adapter. Out: weights as safetensors, tokenizer, chat
-template, generation settings as trained, the run's configuration, and a model card. Next: `serve.py`.
+In: a checkpoint of the local loop or of verl. Out: weights as safetensors, tokenizer, chat template, generation
+settings as trained, the run's configuration, and a model card. Next: `serve.py`.
 
-The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's shards are merged,
-and `peft` merges an adapter. Then `transformers` must compute the checkpoint's log-probabilities from the exported
-folder, token by token, on episodes of the run. Otherwise the export is deleted.
+The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's shards are merged.
+Then `transformers` must compute the checkpoint's log-probabilities from the exported folder, token by token, on
+episodes of the run. Otherwise the export is deleted.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ import torch
 from torch import Tensor
 
 from agent_r1.config import Config, tables, to_yaml
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
-from agent_r1.inference.agent import SETTINGS_FILE, hub_model, model_folder
+from agent_r1.inference.agent import SETTINGS_FILE, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.fsdp_merge import find_shards, write_merged
-from agent_r1.training.lora import is_adapter
 from agent_r1.training.tiny_model import load_chat
 
 MEAN, MOST = 3e-4, 1e-2
@@ -44,7 +43,7 @@ TokenRow = tuple[list[int], list[int]]
 
 
 def export(checkpoint: Path, config: Config | None, target: Path | None = None, base: Path | None = None) -> Path:
-    """Write `target` from a checkpoint folder (or a model or adapter folder) and return it.
+    """Write `target` from a checkpoint folder (or a model folder) and return it.
 
     Args:
         config: What it was trained with, or None if unknown.
@@ -56,8 +55,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     """
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
-    adapter = next((place for place in (checkpoint, checkpoint / "model") if is_adapter(place)), None)
-    source = adapter or find_shards(checkpoint) or model_folder(checkpoint)
+    source = find_shards(checkpoint) or model_folder(checkpoint)
     if target is None:
         above = checkpoint.absolute().parent
         target = (above.parent if above.name == "checkpoints" else above) / "export"
@@ -73,7 +71,7 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     target.parent.mkdir(parents=True, exist_ok=True)
     with writing(target), whole(target) as part:
         part.mkdir()
-        ours = _merge_adapter(source, part) if adapter else _write_model(source, part, base)
+        ours = _write_model(source, part, base)
         gaps = logprob_differences(ours, load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
@@ -120,17 +118,6 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     write_merged(source, base, part)
     _copy(base, part, TOKENIZER_PATTERNS)
     return load_any(part)
-
-
-def _merge_adapter(adapter: Path, part: Path) -> AnyModel:
-    """Do the same for a LoRA adapter's folder."""
-    with extra("lora", f"merging the LoRA adapter {adapter}"):
-        from peft import PeftModel
-    base = hub_model(json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"])
-    apart, merged = (PeftModel.from_pretrained(load_transformers(base), adapter).eval() for _ in range(2))
-    merged.merge_and_unload().save_pretrained(part)
-    _copy(adapter if (adapter / "tokenizer.json").is_file() else base, part, TOKENIZER_PATTERNS)
-    return apart
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:

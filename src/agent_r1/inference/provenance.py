@@ -45,7 +45,7 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
 
 
 def weights_hash(model: Path) -> str | None:
-    """Hash the weights of a model, an adapter or verl's shards, whatever their path."""
+    """Hash the weights of a model or of verl's shards, whatever their path."""
     files = sorted([*model.glob("*.safetensors"), *model.glob(SHARDS)])
     return fingerprint([[file.name, sha256(file)] for file in files]) if files else None
 

@@ -29,17 +29,9 @@ def find_shards(folder: Path) -> Path | None:
 def write_merged(actor: Path, base: Path, out: Path) -> None:
     """Write the weights of `actor`, float32, to `out`, with `base`'s config.json.
 
-    Raises OSError or SafetensorError if it cannot be written.
-    """
-    write_weights(merge_shards(actor), base, out)
-
-
-def write_weights(weights: dict[str, torch.Tensor], base: Path, out: Path) -> None:
-    """Write weights under Hugging Face's names to `out`, with `base`'s config.json.
-
     Raises AgentR1Error for NaN or infinity, OSError or SafetensorError if it cannot be written.
     """
-    config = model_files.read_config(base)
+    weights, config = merge_shards(actor), model_files.read_config(base)
     refuse_weights(weights.values(), f"the policy for {out.name}")
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)

@@ -33,7 +33,6 @@ from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
-from agent_r1.training import lora
 from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
@@ -83,11 +82,8 @@ def run_training(
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
                 return validation(loop, val, config.rollout, config.seed)
 
-            write = partial(write_model, learner.actor, chat)
-            if config.actor.lora_rank:
-                write = partial(lora.save_adapters, learner.actor, chat, start_model)
             recorder = _Recorder(
-                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted, write
+                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted
             )
             env_of = partial(make_env, tools=tools, config=config.env)
             train(config, learner, chat, env_of, questions, recorder.step, validate, recorder.save, reference)
@@ -98,21 +94,15 @@ def start_learner(
     run: RunDir, made_with: str, start_model: Path, actor: ActorConfig, critic: CriticConfig | None, device: str
 ) -> Learner:
     """Load the learner of the newest checkpoint, or start one. `made_with`: the configuration's fingerprint."""
-
-    def read(folder: Path) -> decoder.Decoder:
-        if actor.lora_rank:
-            return lora.load_adapters(folder, start_model, device, actor.lora_rank)
-        return model_files.load_model(folder, device)
-
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
-        return make_learner(read(start_model), actor, critic)
+        return make_learner(model_files.load_model(start_model, device), actor, critic)
     step, state = read_checkpoint(checkpoint, made_with)  # checks all hashes before any weights are read
-    learner = make_learner(read(checkpoint / "model"), actor, critic)
+    learner = make_learner(model_files.load_model(checkpoint / "model", device), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
     if critic is not None:
-        learner.critic.load_state_dict(state["critic"], strict=not actor.lora_rank)  # frozen weights are not saved
+        learner.critic.load_state_dict(state["critic"])
         learner.critic_optimizer.load_state_dict(state["critic_optimizer"])
     return learner
 
@@ -139,7 +129,6 @@ class _Recorder:
     track: Track
     limit: TimeLimit
     interrupted: list[int]  # signals received; see `graceful_interrupt`
-    write_model: Callable[[Path], None]  # writes a checkpoint's model folder: the whole model, or LoRA's adapters
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step, every = self.learner.step, self.trainer.rollouts_every
@@ -167,11 +156,10 @@ class _Recorder:
         refuse_weights(learner.actor.parameters(), f"step {learner.step}: the policy")
         if learner.critic is not None:
             refuse_weights(learner.critic.parameters(), f"step {learner.step}: the critic")
-            learnt = {name for name, weight in learner.critic.named_parameters() if weight.requires_grad}
-            state["critic"] = {name: w for name, w in learner.critic.state_dict().items() if name in learnt}
+            state["critic"] = learner.critic.state_dict()
             state["critic_optimizer"] = learner.critic_optimizer.state_dict()
-        keep = self.trainer.keep_checkpoints
-        save_checkpoint(self.run.checkpoints, learner.step, self.write_model, state, self.made_with, keep)
+        write, keep = partial(write_model, learner.actor, self.chat), self.trainer.keep_checkpoints
+        save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
 
 
 def refuse_collapse(run: RunDir) -> None:

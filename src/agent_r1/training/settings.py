@@ -12,7 +12,7 @@ from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
 from agent_r1.ground.errors import ConfigError
 
 LORA_ALPHA = 2
-"""LoRA's alpha / r, constant, so that doubling the rank does not halve the step (lora.py)."""
+"""LoRA's alpha / r, constant, so that doubling the rank does not halve the step."""
 
 
 class TinyModelConfig(ModelConfig):
