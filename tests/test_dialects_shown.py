@@ -17,12 +17,10 @@ from rich.console import Console
 from speaking import GOLDEN, HARMONY, PIECES, QWEN25, TOOLS, env_of, played
 from test_architecture import PACKAGE, arrows
 from test_chat import Streaming, converse, make_agent, streamed_and_whole
-from test_env import step
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import StopReason
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
-from agent_r1.env import HermesToolEnv, environment
+from agent_r1.env import environment
 from agent_r1.ground.errors import ConfigError
 from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.play import expand, how_to
@@ -110,24 +108,11 @@ def test_by_hand_one_writes_as_the_agent_would(dialect):
     assert f"{tool.name} {key}=..." in help_ and " ".join(written.replace(value, "...").split()) in help_
 
 
-def test_an_environment_may_say_itself_how_its_turns_are_written():
-    class Loud(HermesToolEnv):
-        @classmethod
-        def answer_in(cls, text):
-            return (text[1:] or None, True) if text.startswith("!") else (None, False)
-
-    env = Loud({}, EnvConfig())
-    env.reset(question_row("17 * 23 + 4?", ("395",)))
-    assert step(env, "!395").stop_reason is StopReason.ANSWERED and env.outcome(StopReason.ANSWERED).reward == 1.0
-    assert Loud.dialect.parts("<think>hm</think>")[0].kind == "think"  # the rest stays
-    assert HermesToolEnv.dialect.answer_in("!395") == (None, False)
-
-
 def test_a_dialect_knows_nothing_of_what_an_answer_is_worth():
-    foreign = ("reward", "data", "rollout", "env.base", "env.calls", "env.questions")
+    foreign = ("reward", "data", "rollout", "env.base", "env.questions")
     assert not [a for a in arrows(PACKAGE) if a.source == "env.dialect" and a.target.startswith(foreign)]
     for file in (PACKAGE.parents[1] / "recipes/dialects").glob("*.py"):
-        assert not re.search("from agent_r1[.](reward|data|rollout|env.base|env.calls|env.questions)", file.read_text())
+        assert not re.search("from agent_r1[.](reward|data|rollout|env.base|env.questions)", file.read_text())
 
 
 def test_the_first_dialect_is_imported_without_what_other_environments_need():

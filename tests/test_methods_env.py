@@ -13,8 +13,7 @@ import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, question_row
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Sampling, StopReason, Trajectory
-from agent_r1.env import BaseToolEnv
+from agent_r1.core import AgentEnv, Sampling, StopReason, Trajectory
 from agent_r1.env.class_env import as_environment
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error
@@ -362,7 +361,7 @@ BEFORE = {
     "constructor": (counter(__init__=lambda self, url: None), "wrong_signature"),
     "score name": (counter(score_name="em"), "name_taken"),
     "get_reward": (counter(get_reward=lambda self, completion: 0.0), "wrong_signature"),
-    "half an environment": (counter(BaseToolEnv, extract_tool_calls=lambda self, text: []), "missing_method"),
+    "half an environment": (counter(AgentEnv, step=None), "missing_method"),
     "an object": (Counter(), "wrong_code"),
     "a tool": (a_tool, "wrong_code"),
 }

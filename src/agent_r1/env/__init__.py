@@ -3,9 +3,9 @@
 An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards.
 
 - `core.py`: the interface `AgentEnv`
-- `base.py`: `BaseToolEnv`, an environment with tool calls
+- `base.py`: `BaseToolEnv`, an environment with tool calls and their rewards
 - `dialect.py`: how turns are written; `hermes.py`: in `<tool_call>` and `<answer>` tags; recipes/dialects has others
-- `calls.py`: calls in a dialect; `questions.py`: rewards for answers
+- `questions.py`: rewards for answers
 - `stateful_env.py`: user-defined worlds; `class_env.py`: a plain class whose methods are tools; recipes/openenv: servers
 
 A row's `agent_name`, which is `env.name`, chooses its environment. docs/tutorial/your-own-environment.md writes one.

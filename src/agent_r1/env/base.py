@@ -11,15 +11,16 @@ So a failed episode never looks like a good one, and the outcome always has an a
 from __future__ import annotations
 
 import asyncio
-import copy
-from abc import abstractmethod
+import json
+import string
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import INVALID, Action, AgentEnv, Message, Observation, Row, StepResult, StopReason
-from agent_r1.env.dialect import HOOKS, Dialect
+from agent_r1.env.dialect import Dialect
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
 
 
@@ -31,37 +32,41 @@ class BaseToolEnv(AgentEnv):
     The episode ends when a call sets `over`."""
     over = False
     dialect = Dialect()
-    """The form of turns. A subclass may also define a method of its dialect itself (`HOOKS`)."""
-
-    def __init_subclass__(cls, **options: Any):
-        super().__init_subclass__(**options)
-        if own := {name: getattr(cls, name) for name in HOOKS if name in vars(cls)}:
-            cls.dialect = copy.copy(cls.dialect)
-            vars(cls.dialect).update(own)
+    """The form of turns."""
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
         self.turns = self.tool_calls = self.invalid_in_a_row = 0
         self.final_turn: str | None = None  # text of the turn with which the agent ended the episode
         self.calls: list[dict] = []  # all calls so far, as recorded in rollouts
+        self._paid: set[str] = set()  # calls already rewarded
 
     # ------------------------------------------------------------------------------------- what a subclass decides
 
-    @abstractmethod
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
         """Return the calls of a turn in order. A call that cannot be parsed is included, with its `error` set."""
+        return self.dialect.calls(text, self.tools)
 
-    @abstractmethod
     def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
         """Return the messages that show the results to the agent."""
+        return self.dialect.responses(calls, results, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         """Return why this turn ends the episode, or None. By default a turn without a call is the answer."""
         return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
-        """Return the reward of one call: 0 by default."""
-        return 0.0
+        """Return the reward of one call.
+
+        By default a valid call earns `env.call_reward` once, an invalid call loses it, and other calls earn 0.
+        """
+        if result.error in INVALID:
+            return -self.config.call_reward
+        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
+        if not result.ok or asked in self._paid:  # a repeated call finds nothing new and must not pay
+            return 0.0
+        self._paid.add(asked)
+        return self.config.call_reward
 
     # ------------------------------------------------------------------------------------------------- the episode
 
@@ -136,3 +141,15 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "content": result.content,
         **({"at": result.data["at"]} if result.data.get("at") else {}),  # where the tool's code failed
     }
+
+
+def _plain(value: Any) -> Any:
+    """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no new call."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = unicodedata.normalize("NFKC", value).casefold()
+    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(string.punctuation)

@@ -1,7 +1,7 @@
 """Define how an agent's turns are written and read.
 
 In: a turn of the agent, or the results of its calls. Out: parts, calls, an answer; messages for the agent. Next:
-`calls.py` plays an episode in a dialect; screens and demonstrators use it too. Read `hermes.py` first.
+`base.py` plays an episode in a dialect; screens and demonstrators use it too. Read `hermes.py` first.
 
 A dialect has no state: one object serves all episodes. Its input is model output, so nothing here may raise. A call
 that cannot be parsed becomes a `ToolCall` with an error.
@@ -93,16 +93,3 @@ class Dialect:
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         """Write a turn with this call or answer; None if the dialect cannot."""
         return said if isinstance(said, str) else None
-
-
-HOOKS = (
-    "answer_in",
-    "describes_format",
-    "system_prompt",
-    "control_tokens",
-    "end_token",
-    "partial_tag",
-    "parts",
-    "write_turn",
-)
-"""Dialect members that an environment may define itself (`BaseToolEnv`)."""

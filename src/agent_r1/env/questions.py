@@ -12,13 +12,13 @@ from functools import cache
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Outcome, StopReason
 from agent_r1.data.spellings import title_key
-from agent_r1.env.calls import ToolEnv
+from agent_r1.env.base import BaseToolEnv
 from agent_r1.env.dialect import Dialect
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult
 
 
-class QuestionEnv(ToolEnv):
+class QuestionEnv(BaseToolEnv):
     """Question answering with tools. `in_dialect` gives it a dialect."""
 
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):

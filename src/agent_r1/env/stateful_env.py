@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Iterable
 from typing import Any
 
 from agent_r1.core import Action, Observation, Outcome, Row, StepResult, StopReason
-from agent_r1.env.calls import ToolEnv
+from agent_r1.env.base import BaseToolEnv
 from agent_r1.env.hermes import HERMES
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, ToolCall, valid_unicode
 
 
-class WorldEnv(ToolEnv):
+class WorldEnv(BaseToolEnv):
     """Tools that act on one world. A subclass adds the tools and the rewards."""
 
     dialect = HERMES
