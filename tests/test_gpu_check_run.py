@@ -177,7 +177,7 @@ def test_a_model_server_that_does_not_start(go, tmp_path, monkeypatch):
     python.write_text("#!/bin/sh\necho 'RuntimeError: Failed to find C compiler. Please specify via CC'\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setenv("AGENT_R1_VLLM", str(python))
-    monkeypatch.setattr(stages, "_backend", lambda config: "vllm")
+    monkeypatch.setattr(stages, "_backend", lambda config, model: "vllm")
     (go.folder / "runs" / "check" / "eval.json").unlink()
     assert "Failed to find C compiler" in go("evaluation")["seen"]
 

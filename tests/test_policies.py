@@ -1,10 +1,9 @@
-"""Room 9, ways to a model: `transformers` samples what training samples, for any architecture; and which model is meant."""
+"""Room 9, ways to a model: this process samples as training does; other models need vLLM; and which model is meant."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-import dataclasses
 import io
 import json
 import os
@@ -17,6 +16,7 @@ from conftest import VOCAB, clone_steps, fails_with, question_row, random_model,
 from runs import main
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from agent_r1.app import stages
 from agent_r1.config import changed, from_yaml, load_config, to_yaml
 from agent_r1.core import Sampling, StopReason
 from agent_r1.inference.agent import find_model, open_agent, settings_for
@@ -24,7 +24,7 @@ from agent_r1.inference.chat import known_questions
 from agent_r1.inference.conversation import Conversation
 from agent_r1.rollout import model_files
 from agent_r1.rollout.episode import Task
-from agent_r1.rollout.policies import TransformersPolicy, load_transformers
+from agent_r1.rollout.policies import load_transformers
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import trajectory_rows
@@ -62,32 +62,6 @@ def foreign(request, tmp_path_factory, folder):
     return path
 
 
-def both(folder, chat) -> list:
-    local = LocalPolicy(model_files.load_model(folder), chat.stop_ids, slots=4, max_context=256)
-    return [local, TransformersPolicy(load_transformers(folder), chat.stop_ids)]
-
-
-def conversation(policy, sampling: Sampling, turns: int = 3) -> list:
-    """Turns of one session: the next prompt is all so far and a few more tokens."""
-
-    async def talk():
-        prompt, generations = [5, 6, 7, 8, 9], []
-        for turn in range(turns):
-            generations.append(await policy.generate(prompt, dataclasses.replace(sampling, seed=turn), "s"))
-            prompt = prompt + generations[-1].token_ids + [20 + turn, 30]
-        return generations
-
-    return asyncio.run(talk())
-
-
-@pytest.mark.parametrize("sampling", [Sampling(12, 0.0), Sampling(12, 0.6)])
-def test_the_same_seeds_give_the_tokens_of_training(folder, chat, sampling):
-    ours, theirs = (conversation(policy, sampling) for policy in both(folder, chat))
-    for a, b in zip(ours, theirs, strict=True):
-        assert a.token_ids == b.token_ids and a.finish_reason == b.finish_reason
-        assert b.logprobs == pytest.approx(a.logprobs, abs=1e-4)
-
-
 # ----------------------------------------------------------------------------------- what ends a turn, for every policy
 
 
@@ -123,7 +97,7 @@ def ends_at_either(policy, agent, said: list[int]) -> None:
     assert one_episode(policy, agent, len(said) - 2) == short
 
 
-@pytest.mark.parametrize("way", ["local", "transformers", "vllm", "vllm streamed"])
+@pytest.mark.parametrize("way", ["local", "vllm", "vllm streamed"])
 def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, way):
     """Training and evaluation see one and the same turn, and nobody reads the token that ended it as its text.
 
@@ -137,8 +111,6 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, w
         policy = agent.policy
         if way == "vllm streamed":
             policy.on_token = lambda session, ids: None
-        if way == "transformers":
-            policy = TransformersPolicy(load_transformers(path), agent.chat.stop_ids)
         ends_at_either(policy, agent, said)
 
 
@@ -153,36 +125,11 @@ def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro
     assert sorted(AutoConfig.from_pretrained(tmp_path / "checkpoint").eos_token_id) == sorted(agent.chat.stop_ids)
 
 
-def test_the_cache_does_not_change_the_log_probabilities(foreign, chat):
-    model = load_transformers(foreign)
-    policy, prompt = TransformersPolicy(model, ()), [5, 6, 7, 8, 9]
-    for turn, g in enumerate(conversation(policy, Sampling(10, 1.3))):
-        prompt = prompt + g.token_ids
-        with torch.inference_mode():
-            logprobs = (model(torch.tensor([prompt])).logits[0, :-1] / 1.3).log_softmax(-1)
-        again = [logprobs[i - 1, prompt[i]].item() for i in range(len(prompt) - len(g.token_ids), len(prompt))]
-        assert g.logprobs == pytest.approx(again, abs=1e-4) and g.finish_reason == "length"
-        prompt = prompt + [20 + turn, 30]
-
-
-def test_only_what_is_new_is_read(foreign):
-    policy = TransformersPolicy(load_transformers(foreign), ())
-    read, step = [], policy._step
-    policy._step = lambda talk, new, *rest: (read.append(len(new)), step(talk, new, *rest))[1]
-    conversation(policy, Sampling(4, 0.0), turns=2)
-    assert read == [5, 1, 1, 1, 3, 1, 1, 1]  # the last sampled token was not read yet
-    asyncio.run(policy.generate([9, 9], Sampling(1, 0.0), "s"))  # a rewritten context begins anew
-    policy.release("s")
-    asyncio.run(policy.generate([9, 9, 9], Sampling(1, 0.0), "s"))
-    assert read[8:] == [2, 3]
-
-
-def test_every_policy_tells_each_token(folder, chat):
-    for policy in both(folder, chat):
-        seen = []
-        policy.on_token = lambda session, ids, seen=seen: seen.append((session, ids))
-        (generation,) = conversation(policy, Sampling(9, 1.0), turns=1)
-        assert seen == [("s", [i]) for i in generation.token_ids]
+def test_the_sampler_tells_each_token(folder, chat):
+    seen, policy = [], LocalPolicy(model_files.load_model(folder), chat.stop_ids, slots=4, max_context=256)
+    policy.on_token = lambda session, ids: seen.append((session, ids))
+    generation = asyncio.run(policy.generate([5, 6, 7, 8, 9], Sampling(9, 1.0, seed=0), "s"))
+    assert seen == [("s", [i]) for i in generation.token_ids]
 
 
 def test_weights_that_are_not_there_or_not_safe(foreign, tmp_path):
@@ -206,6 +153,13 @@ def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     big = changed(micro.config, ["rollout.max_concurrent_episodes=1000000"])
     with open_agent(micro_model, big, tools={}) as agent:  # its cache would take hundreds of gigabytes
         assert agent.policy.cache.keys.nbytes * 2 <= 2**31
+
+
+def test_another_architecture_runs_in_vllm_only(foreign, micro):
+    with fails_with("unsupported_model", "--backend vllm"), open_agent(foreign, micro.config, tools={}):
+        raise AssertionError("opened")
+    evaluated = load_config("smoke", ["trainer.device=cpu"])
+    assert stages._backend(evaluated.model_copy(update={"engine": "verl"}), foreign) == "vllm"
 
 
 # ----------------------------------------------------------------------------------------------- which model is meant

@@ -26,7 +26,7 @@ from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from agent_r1.inference.serve import vllm_server
-from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_transformers
+from agent_r1.rollout.policies import ServerPolicy, load_transformers
 from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
@@ -235,14 +235,17 @@ def both_readers(model: Path) -> int:
     config = load_config("smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"])
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
-    ours = asyncio.run(TransformersPolicy(load_transformers(model), stop).generate(ids, sampling))
+    reader = load_transformers(model)
+    whole = reader.generate(torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False, eos_token_id=list(stop))
+    ours = whole[0, len(ids) :].tolist()
+    del reader
     gc.collect()
     with vllm_server(model, config.rollout, config.trainer) as server:
         policy = ServerPolicy(server.url, server.api_key, server.name, stop, server.diagnose)
         theirs = asyncio.run(policy.generate(ids, sampling))
-    if ours.token_ids != theirs.token_ids:
-        raise AssertionError(f"transformers says {ours.token_ids}, vLLM {theirs.token_ids}")
-    return len(ours.token_ids)
+    if ours != theirs.token_ids:
+        raise AssertionError(f"transformers says {ours}, vLLM {theirs.token_ids}")
+    return len(ours)
 
 
 # --------------------------------------------------------------------------------------------------- 1.5B, the weights

@@ -122,7 +122,7 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         say(f"{title}: already done, in {out}")
         return json.loads(out.read_text())
     paths = Workspace(config)
-    rows, backend = paths.load_rows("test"), _backend(config)
+    rows, backend = paths.load_rows("test"), _backend(config, model)
     if condition:
         facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
         rows, tools = condition_of(condition).apply(config, rows)
@@ -160,13 +160,20 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
     return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
 
 
-def _backend(config: Config) -> str:
-    """Choose vLLM on GPUs: it needs minutes for what takes the reference sampler hours."""
-    return (
-        "vllm"
-        if config.engine == "verl" and resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
-        else "transformers"
-    )
+def _backend(config: Config, model: Path) -> str:
+    """Choose vLLM on GPUs, and for an architecture that only verl trains.
+
+    On GPUs it needs minutes for what takes the reference sampler hours.
+    """
+    from agent_r1.rollout.model_files import OtherModelError, read_shape
+
+    if config.engine != "verl":
+        return "transformers"
+    try:
+        read_shape(model)
+    except OtherModelError:
+        return "vllm"
+    return "vllm" if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda" else "transformers"
 
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:

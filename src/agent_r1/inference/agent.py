@@ -6,8 +6,7 @@ with it.
 
 There are two backends:
 
-    transformers   in this process. Llama, Qwen2 and Qwen3 run on the training sampler, others on
-    `TransformersPolicy`.
+    transformers   in this process, on the training sampler: Llama, Qwen2 and Qwen3
     vllm           a vLLM server that we start, for speed and for other clients (`serve.py`)
 """
 
@@ -31,9 +30,9 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import SUMS, home, verify_sums
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import say
-from agent_r1.rollout import decoder, model_files
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.policies import ServerPolicy, TransformersPolicy, load_any
+from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect
 from agent_r1.tool import BaseTool, own_tool
@@ -110,9 +109,7 @@ def open_agent(
 
 def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig) -> Policy:
     device, dtype = resolve_device(trainer.device, trainer.dtype)
-    network = load_any(model, device, dtype)
-    if not isinstance(network, decoder.Decoder):
-        return TransformersPolicy(network, chat.stop_ids)
+    network = model_files.load_model(model, device, dtype)
     # With training's number of slots, the cache of a large model would not fit: keep it below 2 GiB.
     shape = network.shape
     per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize

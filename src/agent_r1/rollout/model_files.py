@@ -115,7 +115,8 @@ def read_config(folder: Path) -> dict:
 def read_shape(folder: Path) -> DecoderShape:
     """Read the shape in config.json. Raise AgentR1Error, with a remedy, for an unsupported model."""
     raw = read_config(folder)
-    family, otherwise = raw.get("model_type"), "train it with --engine verl, or start from another model"
+    family = raw.get("model_type")
+    otherwise = "train it with --engine verl, run it with --backend vllm, or choose another model"
     if family not in FAMILIES:
         raise OtherModelError(
             f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}",

@@ -1,10 +1,7 @@
-"""Call a model through `transformers` or a vLLM server, instead of the local sampler.
+"""Call a model through a vLLM server, instead of the local sampler.
 
 In: prompts as token ids. Out: `Generation`s with the sampled ids and their log-probabilities, as from any `Policy`.
-Next: the same episode loop as in training.
-
-    TransformersPolicy   any architecture that `transformers` knows, in this process, one token per call
-    ServerPolicy         a vLLM server, over /v1/completions
+Next: the same episode loop as in training. An export is checked with `transformers`, whose models are read here.
 
 A server's chat endpoint would decode the sampled tokens and encode them again in the next turn. The endpoint
 /v1/completions takes a prompt of ids and returns the sampled ids. To stream, set `Policy.on_token`.
@@ -17,8 +14,6 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
@@ -30,10 +25,9 @@ from torch import Tensor
 from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder, model_files
-from agent_r1.rollout.sampling import draw_noise, sample_tokens
 
 if TYPE_CHECKING:  # importing its model classes takes seconds, and a conversation with vLLM does not need them
-    from transformers import DynamicCache, PreTrainedModel
+    from transformers import PreTrainedModel
 
 AnyModel = Union["PreTrainedModel", decoder.Decoder]
 
@@ -94,65 +88,6 @@ def token_logprobs(model: AnyModel, ids: list[int]) -> Tensor:
         logits_TV = model(ids_T[None]).logits[0]
     logprobs_TV = logits_TV.float().log_softmax(dim=-1)
     return F.pad(logprobs_TV[:-1].gather(1, ids_T[1:, None])[:, 0], (1, 0))
-
-
-@dataclass
-class _Conversation:
-    """What the model has read so far in one session."""
-
-    cache: DynamicCache
-    ids: list[int] = field(default_factory=list)
-
-
-class TransformersPolicy(Policy):
-    """`Policy` over any causal language model of `transformers`, with a cache across an episode's turns.
-
-    Each pass serves one conversation. Use it to talk to a model and to check other policies; vLLM batches.
-    """
-
-    def __init__(self, model: PreTrainedModel, stop_ids: tuple[int, ...]):
-        self.model, self.stop_ids = model, frozenset(stop_ids)
-        self._sessions: dict[str, _Conversation] = {}
-        # Passes of one token run in a thread, so that the event loop stays free for Ctrl-C and episodes alternate.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="transformers")
-
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`."""
-        from transformers import DynamicCache
-
-        talk = self._sessions.get(session) or _Conversation(DynamicCache())
-        if len(talk.ids) >= len(prompt_ids) or talk.ids != prompt_ids[: len(talk.ids)]:
-            talk = _Conversation(DynamicCache())  # a rewritten context
-        if session is not None:
-            self._sessions[session] = talk
-        noise, new = draw_noise(sampling), prompt_ids[len(talk.ids) :]
-        token_ids: list[int] = []
-        logprobs: list[float] = []
-        while len(token_ids) < sampling.max_tokens:
-            loop, uniform = asyncio.get_running_loop(), float(noise[len(token_ids)])
-            token, logprob = await loop.run_in_executor(self._thread, self._step, talk, new, sampling, uniform)
-            token_ids.append(token)
-            logprobs.append(logprob)
-            if self.on_token is not None:
-                self.on_token(session, [token])
-            if token in self.stop_ids:
-                return Generation(token_ids, logprobs, "stop")
-            new = [token]
-        return Generation(token_ids, logprobs, "length")
-
-    @torch.inference_mode()
-    def _step(self, talk: _Conversation, new: list[int], sampling: Sampling, uniform: float) -> tuple[int, float]:
-        """Read `new`, and sample the next token like the training sampler."""
-        device = self.model.device
-        talk.ids += new
-        out = self.model(torch.tensor([new], device=device), past_key_values=talk.cache, logits_to_keep=1)
-        logits = out.logits[:, -1].float().cpu()
-        token, logprob, _ = sample_tokens(logits, torch.tensor([[sampling.temperature]]), torch.tensor([uniform]))
-        return int(token), float(logprob)
-
-    def release(self, session: str) -> None:
-        """Drop the session's cache."""
-        self._sessions.pop(session, None)
 
 
 # --------------------------------------------------------------------------------------------------------- a server
