@@ -1,8 +1,6 @@
 """Record a real chat as a picture for the docs, without retouching.
 
 python benchmarks/chat_picture.py docs/images/chat.svg --demo --temperature 0 --width 106 3 /why
-agent-r1 cold-start --preset laptop
-python benchmarks/chat_picture.py docs/images/chat_compare.svg --demo --temperature 0 3 /compare
 """
 
 from __future__ import annotations

@@ -368,7 +368,7 @@ def test_nothing_untrusted_moves_the_cursor(session, tmp_path):
     known = [question_row(f"Who? {EVIL}", (EVIL,))]
     talk = session(lambda s, turn, ids: turns[turn], known=known, color=True)
     file = str(tmp_path / "talk.json")
-    shown = talk("1", "/why", "/trace", "/help", f"/{EVIL}", f"/save {file}", f"/save {file}", f"/compare {EVIL}")
+    shown = talk("1", "/why", "/trace", "/help", f"/{EVIL}", f"/save {file}", f"/save {file}")
     assert "owned" in shown and "gnp.exe" in shown  # it was shown, as marks
     for sequence in ("\x1b]0", "\x1b[2J", "\x9b", "\r", "\u202e", "\x07"):
         where = shown.find(sequence)
@@ -402,24 +402,3 @@ def test_commands_in_a_conversation(session, tmp_path, capsys):
     talk("/clear")
     assert not talk.repl.conversation.exchanges
     assert not talk.repl.handle("/quit")
-
-
-def test_compare_asks_another_model_and_shows_both(session, chat, monkeypatch):
-    from contextlib import contextmanager
-
-    opened = []
-
-    @contextmanager
-    def open_agent(model, config, tools):
-        opened.append((model, tools))
-        agent = make_agent(ScriptedPolicy(chat, lambda *_: "<answer>Tulo</answer>"), chat)
-        yield dataclasses.replace(agent, model=model)
-
-    monkeypatch.setattr(chat_module, "start_model", lambda config: Path("cold"))
-    monkeypatch.setattr(chat_module, "open_agent", open_agent)
-    talk = session(lambda *_: ANSWER)
-    shown = talk("One?", "/compare", "/compare")
-    assert re.search(r"^model +cold", shown, re.MULTILINE) and shown.count("answer: Tulo") == 2
-    assert re.search(r"^thought: read it +answer: Tulo", shown, re.MULTILINE)  # side by side
-    assert opened == [(Path("cold"), {"lookup": lookup})]  # once
-    assert "neither a folder nor the name of a model" in talk("/compare no/such/model at all")

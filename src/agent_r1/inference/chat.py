@@ -24,20 +24,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from agent_r1.config import Config, tables
 from agent_r1.core import Row
 from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.files import json_line, write_whole
-from agent_r1.ground.ui import clean, say
-from agent_r1.inference.agent import Agent, describe, find_model, open_agent, own_settings, short_name, user_tools
+from agent_r1.ground.ui import say
+from agent_r1.inference.agent import Agent, describe, open_agent, own_settings, user_tools
 from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
-from agent_r1.inference.screen import Screen, exchange_text, footer
+from agent_r1.inference.screen import Screen, footer
 from agent_r1.rollout.records import evaluation_records, question_of
-from agent_r1.training.run import start_model
 from agent_r1.viewer.tokens import token_table
 from agent_r1.workspace import Workspace
 
@@ -72,8 +69,6 @@ class Repl:
         self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
         self.failed: str | None = None
         """The last failure, if any; a script that is not typed exits with it."""
-        self._resources, self._seed = resources, seed
-        self._others: dict[Path, Agent] = {}
         # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and only that.
         self._runner = resources.enter_context(asyncio.Runner())
         self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
@@ -81,7 +76,6 @@ class Repl:
             "/tools": ("list the agent's tools", self.tools),
             "/trace": ("show the last exchange token by token: mask, log-prob, reward", self.trace),
             "/why": ("explain the reward of the last answer, if the right one is known", self.why),
-            "/compare": ("[MODEL]: ask another model the last question (default: before RL)", self.compare),
             "/save": ("FILE: save the conversation with its token ids, for `agent-r1 inspect`", self.save),
             "/clear": ("forget the conversation", self.clear),
             "/quit": ("leave (or Ctrl-D)", lambda argument: None),
@@ -193,34 +187,6 @@ class Repl:
         parts = t.reward_parts | {name: value for name, value in others.items() if abs(value) > 1e-9}
         say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
         say("measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
-
-    def compare(self, argument: str) -> None:
-        """Ask two models the same question, and show both episodes."""
-        mine, other = self.last(), self._other(argument)
-        conversation = Conversation(other, self.known, self._seed)
-        conversation.temperature = self.conversation.temperature
-        theirs = self._runner.run(conversation.ask(mine.question))
-        if mine.start:
-            self.screen.note("this was a follow-up; the other model answers without the earlier conversation")
-        table = Table.grid(padding=(0, 2, 0, 0), expand=True)
-        for _ in range(2):
-            table.add_column(ratio=1)
-        table.add_row(*(Text(clean(short_name(agent.model)), "bold") for agent in (self.agent, other)))
-        table.add_row(exchange_text(mine, self.agent), exchange_text(theirs, other))
-        self.screen.say(mine.question, "bold")
-        self.screen.console.print(table)
-
-    def _other(self, argument: str) -> Agent:
-        """Open the agent of another model once, with the same world and tools."""
-        config = self.agent.config
-        model, config = find_model(hf_path=argument) if argument else (start_model(Workspace(config)), config)
-        if model not in self._others:
-            with _opening(self.typed):
-                agent = self._resources.enter_context(open_agent(model, config, tools=self.agent.tools))
-            if not argument:  # the start model is asked in the words of the run
-                agent.lead = self.agent.lead
-            self._others[model] = agent
-        return self._others[model]
 
     def save(self, argument: str) -> None:
         if not argument:

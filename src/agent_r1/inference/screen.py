@@ -18,8 +18,7 @@ from rich.text import Text
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StepResult
 from agent_r1.ground.ui import clean
-from agent_r1.inference.agent import Agent
-from agent_r1.inference.conversation import Exchange, Watcher, no_answer, read_turn
+from agent_r1.inference.conversation import Exchange, Watcher, read_turn
 
 LABELS = {"text": ("", ""), "think": ("thought: ", "dim italic"), "answer": ("answer: ", "bold green")}
 """Text before a part of a turn, and its style."""
@@ -80,19 +79,6 @@ def call_text(call: dict[str, Any]) -> Text:
     lines += [f"... {hidden} more characters, which /trace shows"] if hidden > 0 else []
     head = Text(clean(f"{call['name'] or 'malformed call'}({arguments})  {took}"), "cyan" if call["ok"] else "red")
     return head + Text("".join(f"\n  | {clean(line)}" for line in lines), "" if call["ok"] else "red")
-
-
-def exchange_text(exchange: Exchange, agent: Agent) -> Text:
-    """Format a finished exchange as one block."""
-    blocks = []
-    for step in exchange.trajectory.steps:
-        text, whole = agent.chat.turn_text(step.action_ids), step.finish_reason == "stop"
-        parts = read_turn(agent.config.env, text, whole)
-        blocks += [Text(LABELS[kind][0] + clean(text), LABELS[kind][1]) for kind, text in parts if kind != "tool_call"]
-        blocks += [call_text(call) for call in step.info.get("tool_calls", [])]
-    if reason := no_answer(exchange, agent):
-        blocks.append(Text(clean(f"* {reason}"), "yellow"))
-    return Text("\n").join([*blocks, Text(footer(exchange), "dim")])
 
 
 def footer(exchange: Exchange) -> str:
