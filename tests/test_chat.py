@@ -19,7 +19,6 @@ from pathlib import Path
 import pytest
 from conftest import ScriptedPolicy, call, cut, question_row
 from rich.console import Console
-from runs import main
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
@@ -363,12 +362,11 @@ def test_ctrl_c_in_the_middle_of_the_real_sampler(shipped):
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m\rover\u202egnp.exe"
 
 
-def test_nothing_untrusted_moves_the_cursor(session, tmp_path):
+def test_nothing_untrusted_moves_the_cursor(session):
     turns = [f"<think>{EVIL}</think>{call('lookup', query=EVIL)}", f"{EVIL}<answer>{EVIL}</answer>"]
     known = [question_row(f"Who? {EVIL}", (EVIL,))]
     talk = session(lambda s, turn, ids: turns[turn], known=known, color=True)
-    file = str(tmp_path / "talk.json")
-    shown = talk("1", "/why", "/trace", "/help", f"/{EVIL}", f"/save {file}", f"/save {file}")
+    shown = talk("1", "/why", "/trace", "/help", f"/{EVIL}")
     assert "owned" in shown and "gnp.exe" in shown  # it was shown, as marks
     for sequence in ("\x1b]0", "\x1b[2J", "\x9b", "\r", "\u202e", "\x07"):
         where = shown.find(sequence)
@@ -378,7 +376,7 @@ def test_nothing_untrusted_moves_the_cursor(session, tmp_path):
 # --------------------------------------------------------------------------------------------------------- commands
 
 
-def test_commands_in_a_conversation(session, tmp_path, capsys):
+def test_commands_in_a_conversation(session):
     turns = [call("lookup", query="Vexlor"), ANSWER]
     talk = session(lambda s, turn, ids: turns[turn], known=[question_row(), question_row("Other?", ("Tulo",))])
     assert "Who founded Vexlor?" in talk("/help") and "lookup(query)" in talk("/tools")
@@ -390,15 +388,6 @@ def test_commands_in_a_conversation(session, tmp_path, capsys):
         step.action_ids
     )  # names above and below
     talk("Unknown?")
-    file = tmp_path / "talk.jsonl"
-    assert "2 questions and answers" in talk(f"/save {file}")
-    assert "already exists; choose another name" in talk(f"/save {file}")
-    saved = [json.loads(line) for line in file.read_text().splitlines()]
-    for record, exchange in zip(saved, talk.repl.conversation.exchanges, strict=True):
-        last = exchange.trajectory.steps[-1]
-        assert record["rows"][0]["input_ids"] == last.observation_ids + last.action_ids
-        assert (record["question"], record["reward"]) == (exchange.question, exchange.trajectory.reward)
-    assert main("inspect", str(file), "-i", "1") == 0 and "Unknown?" in capsys.readouterr().out
     talk("/clear")
     assert not talk.repl.conversation.exchanges
     assert not talk.repl.handle("/quit")

@@ -29,7 +29,6 @@ from agent_r1.config import Config, tables
 from agent_r1.core import Row
 from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.ground.files import json_line, write_whole
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import Agent, describe, open_agent, own_settings, user_tools
 from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
@@ -76,7 +75,6 @@ class Repl:
             "/tools": ("list the agent's tools", self.tools),
             "/trace": ("show the last exchange token by token: mask, log-prob, reward", self.trace),
             "/why": ("explain the reward of the last answer, if the right one is known", self.why),
-            "/save": ("FILE: save the conversation with its token ids, for `agent-r1 inspect`", self.save),
             "/clear": ("forget the conversation", self.clear),
             "/quit": ("leave (or Ctrl-D)", lambda argument: None),
         }
@@ -187,21 +185,6 @@ class Repl:
         parts = t.reward_parts | {name: value for name, value in others.items() if abs(value) > 1e-9}
         say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
         say("measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
-
-    def save(self, argument: str) -> None:
-        if not argument:
-            raise AgentR1Error("/save needs a file name, for example /save chat.jsonl", code="bad_argument")
-        if (path := Path(argument).expanduser()).exists():
-            raise AgentR1Error(f"{path} already exists; choose another name", code="already_exists")
-        exchanges = self.conversation.exchanges
-        records = evaluation_records([exchange.trajectory for exchange in exchanges], self.agent.chat)
-        try:
-            write_whole(path, "".join(map(json_line, records)))
-        except OSError as error:
-            raise AgentR1Error(
-                f"cannot write {path} ({error.strerror}); choose another name", code="cannot_write"
-            ) from None
-        self.screen.say(f"{len(exchanges)} questions and answers in {path}; `agent-r1 inspect {path}` shows them")
 
     def clear(self, argument: str) -> None:
         self.conversation.exchanges = []
