@@ -1,13 +1,7 @@
 """Serve one index to many processes and machines over HTTP: server and client.
 
     POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
-    GET  /search?q=...&top_k=3                             ->  {"results": [[...]]}
     GET  /health                                           ->  what the index is made of, and counters
-    POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
-                   ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"}, ...], ...]}
-
-The last form is Search-R1's (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py): its clients can use this
-service, and our agents its retriever.
 
 The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt under any load. The
 other is the `Searcher`'s: while it encodes a batch, queries of all clients queue for the next. Everyone who can reach
@@ -17,6 +11,11 @@ By default only this machine can connect.
 The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the event loop makes one
 request. A run samples the same tokens as with a local index, if the service answers within `coalescer.BATCH_WAIT_S`. If the
 service dies during a run, the run says so and its episodes wait.
+
+The client also speaks Search-R1's form (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py):
+
+    POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
+                   ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"}, ...], ...]}
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are local to `make_app`.
@@ -25,7 +24,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -56,8 +55,6 @@ TIMEOUT_S = 30.0
 
 
 QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
-TopK = Annotated[int, Field(ge=1, le=MAX_TOP_K)]
-TOP_K = SearchConfig().top_k
 
 
 class SearchRequest(BaseModel):
@@ -65,20 +62,7 @@ class SearchRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
     queries: Annotated[list[QueryText], Field(min_length=1, max_length=MAX_QUERIES)]
-    top_k: TopK = TOP_K
-
-
-class RetrieveRequest(BaseModel):
-    """The body of POST /retrieve.
-
-    Search-R1 sends a whole batch of unedited queries, or none if all episodes have ended. Other keys are ignored, as by
-    its own server.
-    """
-
-    model_config = ConfigDict(strict=True)
-    queries: Annotated[list[str], Field(max_length=MAX_WAITING)]
-    topk: Annotated[int, Field(ge=0, le=MAX_TOP_K)] | None = None
-    return_scores: bool = False
+    top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = SearchConfig().top_k
 
 
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
@@ -89,48 +73,28 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
     searcher = Searcher(index)
 
-    async def answer(queries: list[str], top_k: int) -> list[tuple[Hit, ...]]:
-        if searcher.waiting + len(queries) > MAX_WAITING:
-            raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
-        return await asyncio.gather(*(searcher.ask(query, top_k) for query in queries))
-
-    async def search(queries: list[str], top_k: int) -> dict:
-        return {"results": [[asdict(hit) for hit in hits] for hits in await answer(queries, top_k)]}
-
-    async def retrieve(queries: list[str], topk: int | None, return_scores: bool) -> dict:
-        found = await answer([query[:MAX_QUERY_CHARS] for query in queries], topk or TOP_K)
-        return {"result": [[_document(hit, return_scores) for hit in hits] for hits in found]}
-
-    async def read_and(work: Callable[..., Awaitable[dict]], form: type[BaseModel], request: Request) -> dict:
+    async def answer(request: Request) -> dict:
         body = b""
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_BODY:  # the header's length may be wrong or missing
                 raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
         try:
-            wanted = form.model_validate_json(body)
+            wanted = SearchRequest.model_validate_json(body)
         except ValidationError as error:
             raise HTTPException(422, _first(error)) from None
-        return await work(**wanted.model_dump())
-
-    async def in_time(work: Awaitable[dict]) -> dict:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await work
-        except TimeoutError:
-            raise HTTPException(504, f"no answer within {timeout_s:g} s", {"Connection": "close"}) from None
+        if searcher.waiting + len(wanted.queries) > MAX_WAITING:
+            raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
+        found = await asyncio.gather(*(searcher.ask(query, wanted.top_k) for query in wanted.queries))
+        return {"results": [[asdict(hit) for hit in hits] for hits in found]}
 
     @app.post("/search")
-    async def post_search(request: Request) -> dict:
-        return await in_time(read_and(search, SearchRequest, request))
-
-    @app.post("/retrieve")
-    async def post_retrieve(request: Request) -> dict:
-        return await in_time(read_and(retrieve, RetrieveRequest, request))
-
-    @app.get("/search")
-    async def get_search(q: QueryText, top_k: TopK = TOP_K) -> dict:
-        return await in_time(search([q], top_k))
+    async def search(request: Request) -> dict:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answer(request)
+        except TimeoutError:
+            raise HTTPException(504, f"no answer within {timeout_s:g} s", {"Connection": "close"}) from None
 
     @app.get("/health")
     async def health() -> dict:
@@ -144,11 +108,6 @@ def _first(error: ValidationError) -> str:
     """Describe where and why, without repeating what was sent."""
     first = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
-
-
-def _document(hit: Hit, with_score: bool) -> dict[str, Any]:
-    document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
-    return {"document": document, "score": hit.score} if with_score else document
 
 
 def open_port(host: str, port: int) -> socket.socket:
