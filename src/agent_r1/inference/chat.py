@@ -70,21 +70,21 @@ class Repl:
         """The last failure, if any; a script that is not typed exits with it."""
         # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and only that.
         self._runner = resources.enter_context(asyncio.Runner())
-        self.commands: dict[str, tuple[str, Callable[[str], None]]] = {
+        self.commands: dict[str, tuple[str, Callable[[], None]]] = {
             "/help": ("list commands, and questions to ask", self.help),
             "/tools": ("list the agent's tools", self.tools),
             "/trace": ("show the last exchange token by token: mask, log-prob, reward", self.trace),
             "/why": ("explain the reward of the last answer, if the right one is known", self.why),
             "/clear": ("forget the conversation", self.clear),
-            "/quit": ("leave (or Ctrl-D)", lambda argument: None),
+            "/quit": ("leave (or Ctrl-D)", lambda: None),
         }
 
     def handle(self, line: str) -> bool:
         """Handle a command, a suggestion's number or a question. Return False to quit."""
         line = line.strip()
-        name, _, argument = line.partition(" ")
+        name = line.partition(" ")[0]
         if name.startswith("/"):
-            self.attempt(line, lambda: self.command(name, argument.strip()))
+            self.attempt(line, lambda: self.command(name))
         elif self.suggestions and line.isdecimal() and len(line) < 3:
             self.attempt(line, lambda: self.ask_suggested(int(line)))
         elif line:
@@ -110,11 +110,11 @@ class Repl:
         else:
             self.screen.note(self.failed)
 
-    def command(self, name: str, argument: str) -> None:
+    def command(self, name: str) -> None:
         if name not in self.commands:
             hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them similar
             raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command")
-        self.commands[name][1](argument)
+        self.commands[name][1]()
 
     def ask_suggested(self, number: int) -> None:
         if not 1 <= number <= len(self.suggestions):
@@ -144,7 +144,7 @@ class Repl:
             raise AgentR1Error("no question was asked yet; ask one first, or type 1", code="nothing_asked")
         return self.conversation.exchanges[-1]
 
-    def help(self, argument: str = "") -> None:
+    def help(self) -> None:
         for name, (text, _) in self.commands.items():
             self.screen.say(f"  {name:<10} {text}")
         self.suggest()
@@ -155,13 +155,13 @@ class Repl:
             for number, question in enumerate(self.suggestions, 1):
                 self.screen.say(f"  {number}  {question}")
 
-    def tools(self, argument: str) -> None:
+    def tools(self) -> None:
         for tool in self.agent.tools.values():
             self.screen.say(f"  {tool.name}({', '.join(tool.parameters.get('properties', {}))})  {tool.description}")
         if not self.agent.tools:
             self.screen.say("  none; add one with --tools FILE.py:NAME")
 
-    def trace(self, argument: str) -> None:
+    def trace(self) -> None:
         """Show the training row of the last exchange: tokens, mask, log-probs."""
         last, context = self.last(), same_context(self.conversation.exchanges)
         steps = [step for exchange in context for step in exchange.trajectory.steps]
@@ -169,7 +169,7 @@ class Repl:
         for number, row in enumerate(record["rows"]):
             self.screen.console.print(token_table(row, start=last.start if number == 0 else 0))
 
-    def why(self, argument: str) -> None:
+    def why(self) -> None:
         """Show the episode's reward, if the right answer is known."""
         t, say = self.last().trajectory, self.screen.say
         say(f"the episode ended with: {t.stop_reason.value}")
@@ -186,7 +186,7 @@ class Repl:
         say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
         say("measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
 
-    def clear(self, argument: str) -> None:
+    def clear(self) -> None:
         self.conversation.exchanges = []
 
 
