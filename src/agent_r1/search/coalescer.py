@@ -23,7 +23,6 @@ import asyncio
 import concurrent.futures
 import contextlib
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -143,23 +142,6 @@ class Coalescer(Generic[Key, Value]):
                     future.set_result(answer)
             if not isinstance(answer, BaseException):
                 self._learn(key, answer)
-
-
-class Latest(Generic[Key, Value]):
-    """Cache of the answers to the `most` latest questions."""
-
-    def __init__(self, most: int):
-        self._most = most
-        self._known: OrderedDict[Key, Value] = OrderedDict()  # oldest first
-
-    def recall(self, question: Key, callers: int = 1) -> Value | None:
-        return self._known.get(question)
-
-    def learn(self, question: Key, answer: Value) -> None:
-        self._known[question] = answer
-        self._known.move_to_end(question)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
 
 
 def _still_waiting(futures: list[asyncio.Future]) -> list[asyncio.Future]:

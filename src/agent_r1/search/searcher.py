@@ -10,11 +10,12 @@ empty, would then differ in the last bits.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.search.coalescer import Coalescer, Latest
+from agent_r1.search.coalescer import Coalescer
 from agent_r1.search.index import Hit
 
 MAX_QUERY_CHARS = 2000
@@ -51,8 +52,9 @@ class Searcher:
     def __init__(self, index: Index, cache_size: int = 10_000):
         self.index = index
         self.stats = SearchStats()
-        self._latest: Latest[Query, Hits] = Latest(cache_size)
-        self._batches: Coalescer[Query, Hits] = Coalescer(self._search, self._recall, self._latest.learn)
+        self._cache_size = cache_size
+        self._cache: OrderedDict[Query, Hits] = OrderedDict()  # oldest first
+        self._batches: Coalescer[Query, Hits] = Coalescer(self._search, self._recall, self._learn)
 
     async def search(self, query: str, top_k: int) -> list[Hit]:
         """Return the `top_k` best passages, best first. Raise the index's exceptions."""
@@ -86,6 +88,12 @@ class Searcher:
         return {key: answer for query in new for key, answer in self._look_up([query]).items()}
 
     def _recall(self, key: Query, callers: int) -> Hits | None:
-        found = self._latest.recall(key)
+        found = self._cache.get(key)
         self.stats.cache_hits += 0 if found is None else callers
         return found
+
+    def _learn(self, key: Query, hits: Hits) -> None:
+        self._cache[key] = hits
+        self._cache.move_to_end(key)
+        if len(self._cache) > self._cache_size:
+            self._cache.popitem(last=False)
