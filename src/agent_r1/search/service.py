@@ -239,11 +239,7 @@ class RemoteIndex:
         """Search like `PassageIndex.search`."""
         found: list[list[Hit]] = []
         for start in range(0, len(queries), REQUEST_QUERIES):
-            # A model may write half of a surrogate pair, which UTF-8 cannot encode.
-            mine = [
-                q[:MAX_QUERY_CHARS].encode("utf-8", "replace").decode()
-                for q in queries[start : start + REQUEST_QUERIES]
-            ]
+            mine = queries[start : start + REQUEST_QUERIES]
             path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
             if self._foreign:
                 path, form, body = "/retrieve", RetrieveAnswer, {"queries": mine, "topk": top_k, "return_scores": True}
