@@ -86,7 +86,6 @@ def build_index(
     """
     import faiss
 
-    corpus, out = Path(corpus), Path(out)
     if (out / INDEX_MANIFEST).exists():
         raise AgentR1Error(f"{out} already exists; use it, delete it, or choose another folder", code="already_exists")
     passages, digest = _read_corpus(corpus)
@@ -225,7 +224,6 @@ class PassageIndex:
         `corpus` is the passages' present path (default: that of the build). `encoder` is the expected encoder (default:
         that of the build). Raises AgentR1Error if the index is missing or damaged, or has another corpus or encoder.
         """
-        folder = Path(folder)
         manifest = _read_manifest(folder)
         encoder = encoder or make_encoder(manifest["encoder"]["name"], manifest["dim"])
         if encoder.settings != manifest["encoder"]:
@@ -237,7 +235,7 @@ class PassageIndex:
                 f"the index {folder} was built with the encoder {theirs}, not with {ours}; {REBUILD}",
                 code="index_of_other_encoder",
             )
-        passages, digest = _read_corpus(Path(corpus) if corpus else folder / manifest["corpus"])
+        passages, digest = _read_corpus(corpus or folder / manifest["corpus"])
         if digest != manifest["corpus_sha256"]:
             raise AgentR1Error(
                 f"the index {folder} belongs to another corpus (the SHA-256 differs); {REBUILD}",
