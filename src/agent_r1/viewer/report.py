@@ -191,13 +191,8 @@ def _example(run: RunFiles, sign: Sign) -> str:
 def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
     """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
     before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
-    pairs = [(kind, *(round(_score(cards[kind]), 2) for cards in (before, after))) for kind in before if kind in after]
+    pairs = [(kind, *(round(cards[kind]["score"], 2) for cards in (before, after))) for kind in before if kind in after]
     return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
-
-
-def _score(part: JsonObject) -> float:
-    """Return the score of a part of a card."""
-    return part["score"] or 0.0
 
 
 def _shown(record: JsonObject) -> JsonObject:
@@ -387,7 +382,7 @@ def write_report(run_dir: Path) -> Path:
         loader=PackageLoader("agent_r1.viewer", ""), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
     )  # fmt: skip
-    page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right, "score": _score}
+    page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right}
     pairs, group = pick_pairs(run.rollouts_before, run.rollouts_after), pick_group(run.rollouts_train)
     found = signs([line for line in run.metrics if STEP_KEY in line])
     text = page.get_template("report.html.j2").render(

@@ -103,15 +103,15 @@ def token_text(row: Mapping[str, Any]) -> Text:
     return text
 
 
-def token_table(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> Table:
-    """Format tokens `start` to `end` of `row`, one per line, with all numbers.
+def token_table(row: Mapping[str, Any], start: int = 0) -> Table:
+    """Format the tokens of `row` from `start`, one per line, with all numbers.
 
     It also renders in notebooks. The column names are repeated below, because the header may have left the screen.
     """
     table = Table(box=None, header_style="bold", footer_style="bold", show_footer=True)
     for name in ("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage"):
         table.add_column(name, footer=name, justify="left" if name == "token" else "right")
-    for cell in token_cells(row)[start:end]:
+    for cell in token_cells(row)[start:]:
         table.add_row(
             str(cell.position),
             str(cell.id),
@@ -151,11 +151,10 @@ def _span(cell: TokenCell) -> str:
 
 def _tip(cell: TokenCell) -> str:
     parts = [f"token {cell.position}", f"id {cell.id}", repr(cell.text)]
-    if not cell.sampled:
+    if cell.logprob is None:
         return " · ".join([*parts, "mask 0: not sampled, no loss"])
     parts.append(f"mask 1: sampled in turn {cell.step + 1}")
-    if cell.logprob is not None:
-        parts.append(f"log-prob {cell.logprob:.3f} (p = {math.exp(min(cell.logprob, 0.0)):.3f})")
+    parts.append(f"log-prob {cell.logprob:.3f} (p = {math.exp(cell.logprob):.3f})")
     if cell.advantage is not None:
         parts.append(f"advantage {cell.advantage:+.3f}")
     if cell.reward:
