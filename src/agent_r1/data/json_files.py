@@ -1,15 +1,13 @@
-"""Read records of a JSON list or JSONL file, possibly gzipped, one at a time.
+"""Read records of a JSON list or JSONL file, possibly gzipped.
 
 In: a local file, downloaded or written by hand. Out: (place, value) of each record. Next: recipes, `own_rows.py` and
-`corpora.py` check the values. Memory has one record, never the file: a gzip of megabytes may expand to gigabytes.
+`corpora.py` check the values. Memory has one line of JSONL at a time. A list is read whole.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -25,35 +23,32 @@ Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 MAX_CORRUPT = 100_000
 """Corrupt records after which a file is refused."""
 MAX_RECORD = 16 << 20
-"""Bytes of one record: a thousand times one of HotpotQA's, with its ten paragraphs."""
+"""Bytes of one line: a thousand times one of HotpotQA's, with its ten paragraphs."""
 MAX_RATIO, ALWAYS = 100, 64 << 20
 """Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
-READ_BYTES = 1 << 20
-_BLANKS = re.compile(r"[ \t\r\n]*")
 
 
 def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of each record of a JSON list, or each line of JSONL.
 
     The file may be gzipped. The value of a broken line is the error. Raises AgentR1Error if the file cannot be opened,
-    is cut off, or has too large a record.
+    is cut off, expands too far, or has too long a line.
     """
     try:
         with path.open("rb") as raw:
             gzipped = raw.read(2) == b"\x1f\x8b"
-        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if gzipped else None
+        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if gzipped else -1
         with gzip.open(path) if gzipped else path.open("rb") as file:
-
-            def read(one: Callable[[int], bytes], size: int) -> bytes:
-                if most and file.tell() > most:
-                    raise ValueError(f"its gzip unfolds to more than {most} bytes")
-                return one(size)
-
             number, begun = 0, False
-            while line := read(file.readline, MAX_RECORD + 1):
+            while line := file.readline(MAX_RECORD + 1):
                 number += 1
-                if not begun and line.lstrip().startswith(b"["):
-                    yield from _of_list(line, lambda size: read(file.read, size))
+                is_list = not begun and line.lstrip().startswith(b"[")
+                if is_list:
+                    line += file.read(most)
+                if 0 <= most < file.tell():
+                    raise ValueError(f"its gzip unfolds to more than {most} bytes")
+                if is_list:
+                    yield from ((f"record {n}", value) for n, value in enumerate(json.loads(line), 1))
                     return
                 if len(line) > MAX_RECORD:
                     raise ValueError(f"line {number} has more than {MAX_RECORD} bytes")
@@ -73,38 +68,6 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
         raise AgentR1Error(
             f"{path} cannot be read ({error.strerror or error}); check the path", code="unreadable_file"
         ) from None
-
-
-def _of_list(head: bytes, read: Callable[[int], bytes]) -> Iterator[tuple[str, Any]]:
-    """Yield (place, value) of each record of a list that begins with `head`.
-
-    `read` returns the rest of the file. Raises ValueError.
-    """
-    utf8, decode = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder().raw_decode
-    text, at, ended, number, mark = utf8.decode(head).lstrip()[1:], 0, False, 1, "["
-    while mark != "]":
-        at = _BLANKS.match(text, at).end()
-        try:
-            if mark == "[" and text[at : at + 1] == "]":
-                at, mark = at + 1, "]"
-                continue
-            value, end = decode(text, at)
-            end = _BLANKS.match(text, end).end()
-            if text[end : end + 1] in (",", "]"):  # otherwise it may be the first half of a number
-                yield f"record {number}", value
-                at, mark, number = end + 1, text[end], number + 1
-                continue
-            why = "no comma after it"
-        except json.JSONDecodeError as error:
-            why = error.msg
-        if ended or len(text) - at > MAX_RECORD:
-            raise ValueError(f"record {number}, of {MAX_RECORD} bytes at most: {why}")
-        piece = read(max(READ_BYTES, len(text) - at))
-        text, at, ended = text[at:] + utf8.decode(piece, final=not piece), 0, not piece
-    while not (more := text[at:].strip()) and (piece := read(READ_BYTES)):
-        text, at = utf8.decode(piece), 0
-    if more:
-        raise ValueError("there is more after the list")
 
 
 def checked_records(
