@@ -1,6 +1,6 @@
 """Release a data set, and read releases: `agent-r1 data --release FOLDER`, `--from FOLDER`.
 
-In: the folder that `build.py` made. Out: its files, a data card (README.md) and the hash of every file (SHA256SUMS).
+In: the folder that `build.py` made. Out: its files and a data card (README.md); the manifest has the hash of every file.
 Next: the reader's `agent-r1 data --from FOLDER` verifies the hashes and settings, and copies the same files. A reader
 needs no source, no download from several publishers, and no generator of the same version.
 """
@@ -10,15 +10,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.storage import MANIFEST, copy_data, read_manifest, read_rows, verify
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.ground.files import SUMS, verify_sums, whole, write_sums, writing
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import whole, writing
 
-RELEASE_FILES = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md", SUMS]
+RELEASE_FILES = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md"]
 DATASET_CARD = """\
 ---
 license: {licence}
@@ -38,7 +36,7 @@ tags: [agent-r1]
 | code | Agent-R1 {version}, commit {commit} |
 
 A row has verl's keys: `prompt`, `reward_model`, `extra_info` and so on. A line of `corpus.jsonl` is a passage: `id`,
-`title`, `text`. `manifest.json` has all settings. `sha256sum -c SHA256SUMS` verifies the files, and so does this command:
+`title`, `text`. `manifest.json` has all settings and the hash of every file. This command verifies and copies them:
 
     {command} --from FOLDER
 """
@@ -59,7 +57,6 @@ def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_data(data, part)
         (part / "README.md").write_text(_card(part, manifest, facts), encoding="utf-8")
-        write_sums(part)
 
 
 def _card(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> str:
@@ -81,20 +78,21 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     folder, and ConfigError for other settings.
     """
     folder = hub.download(place, RELEASE_FILES, "dataset") if hub.is_repo_name(place) else Path(place)
-    if not (folder / SUMS).is_file():
+    if not (folder / MANIFEST).is_file():
         raise AgentR1Error(
-            f"{folder} is not a release (it has no {SUMS}); `agent-r1 data --release FOLDER` writes one",
+            f"{folder} is not a release (it has no {MANIFEST}); `agent-r1 data --release FOLDER` writes one",
             code="missing_source",
         )
-    verify_sums(folder)
     if elsewhere := [name for name in read_manifest(folder)["files"] if name != Path(name).name]:
         raise AgentR1Error(
             f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside the folder; use another release",
             code="damaged_data",
         )
     manifest = verify(folder)
-    mine = config.model_dump() | {"seed": seed, "env.name": agent_name}
-    theirs = _settings(folder, manifest, type(config))
+    mine = config.model_dump(mode="json") | {"seed": seed, "env.name": agent_name}
+    # Settings that are newer than the release have their defaults.
+    theirs = type(config)().model_dump(mode="json") | manifest["config"] | {"seed": manifest["seed"]}
+    theirs["env.name"] = read_rows(folder / "test.parquet")[0]["agent_name"]
     different = [f"{key}={theirs[key]!r} there, {mine[key]!r} here" for key in mine if theirs[key] != mine[key]]
     if different:
         raise ConfigError(
@@ -102,19 +100,3 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
             code="other_settings",
         )
     return folder
-
-
-def _settings(folder: Path, manifest: dict[str, Any], kind: type[DataConfig]) -> dict[str, Any]:
-    """Return the settings of a release. Settings that are newer than the release have their defaults."""
-    try:
-        settings = kind.model_validate(manifest["config"]).model_dump()
-        return settings | {
-            "seed": manifest["seed"],
-            "env.name": read_rows(folder / "test.parquet")[0]["agent_name"],
-        }
-    except (ValidationError, KeyError, IndexError) as error:
-        raise AgentR1Error(
-            f"{folder / MANIFEST} has settings that this version does not read ({first_line(error)}); make the data "
-            "with `agent-r1 data`",
-            code="other_format",
-        ) from None

@@ -127,12 +127,6 @@ SUMS = "SHA256SUMS"
 """Hashes of a published folder's files, one per line, as `sha256sum` writes them."""
 
 
-def write_sums(folder: Path) -> None:
-    """Write SHA256SUMS for the files of a folder."""
-    lines = [f"{sha256(file)}  {file.name}\n" for file in sorted(folder.iterdir()) if file.name != SUMS]
-    (folder / SUMS).write_text("".join(lines), encoding="utf-8")
-
-
 def verify_sums(folder: Path) -> None:
     """Compare each file that SHA256SUMS names with its hash. Raises AgentR1Error naming the first wrong file."""
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
