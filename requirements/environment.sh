@@ -45,15 +45,6 @@ TEXT
 me=speedrun
 source requirements/packages.sh
 
-preset_of() {  # preset_of RECIPE: print its preset, as src/agent_r1/config/recipes.py finds it
-    local name=${1%/} ours
-    ours=$(basename "$name" | tr - _)
-    if [ -f "$name/preset.yaml" ] && [ ! "$name" -ef "recipes/$ours" ]; then echo "$name/preset.yaml"
-    elif [ -f "recipes/$ours/preset.yaml" ]; then tr _ - <<<"$ours"
-    else die "there is no recipe $1 with a preset.yaml; see --help" 2
-    fi
-}
-
 # ------------------------------------------------------------------------------------------------------- arguments
 preset="" search="" check=yes resume="" config=() run=() dry_run=()
 while [ $# -gt 0 ]; do
@@ -63,7 +54,7 @@ while [ $# -gt 0 ]; do
         --preset|--recipe|--run|--seed)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             case "$1" in
-                --recipe) preset=$(preset_of "$2") ;;
+                --recipe) preset=$(tr _ - <<<"$2"); [ ! -d "$2" ] || preset=${2%/}/preset.yaml ;;
                 --preset) preset=$2 ;;
                 --run) run=(--run "$2") ;;
                 --seed) config+=(--seed "$2") ;;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from conftest import fails_with
 from runs import main
 
 from agent_r1.app import cli, parser
@@ -186,8 +187,11 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
 def test_ours_go_by_name_and_by_folder():
     from runs import ROOT
 
-    assert recipes.preset_of("tinymath") == recipes.preset_of(str(ROOT / "recipes/tinymath")) == "tinymath"
+    assert recipes.preset_of("tinymath") == "tinymath"
+    assert recipes.preset_of(str(ROOT / "recipes/tinymath")) == str(ROOT / "recipes/tinymath/preset.yaml")
     assert recipes.preset_of("two_tools") == recipes.preset_of("two-tools") == "two-tools"
+    with fails_with("missing_recipe"):
+        recipes.preset_of("tinymaths")
     assert load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"  # its table is there already
 
 

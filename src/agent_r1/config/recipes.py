@@ -46,33 +46,17 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
 
 
 def preset_of(recipe: str) -> str:
-    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names.
-
-    Raises ConfigError if there is none, with the existing recipes.
-    """
-    ours = {folder.name: folder for folder in plugins.recipe_folders()}
-    folder = Path(recipe)
-    same = [name for name, other in ours.items() if folder.is_dir() and Path(str(other)).resolve() == folder.resolve()]
-    name = same[0] if same else recipe.replace("-", "_")
-    if not same and (folder / "preset.yaml").is_file():
-        return str(folder / "preset.yaml")
-    if name not in ours:
-        missing = (
-            "the folder has no preset.yaml" if folder.is_dir() else f"there is no such folder{nearest(name, ours)}"
-        )
-        raise ConfigError(
-            f"--recipe {recipe}: {missing}; `agent-r1 new FOLDER` writes one, and the built-in recipes are {', '.join(ours)}",
-            code="missing_recipe",
-        )
-    if name.replace("_", "-") in preset_files():
-        return name.replace("_", "-")
-    others = sorted(file.name.removesuffix(".yaml") for file in ours[name].iterdir() if file.name.endswith(".yaml"))
-    instead = (
-        f"choose one of its presets, --preset {', '.join(others)}"
-        if others
-        else "other presets use the names that it adds"
+    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises ConfigError."""
+    file, name = Path(recipe) / "preset.yaml", recipe.replace("_", "-")
+    if file.is_file():
+        return str(file)
+    if name in preset_names():
+        return name
+    raise ConfigError(
+        f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new FOLDER` writes one, and "
+        f"the built-in presets are {', '.join(preset_names())}",
+        code="missing_recipe",
     )
-    raise ConfigError(f"--recipe {recipe}: it has no preset.yaml; {instead}", code="missing_preset")
 
 
 def add(file: Path) -> None:
