@@ -73,7 +73,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
     searcher = Searcher(index)
 
-    async def answer(request: Request) -> dict:
+    async def answer(request: Request) -> dict[str, Any]:
         body = b""
         async for piece in request.stream():
             body += piece
@@ -89,7 +89,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         return {"results": [[asdict(hit) for hit in hits] for hits in found]}
 
     @app.post("/search")
-    async def search(request: Request) -> dict:
+    async def search(request: Request) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer(request)
