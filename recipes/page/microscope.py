@@ -55,6 +55,8 @@ def _thinned(record: Record, later: Sequence[Decoder]) -> Record:
     rows = []
     for row in record["rows"]:
         columns = {name: [_short(x) for x in row[name]] for name in COLUMNS if row.get(name)}
+        if {len(column) for column in columns.values()} != {len(row["action_mask"])}:
+            raise AgentR1Error("a row of the group has columns of unequal lengths; dump it again", code="bad_rollout")
         trainer = [[_short(x) for x in token_logprobs(model, row["input_ids"]).tolist()] for model in later]
         rows.append(columns | ({"later": trainer} if trainer else {}))
     states = [{key: step[key] for key in ("state", "greedy_score") if key in step} for step in record["steps"]]
