@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 from unittest.mock import patch
 
 import torch
@@ -119,8 +118,8 @@ def alone(phase: str, kind: str, sizes: tuple, dtype: torch.dtype) -> float:
     return seconds(lambda: torch.autograd.grad(work(), inputs, gradient))
 
 
-def last_step(setting: Setting) -> tuple[Counter[Operation], list[dict], list[list[str]], torch.nn.Module]:
-    """Run real steps. Return the last step's operations and searches, all metrics, and the model."""
+def last_step(setting: Setting) -> tuple[Counter[Operation], dict, list[list[str]], torch.nn.Module]:
+    """Run real steps. Return the last step's operations, metrics and searches, and the model."""
     learner = make_learner(model_files.load_model(setting.model), setting.config.actor, None)
     calls: Counter[Operation] = Counter()
     metrics: list[dict] = []
@@ -137,10 +136,10 @@ def last_step(setting: Setting) -> tuple[Counter[Operation], list[dict], list[li
         train(setting.config, learner, setting.chat, env_of, setting.questions, on_step, lambda _: {}, lambda _: None)
 
     total = setting.config.trainer.steps
-    steps(total, lambda measured, *_: metrics.append(measured))
+    steps(total, lambda *_: None)
     with recorded(calls), patch.object(PassageIndex, "search", search):
-        steps(total + 1, lambda *_: None)
-    return calls, metrics, searches, learner.actor
+        steps(total + 1, lambda measured, *_: metrics.append(measured))
+    return calls, metrics[0], searches, learner.actor
 
 
 def floor(calls: Counter[Operation], actor: torch.nn.Module, updates: int, dtype: torch.dtype) -> dict[str, float]:
@@ -195,10 +194,7 @@ def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
     calls, measured, searches, actor = last_step(setting)
-    mean = {
-        name: fmean(m[f"timing_s/{name}"] for m in measured[arguments.warmup :])
-        for name in ("step", "gen", "env", "update_actor")
-    }
+    spent = {name: measured[f"timing_s/{name}"] for name in ("step", "gen", "env", "update_actor")}
     index = setting.tools["search"].searcher.index
     line = {
         "preset": arguments.preset,
@@ -207,10 +203,10 @@ def main() -> None:
             "torch."
         ),
         "step": {
-            "rollout": mean["gen"] - mean["env"],
-            "environment": mean["env"],
-            "update": mean["update_actor"],
-            "rest": mean["step"] - mean["gen"] - mean["update_actor"],
+            "rollout": spent["gen"] - spent["env"],
+            "environment": spent["env"],
+            "update": spent["update_actor"],
+            "rest": spent["step"] - spent["gen"] - spent["update_actor"],
         },
         "environment: search": seconds(
             lambda: [index.search(queries, setting.config.search.top_k) for queries in searches]

@@ -54,7 +54,8 @@ while [ $# -gt 0 ]; do
         --preset|--recipe|--run|--seed)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             case "$1" in
-                --recipe) preset=$(tr _ - <<<"$2"); [ ! -d "$2" ] || preset=${2%/}/preset.yaml ;;
+                --recipe) preset=$(basename "$2" | tr _ -)
+                          if [ -d "$2" ] && [ ! "$2" -ef "recipes/$(basename "$2")" ]; then preset=${2%/}/preset.yaml; fi ;;
                 --preset) preset=$2 ;;
                 --run) run=(--run "$2") ;;
                 --seed) config+=(--seed "$2") ;;

@@ -10,6 +10,7 @@ from pathlib import Path
 import faiss
 import numpy as np
 import pytest
+import torch
 from conftest import fails_with
 
 from agent_r1.search.encoders import NgramEncoder
@@ -106,6 +107,17 @@ def test_what_was_encoded_serves_an_index_of_another_kind_and_no_other_corpus(co
 
 
 # --------------------------------------------------------------------------------------------------------------- kinds
+
+
+def test_a_search_leaves_pytorch_its_threads(corpus, tmp_path):
+    """FAISS and PyTorch share an OpenMP library, which has one number of threads for both."""
+    build_index(corpus, tmp_path / "index", counting(), "HNSW16")
+    index, before = PassageIndex.load(tmp_path / "index"), torch.get_num_threads()
+    torch.set_num_threads(2)
+    index.search(["a question"], 3)
+    after = torch.get_num_threads()
+    torch.set_num_threads(before)
+    assert after == 2
 
 
 @pytest.mark.parametrize("kind", ["IVF32,PQ32", "HNSW16,SQ8"])

@@ -94,6 +94,14 @@ def test_a_file_outside_of_the_release_is_neither_read_nor_written(other, capsys
     assert victim.read_text() == "mine" and not list((other.parent / "home").rglob("victim*"))
 
 
+@pytest.mark.parametrize("change", [{"config": None}, {"config": []}, {"seed": None}])
+def test_a_manifest_without_settings_is_refused(other, capsys, change):
+    manifest = json.loads((other / "manifest.json").read_text()) | change
+    kept = {key: value for key, value in manifest.items() if value is not None}
+    (other / "manifest.json").write_text(json.dumps(kept))
+    assert "names no settings" in refused(capsys, 1, *DATA, "--from", str(other))
+
+
 @pytest.mark.parametrize(
     ("argv", "words"),
     [(["--seed=1"], "seed=0 there, 1 here"), (["data.train=65"], "train=64 there, 65 here"),

@@ -89,6 +89,11 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
             code="damaged_data",
         )
     manifest = verify(folder)
+    if not isinstance(manifest.get("config"), dict) or "seed" not in manifest:
+        raise AgentR1Error(
+            f"{folder / MANIFEST} names no settings; download the folder again, or use another release",
+            code="damaged_data",
+        )
     mine = config.model_dump(mode="json") | {"seed": seed, "env.name": agent_name}
     # Settings that are newer than the release have their defaults.
     theirs = type(config)().model_dump(mode="json") | manifest["config"] | {"seed": manifest["seed"]}

@@ -275,9 +275,11 @@ class PassageIndex:
         if self._columns is not None:
             candidates = np.stack([_nearest_by_columns(self._columns, query, k) for query in queries])
         else:
+            threads = faiss.omp_get_max_threads()
             if self.vectors.size <= ONE_THREAD_NUMBERS:
-                faiss.omp_set_num_threads(1)  # FAISS's own OpenMP library; PyTorch's threads are not affected
+                faiss.omp_set_num_threads(1)
             _, candidates = self._candidates.search(queries, k)
+            faiss.omp_set_num_threads(threads)  # PyTorch would keep the number in this thread
         scores = np.einsum("qd,qcd->qc", queries, self.vectors[candidates])
         scores[candidates < 0] = -np.inf  # IVF returns -1 if its lists have no more
         order = np.lexsort((candidates, -np.round(scores, 5)))[:, :top_k]
