@@ -24,7 +24,7 @@ import torch
 from filelock import FileLock
 
 from agent_r1.config import Config, load_config, to_yaml
-from agent_r1.config.setting_types import algorithm_has
+from agent_r1.config.settings import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows

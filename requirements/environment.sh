@@ -54,8 +54,9 @@ while [ $# -gt 0 ]; do
         --preset|--recipe|--run|--seed)
             [ $# -ge 2 ] || die "$1 needs a value; see --help" 2
             case "$1" in
-                --recipe) preset=$(basename "$2" | tr _ -)
-                          if [ -d "$2" ] && [ ! "$2" -ef "recipes/$(basename "$2")" ]; then preset=${2%/}/preset.yaml; fi ;;
+                --recipe) preset=$(tr _ - <<<"$2")  # as src/agent_r1/config/recipes.py resolves it
+                          [ ! -d "$2" ] || preset=${2%/}/preset.yaml
+                          [ ! "$2" -ef "recipes/$(basename "$2")" ] || preset=$(basename "$2" | tr _ -) ;;
                 --preset) preset=$2 ;;
                 --run) run=(--run "$2") ;;
                 --seed) config+=(--seed "$2") ;;

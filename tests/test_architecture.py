@@ -160,8 +160,8 @@ def test_no_circle():
 
 # ------------------------------------------------------------------------------------------------------ R1: the closure
 
-MOST_FILES, MOST_LINES = 29, 4000
-"""What one has to be able to read to run the training loop: at most 30 files and 4,000 lines. Both may only fall."""
+MOST_FILES, MOST_LINES = 28, 3923
+"""What one has to be able to read to run the training loop: issue: 30 files and 4,000 lines. Both may only fall."""
 PATH_LINES = 2000
 """Of the twelve files that README.md lists for reading."""
 

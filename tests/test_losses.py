@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.config.setting_types import LossAggregation
+from agent_r1.config.settings import LossAggregation
 from agent_r1.training.losses import (
     KL_ESTIMATORS,
     aggregate_loss,

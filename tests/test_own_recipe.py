@@ -187,8 +187,7 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
 def test_ours_go_by_name_and_by_folder():
     from runs import ROOT
 
-    assert recipes.preset_of("tinymath") == "tinymath"
-    assert recipes.preset_of(str(ROOT / "recipes/tinymath")) == str(ROOT / "recipes/tinymath/preset.yaml")
+    assert recipes.preset_of("tinymath") == recipes.preset_of(str(ROOT / "recipes/tinymath")) == "tinymath"
     assert recipes.preset_of("two_tools") == recipes.preset_of("two-tools") == "two-tools"
     with fails_with("missing_recipe"):
         recipes.preset_of("tinymaths")

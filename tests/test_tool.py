@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import subprocess
 import sys
@@ -409,3 +410,23 @@ def test_search_without_hits_or_query():
     assert call(SearchTool(FakeSearcher([]), 3), {"query": "x"}).content == "no results"
     result = call(SearchTool(FakeSearcher(HITS), 3), {"query": " \n"})
     assert result.error is ToolErrorKind.INVALID_ARGUMENTS and "query is empty" in result.content
+
+
+def test_a_schema_is_compiled_once_for_a_function_tool_and_its_copies(monkeypatch):
+    """An environment of methods copies its tools for each episode, and start-up compiles nothing."""
+    from jsonschema import Draft202012Validator
+
+    compiled, check = [], Draft202012Validator.check_schema
+    monkeypatch.setattr(Draft202012Validator, "check_schema", lambda schema: (compiled.append(schema), check(schema)))
+
+    @tool
+    def double(x: int) -> int:
+        """Double a number.
+
+        Args:
+            x: The number.
+        """
+        return 2 * x
+
+    assert not compiled
+    assert [copy.copy(double).validator.complaint({"x": 1}) for _ in range(3)] == [None] * 3 and len(compiled) == 1

@@ -24,7 +24,7 @@ from test_policies import ends_at_either, two_ends  # noqa: F401, the fixture
 from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
-from agent_r1.config.setting_types import LossAggregation, algorithm_has
+from agent_r1.config.settings import LossAggregation, algorithm_has
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error

@@ -26,8 +26,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, added, preset_names
 from agent_r1.config.renamed import RENAMED, translate_keys
-from agent_r1.config.setting_types import Engine, algorithm_has
-from agent_r1.config.settings import OutsideFingerprint
+from agent_r1.config.settings import Engine, OutsideFingerprint, algorithm_has
 from agent_r1.config.whole import Config, declared_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest

@@ -49,7 +49,8 @@ def preset_of(recipe: str) -> str:
     """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises ConfigError."""
     file, name = Path(recipe) / "preset.yaml", recipe.replace("_", "-")
     if file.is_file():
-        return str(file)
+        ours = (ours for ours, built_in in preset_files().items() if file.samefile(str(built_in)))
+        return next(ours, str(file))
     if name in preset_names():
         return name
     raise ConfigError(

@@ -13,18 +13,15 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 
 from agent_r1.config import tables
 from agent_r1.config.plugins import is_user_code
-from agent_r1.config.setting_types import (
-    AtLeast1,
-    Engine,
-    KlEstimator,
-    LearningRate,
-    LossAggregation,
-    Seconds,
-    Share,
-    algorithm_has,
-)
 from agent_r1.ground.errors import ConfigError
 
+AtLeast1 = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+LearningRate = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0.01)]
+Engine = Literal["local", "verl"]
+LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+KlEstimator = Literal["k1", "k2", "k3"]
 T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
 """No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders in artifacts/ and guards
@@ -35,6 +32,11 @@ NamesFile = Annotated[T, "may name a file"]
 """The file is relative to the preset that names it."""
 Trusted = Annotated[T, "trusted by naming"]
 """A command to run, or an address that receives the agent's text: used only if the user named it (`plugins.check_trusted`)."""
+
+
+def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy ones."""
+    return bool(tables.entry_of("estimator", name, "algorithm").get(fact))
 
 
 class Section(BaseModel):

@@ -2,7 +2,7 @@
 
 In: the agent's turns. Out: observations and rewards. Next: `hermes.py` reads and writes the turns.
 
-`questions.py` rewards answers, and `rollout/episode.py` drives the environment.
+A call may earn a reward here (`process_reward`), an answer in `questions.py`. `rollout/episode.py` drives the environment.
 
 The loop asks for the outcome exactly once, however the episode ended: also after a tool result or at a full context.
 So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
@@ -58,12 +58,14 @@ class BaseToolEnv(AgentEnv):
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
         """Return the reward of one call.
 
-        By default a valid call earns `env.call_reward` once, an invalid call loses it, and other calls earn 0.
+        By default a successful call earns `env.call_reward`, an invalid call loses it, and a failed call earns 0.
         """
         if result.error in INVALID:
             return -self.config.call_reward
-        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True) if result.ok else ""
-        if not result.ok or asked in self._paid:  # a repeated call finds nothing new and must not pay
+        if not result.ok:
+            return 0.0
+        asked = json.dumps([call.name, _plain(call.arguments)], sort_keys=True)
+        if asked in self._paid:  # a repeated call finds nothing new and must not pay
             return 0.0
         self._paid.add(asked)
         return self.config.call_reward

@@ -10,6 +10,7 @@ untrusted, only names and types are checked here. The server checks the rest.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.ground import bounds
@@ -21,16 +22,23 @@ if TYPE_CHECKING:
 
 
 class SchemaChecker:
-    """Checker of objects against a JSON schema; `foreign`: an untrusted one.
-
-    Raises ConfigError, naming `owner`, for an invalid schema.
-    """
+    """Checker of objects against a JSON schema; `foreign`: an untrusted one. `owner` is its tool in messages."""
 
     def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
+        self._schema, self._owner, self._foreign = schema, owner, foreign
+
+    def compile(self) -> None:
+        """Compile the schema, which the first check does otherwise. Raises ConfigError for an invalid one."""
+        _ = self._compiled
+
+    @functools.cached_property
+    def _compiled(self) -> tuple[Draft202012Validator, str]:
+        """The validator, and the list of what is accepted."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
         from referencing import Registry
 
+        schema, owner = self._schema, self._owner
         try:
             bounds.check_depth(schema)
             Draft202012Validator.check_schema(schema)
@@ -49,16 +57,17 @@ class SchemaChecker:
                 f'{owner}: parameters must have "type": "object", because arguments are given by name',
                 code="bad_schema",
             )
-        self._accepted = _accepted(schema)
         # An empty registry: a remote reference must not be fetched, certainly not while an episode waits.
-        self._validator = Draft202012Validator(_outline(schema) if foreign else schema, registry=Registry())
+        outline = _outline(schema) if self._foreign else schema
+        return Draft202012Validator(outline, registry=Registry()), _accepted(schema)
 
     def complaint(self, given: Any) -> str | None:
         """Describe what is wrong with `given`, and what is accepted; None if it fits."""
+        validator, accepted = self._compiled
         if not isinstance(given, dict):
-            return f"arguments must be an object; {self._accepted}"
+            return f"arguments must be an object; {accepted}"
         try:
-            return None if self._validator.is_valid(given) else f"{_wrong(self._validator, given)}; {self._accepted}"
+            return None if validator.is_valid(given) else f"{_wrong(validator, given)}; {accepted}"
         except Exception:  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number
             return "arguments are too large or nested too deeply"
 

@@ -102,8 +102,7 @@ class BaseTool(ABC):
     """Times that a failed call is repeated within its deadline. Only for a tool that may run twice."""
 
     def __init__(self) -> None:
-        self.check_declaration()
-        _ = self.validator
+        self.validator.compile()
 
     @abstractmethod
     def execute(self, args: dict[str, Any]) -> Any:
@@ -140,19 +139,14 @@ class BaseTool(ABC):
         """Whether `execute` runs in the event loop (True) or in a thread (False)."""
         return inspect.iscoroutinefunction(self.execute)
 
-    @property
-    def _owner(self) -> str:
-        """The tool in messages."""
-        return f"tool {getattr(self, 'name', None) or type(self).__name__}"
-
     @functools.cached_property
     def validator(self) -> SchemaChecker:
-        """The compiled schema. Made once per tool: compiling takes a hundred times as long as validating."""
-        return SchemaChecker(self.parameters, self._owner, self.foreign)
+        """The schema, compiled at most once for a tool and its copies.
 
-    def check_declaration(self) -> None:
-        """Raise ConfigError for a missing attribute, a wrong name or a long foreign schema."""
-        owner = self._owner
+        Compiling takes a hundred times as long as validating. Raises ConfigError for a missing attribute, a wrong name or a
+        long foreign schema.
+        """
+        owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
         for attribute in ("name", "description", "parameters"):
             if not getattr(self, attribute, None):
                 raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute", code="missing_attribute")
@@ -171,6 +165,7 @@ class BaseTool(ABC):
                     f"{MAX_TOOL_CHARS} are allowed",
                     code="schema_too_long",
                 )
+        return SchemaChecker(self.parameters, owner, self.foreign)
 
 
 async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:

@@ -45,7 +45,7 @@ class FunctionTool(BaseTool):
         self.function = function
         self.name = function.__name__
         self.description, self.parameters = _schema(function, owner or f"@tool {function.__name__}")
-        self.check_declaration()  # pydantic made the schema: no need to load jsonschema before the first call
+        _ = self.validator  # not compiled: pydantic made the schema, and loading jsonschema takes time at start-up
 
     @property
     def body(self) -> Callable[..., Any]:

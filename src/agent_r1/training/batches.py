@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from agent_r1.config.setting_types import algorithm_has
+from agent_r1.config.settings import algorithm_has
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.columns import Column

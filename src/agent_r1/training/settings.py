@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt
 
-from agent_r1.config.setting_types import AtLeast1, LearningRate, Share
-from agent_r1.config.settings import ModelConfig, NamesCode, NamesFile, Section
+from agent_r1.config.settings import AtLeast1, LearningRate, ModelConfig, NamesCode, NamesFile, Section, Share
 from agent_r1.ground.errors import ConfigError
 
 LORA_ALPHA = 2

@@ -25,8 +25,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agent_r1.config import tables
-from agent_r1.config.setting_types import algorithm_has
-from agent_r1.config.settings import AdvantageConfig
+from agent_r1.config.settings import AdvantageConfig, algorithm_has
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.training_rows import Batch

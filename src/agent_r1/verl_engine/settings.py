@@ -7,8 +7,7 @@ from typing import Any
 
 from pydantic import Field
 
-from agent_r1.config.setting_types import AtLeast1
-from agent_r1.config.settings import OutsideFingerprint, Section
+from agent_r1.config.settings import AtLeast1, OutsideFingerprint, Section
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.hardware import check_context, find_gpu, known_model
 

@@ -151,10 +151,11 @@ def _span(cell: TokenCell) -> str:
 
 def _tip(cell: TokenCell) -> str:
     parts = [f"token {cell.position}", f"id {cell.id}", repr(cell.text)]
-    if cell.logprob is None:
+    if not cell.sampled:
         return " · ".join([*parts, "mask 0: not sampled, no loss"])
     parts.append(f"mask 1: sampled in turn {cell.step + 1}")
-    parts.append(f"log-prob {cell.logprob:.3f} (p = {math.exp(cell.logprob):.3f})")
+    if cell.logprob is not None:
+        parts.append(f"log-prob {cell.logprob:.3f} (p = {math.exp(min(cell.logprob, 0.0)):.3f})")
     if cell.advantage is not None:
         parts.append(f"advantage {cell.advantage:+.3f}")
     if cell.reward:
