@@ -104,7 +104,7 @@ case "$*" in
         trap 'rm -f {up}; exit 0' TERM
         touch {up}
         while true; do sleep 0.05; done ;;
-    "$HANG"*) touch {calls}.hangs; sleep 30 ;;
+    "$HANG"*) : > {calls}.hangs; exec sleep 30 ;;  # one process: bash ignores a signal while `touch` ends well
     "$FAIL"*) exit 7 ;;
 esac
 """
