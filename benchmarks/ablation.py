@@ -35,10 +35,13 @@ NORMALIZERS = {
 def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> Batch:
     """Treat everything after the first action as if the policy had sampled it.
 
-    The old log-probabilities of the tool's tokens are those before the update, so the clip applies to them, too.
+    The old log-probabilities of the tool's tokens are those before the update, so the clip applies
+    to them, too.
     """
     sampled_BT = batch.mask_BT.bool()
-    inside_BT = torch.arange(batch.ids_BT.shape[1], device=sampled_BT.device) < batch.lengths_B[:, None]
+    inside_BT = (
+        torch.arange(batch.ids_BT.shape[1], device=sampled_BT.device) < batch.lengths_B[:, None]
+    )
     chosen_BT = (sampled_BT.cumsum(dim=1) > 0) & inside_BT
     wide = replace(batch, mask_BT=torch.where(sampled_BT, 1.0, TOOL) * chosen_BT)
     wide.logprobs_BT = torch.where(sampled_BT, batch.logprobs_BT, logprobs_now(wide))
@@ -48,14 +51,20 @@ def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> B
     return wide
 
 
-def update_on_all(learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
+def update_on_all(
+    learner, batch: Batch, config: Config, step: int, dtype: torch.dtype
+) -> dict[str, float]:
     """`update_actor` with tool tokens in the loss."""
     if config.actor.kl_coef:
         raise ConfigError("the ablation has no KL; set actor.kl_coef=0")
 
     def logprobs_now(wide: Batch) -> Tensor:
         return batch_logprobs(
-            learner.actor, wide, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype
+            learner.actor,
+            wide,
+            config.rollout.temperature,
+            config.trainer.max_tokens_per_microbatch,
+            dtype,
         )
 
     return update_actor(learner, with_tool_tokens(batch, logprobs_now), config, step, dtype)

@@ -3,12 +3,13 @@
     .venv/bin/python benchmarks/agent_loop_cost.py --preset smoke --model
     runs/smoke-grpo/checkpoints/step_000032/model
 
-In: data and index of a preset, and a model folder. The model plays the questions once, with our sampler. Then both
-loops replay these tokens with a server that answers at once, so only the loops' own time remains. Both search the
-same index through the same (batched, uncached) searcher. Out: a table and a JSON line.
+In: data and index of a preset, and a model folder. The model plays the questions once, with our
+sampler. Then both loops replay these tokens with a server that answers at once, so only the loops'
+own time remains. Both search the same index through the same (batched, uncached) searcher. Out: a
+table and a JSON line.
 
-Our loop also parses the answer, computes rewards and cuts the trajectory into training sequences. With `tool_agent`,
-verl does that elsewhere, in its reward loop, so it is timed for our loop only.
+Our loop also parses the answer, computes rewards and cuts the trajectory into training sequences.
+With `tool_agent`, verl does that elsewhere, in its reward loop, so it is timed for our loop only.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ def main() -> None:
     workspace = Workspace(config)
     chat, rows = load_chat(arguments.model), read_rows(workspace.data / "train.parquet")
     rows = rows[: arguments.questions]
-    searcher = Searcher(PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0)
+    searcher = Searcher(
+        PassageIndex.load(workspace.index, workspace.data / "corpus.jsonl"), cache_size=0
+    )
     tools = make_tools(config.env.tools, searcher=searcher, top_k=config.search.top_k)
     r = config.rollout
     policy = LocalPolicy(
@@ -80,7 +83,11 @@ def main() -> None:
     )
     tasks = [Task(row, str(i), str(i), derive_seed(0, "cost", i)) for i, row in enumerate(rows)]
     played = asyncio.run(
-        run_episodes(make_loop(policy, chat, tools, config.rollout, config.env), tasks, Sampling(r.max_tokens_per_turn))
+        run_episodes(
+            make_loop(policy, chat, tools, config.rollout, config.env),
+            tasks,
+            Sampling(r.max_tokens_per_turn),
+        )
     )
     # `tool_agent` answers broken calls in other words, and ends episodes elsewhere at a limit.
     kept = [
@@ -90,12 +97,16 @@ def main() -> None:
     ]
 
     run = Path(workspace.root) / "runs" / "agent-loop-cost"
-    sources = Sources(arguments.model, workspace.data / "train.parquet", workspace.data / "val.parquet", run)
+    sources = Sources(
+        arguments.model, workspace.data / "train.parquet", workspace.data / "val.parquet", run
+    )
     theirs_config = compose(overrides(config, sources, "cpu"))
     theirs_config.actor_rollout_ref.rollout.multi_turn.format = "hermes"
     theirs_config.actor_rollout_ref.rollout.multi_turn.max_assistant_turns = config.env.max_turns
     theirs_config.actor_rollout_ref.rollout.response_length = r.max_context
-    theirs_config.actor_rollout_ref.rollout.multi_turn.max_tool_response_length = config.env.tool_max_chars
+    theirs_config.actor_rollout_ref.rollout.multi_turn.max_tool_response_length = (
+        config.env.tool_max_chars
+    )
     trainer = DictConfigWrap(theirs_config)
     agent_loop._shared = lambda *_: (config, chat, tools)  # no run folder to read them from
 
@@ -108,8 +119,16 @@ def main() -> None:
 
     async def ours() -> list[list[int]]:
         async def episode(i: int, row: dict, t: Trajectory) -> list[int]:
-            loop = agent_loop.AgentR1Loop(trainer, Replay(t), env_name=config.env.name, run=str(run))
-            place = {"raw_prompt": row["prompt"], "uid": str(i), "session_id": 0, "global_steps": 2, "index": i}
+            loop = agent_loop.AgentR1Loop(
+                trainer, Replay(t), env_name=config.env.name, run=str(run)
+            )
+            place = {
+                "raw_prompt": row["prompt"],
+                "uid": str(i),
+                "session_id": 0,
+                "global_steps": 2,
+                "index": i,
+            }
             (out,) = await loop.run(params, **{**row, **place})
             return out.prompt_ids + out.response_ids
 
@@ -140,7 +159,11 @@ def main() -> None:
             ids[name] = asyncio.run(play())
             times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     same = sum(a == b for a, b in zip(ids["ours"], ids["tool_agent"], strict=True))
-    result = {"episodes": len(kept), "turns": sum(len(t.steps) for _, t in kept), "same_tokens": same}
+    result = {
+        "episodes": len(kept),
+        "turns": sum(len(t.steps) for _, t in kept),
+        "same_tokens": same,
+    }
     for name, taken in times.items():
         for kind, column in (("wall", 0), ("cpu", 1)):
             result[f"{name}_{kind}_ms"] = median(t[column] for t in taken[1:]) / len(kept) * 1e3

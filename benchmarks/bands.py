@@ -3,8 +3,9 @@
     python benchmarks/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in docs/lessons/bands.json, then
     python benchmarks/bands.py                                     # write the two tables from it
 
-bands.json has the first 4 and the last 8 lines of `metrics.jsonl` and both eval cards. tests/test_lessons.py compares
-the tables with it. Every metric of the local loop in docs/metrics.md must have a line.
+bands.json has the first 4 and the last 8 lines of `metrics.jsonl` and both eval cards.
+tests/test_lessons.py compares the tables with it. Every metric of the local loop in docs/metrics.md
+must have a line.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ import sys
 from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
-LESSON, LAB, BANDS = DOCS / "lessons" / "09-curves.md", DOCS / "lab" / "bands.md", DOCS / "lessons" / "bands.json"
+LESSON, LAB, BANDS = (
+    DOCS / "lessons" / "09-curves.md",
+    DOCS / "lab" / "bands.md",
+    DOCS / "lessons" / "bands.json",
+)
 CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
 
 
 def recorded(run: Path) -> dict:
     """Read the figures of the tables from a run's folder, in four digits."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    cards = {name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")}
+    cards = {
+        name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")
+    }
     short = [{k: float(f"{v:.4g}") for k, v in line.items()} for line in lines]
     seconds = math.fsum(line["timing_s/step"] for line in lines) / len(lines)
     return {
@@ -36,15 +43,20 @@ def recorded(run: Path) -> dict:
 def explained() -> list[tuple[list[str], str, str]]:
     """Read docs/metrics.md: names or patterns, the engines that write them, healthy values."""
     lines = re.findall(
-        r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$", (DOCS / "metrics.md").read_text(), re.MULTILINE
+        r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$",
+        (DOCS / "metrics.md").read_text(),
+        re.MULTILINE,
     )
-    return [(re.findall(r"`([^`]+)`", names), where, healthy.strip()) for names, where, healthy in lines]
+    return [
+        (re.findall(r"`([^`]+)`", names), where, healthy.strip()) for names, where, healthy in lines
+    ]
 
 
 def run_table(bands: dict[str, dict]) -> str:
     """Return the lesson's table, in Markdown: one line per run, from its eval cards."""
     out = [
-        "| preset, algorithm | exact match | calls per question | invalid share | search rate | seconds per step |",
+        "| preset, algorithm | exact match | calls per question | invalid share | search rate | "
+        "seconds per step |",
         "|---|---|---|---|---|---|",
     ]
     for name, run in bands.items():
@@ -59,8 +71,12 @@ def metric_table(bands: dict[str, dict]) -> str:
     for names, where, healthy in explained():
         if "L" not in where.split():
             continue
-        keys = dict.fromkeys(k for run in bands.values() for line in run["first"] + run["last"] for k in line)
-        for key in dict.fromkeys(key for name in names for key in (fnmatch.filter(keys, name) or [name])):
+        keys = dict.fromkeys(
+            k for run in bands.values() for line in run["first"] + run["last"] for k in line
+        )
+        for key in dict.fromkeys(
+            key for name in names for key in (fnmatch.filter(keys, name) or [name])
+        ):
             cells = (_band(run, key) for run in bands.values())
             line = f"| `{key}` | {healthy} | {' | '.join(cells)} |"
             out += [line] * (not any(row.startswith(f"| `{key}` ") for row in out))
@@ -72,8 +88,13 @@ def _band(run: dict, key: str) -> str:
     parts = [run["first"], run["last"]]
     if not any(key in line for part in parts for line in part):
         return ""
-    found = [[line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")] for part in parts]
-    return " → ".join(_short(math.fsum(values) / len(values)) if values else "–" for values in found)
+    found = [
+        [line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")]
+        for part in parts
+    ]
+    return " → ".join(
+        _short(math.fsum(values) / len(values)) if values else "–" for values in found
+    )
 
 
 def _short(value: float) -> str:

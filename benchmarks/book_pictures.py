@@ -1,6 +1,8 @@
-"""Draw the SVGs of README and lessons from code and recorded data: python benchmarks/book_pictures.py
+"""Draw the SVGs of README and lessons from code and recorded data: python
+benchmarks/book_pictures.py
 
-They have colours for light and dark mode, and are stored in docs/images/. tests/test_lessons.py draws them again.
+They have colours for light and dark mode, and are stored in docs/images/. tests/test_lessons.py
+draws them again.
 """
 
 from __future__ import annotations
@@ -38,16 +40,22 @@ class Drawing:
     def __init__(self, width: int, height: int, title: str):
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img">',
-            f"<title>{escape(title)}</title>", STYLE, f'<rect class="page" width="{width}" height="{height}"/>',
-        ]  # fmt: skip
+            f"<title>{escape(title)}</title>",
+            STYLE,
+            f'<rect class="page" width="{width}" height="{height}"/>',
+        ]
 
-    def text(self, x: float, y: float, words: str, size: int = 13, kind: str = "", anchor: str = "start") -> None:
+    def text(
+        self, x: float, y: float, words: str, size: int = 13, kind: str = "", anchor: str = "start"
+    ) -> None:
         self.parts.append(
             f'<text x="{x:g}" y="{y:g}" font-size="{size}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def rect(self, x: float, y: float, w: float, h: float, kind: str, round: int = 3) -> None:
-        self.parts.append(f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{round}" class="{kind}"/>')
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" rx="{round}" class="{kind}"/>'
+        )
 
     def path(self, points: list[tuple[float, float]], kind: str, width: float = 2) -> None:
         way = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
@@ -59,7 +67,9 @@ class Drawing:
         self.path([(x1, y1), (x2, y2)], kind, 1.5)
         self.path([head[0], (x2, y2), head[1]], kind, 1.5)
 
-    def box(self, x: float, y: float, w: float, h: float, title: str, *lines: str, kind: str = "box") -> None:
+    def box(
+        self, x: float, y: float, w: float, h: float, title: str, *lines: str, kind: str = "box"
+    ) -> None:
         self.rect(x, y, w, h, kind, 6)
         self.text(x + 10, y + 20, title)
         for number, line in enumerate(lines):
@@ -75,19 +85,31 @@ def episodes() -> list[dict]:
 
 def before_after() -> str:
     """Draw one test question before and after RL, from two lines of `agent-r1 chat --json`."""
-    answers = [json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()]
+    answers = [
+        json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()
+    ]
     d = Drawing(900, 384, "One question before and after reinforcement learning")
     d.text(14, 28, answers[0]["question"], 17)
-    for x, kind, words in ((500, "sampled", "written by the model"), (680, "read", "returned by the search tool")):
+    for x, kind, words in (
+        (500, "sampled", "written by the model"),
+        (680, "read", "returned by the search tool"),
+    ):
         d.rect(x, 16, 14, 14, kind)
         d.text(x + 20, 28, words, 12, "dim")
     for x, title, answer in zip((14, 460), ("Before RL", "After RL"), answers, strict=True):
         right = answer["reward"] == 1
-        d.text(x, 62, f"{title}: {len(answer['tool_calls'])} search{'es' * (len(answer['tool_calls']) > 1)}", 14)
+        d.text(
+            x,
+            62,
+            f"{title}: {len(answer['tool_calls'])} search{'es' * (len(answer['tool_calls']) > 1)}",
+            14,
+        )
         y = 74
         for turn, call in itertools.zip_longest(answer["turns"], answer["tool_calls"]):
             thought = re.search("<think>(.*?)</think>", turn)[1]
-            action = f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
+            action = (
+                f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
+            )
             d.rect(x, y, 426 if call else 270, 26, "sampled")
             d.text(x + 10, y + 18, f"{thought}  →  {action}" if call else action, 13, "mono")
             if not call:
@@ -106,7 +128,11 @@ def before_after() -> str:
                 y += 26
             y += 10
     d.text(
-        14, 368, "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.", 12, "dim"
+        14,
+        368,
+        "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.",
+        12,
+        "dim",
     )
     return d.done()
 
@@ -116,7 +142,9 @@ def row() -> str:
     tokens = next(e for e in episodes() if e["reward"] == 1)["rows"][0]
     size, width, left, line, top = 7.25, 900, 14, 34, 78
     placed, x, y = [], left, top
-    for text, sampled, reward in zip(tokens["tokens"], tokens["action_mask"], tokens["rewards"], strict=True):
+    for text, sampled, reward in zip(
+        tokens["tokens"], tokens["action_mask"], tokens["rewards"], strict=True
+    ):
         piece = text.replace("\n", "↵").replace(" ", "\u00a0")
         w = size * len(piece) + 6
         if x + w > width - left:
@@ -128,7 +156,13 @@ def row() -> str:
     d.text(left + 20, 26, "sampled by the policy: mask 1, carries loss and advantage")
     d.rect(left + 440, 14, 14, 14, "read")
     d.text(left + 460, 26, "only read (prompt, template, tool): mask 0")
-    d.text(left, 54, "One episode with two searches, as training sees it. Under each token: its mask.", 12, "dim")
+    d.text(
+        left,
+        54,
+        "One episode with two searches, as training sees it. Under each token: its mask.",
+        12,
+        "dim",
+    )
     for x, y, w, piece, sampled, reward in placed:
         d.rect(x, y - 14, w, 19, "sampled" if sampled else "read")
         d.text(x + 3, y, piece, 12, "mono")
@@ -141,12 +175,21 @@ def row() -> str:
 def masks() -> str:
     """Draw eight attempts as strips: mask, reward position, advantage."""
     found = sorted(episodes(), key=lambda e: -e["reward"])
-    d = Drawing(900, 90 + 30 * len(found), "Mask, reward and advantage of the eight attempts at one question")
-    d.text(14, 28, "Eight attempts at one question. Each square is a token; coloured: sampled, grey: read.")
+    d = Drawing(
+        900,
+        90 + 30 * len(found),
+        "Mask, reward and advantage of the eight attempts at one question",
+    )
+    d.text(
+        14,
+        28,
+        "Eight attempts at one question. Each square is a token; coloured: sampled, grey: read.",
+    )
     d.text(
         14,
         50,
-        "All eight are equal up to token 71. Every sampled token of an attempt gets the attempt's advantage.",
+        "All eight are equal up to token 71. Every sampled token of an attempt gets the attempt's "
+        "advantage.",
         12,
         "dim",
     )
@@ -169,7 +212,9 @@ def clip() -> str:
     for panel, (A, name) in enumerate(
         [(1.0, "A = +1: the token was better than expected"), (-1.0, "A = -1: it was worse")]
     ):
-        loss, _ = policy_loss(ratios.log(), torch.zeros(400), torch.full((400,), A), torch.ones(400), 0.2, 0.28, 3.0)
+        loss, _ = policy_loss(
+            ratios.log(), torch.zeros(400), torch.full((400,), A), torch.ones(400), 0.2, 0.28, 3.0
+        )
         x0, y0 = 50 + 450 * panel, (70 if A > 0 else 280)
 
         def place(r: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
@@ -181,15 +226,27 @@ def clip() -> str:
         d.path([place(0, 0), place(0, 3.6 * (-1 if A > 0 else 1))], "line", 1)
         d.path([place(1, 0), place(1, -A)], "line", 1)
         d.path(
-            [place(r, v) for r, v in zip(ratios.tolist(), (-A * ratios).tolist(), strict=True) if abs(v) < 3.6],
+            [
+                place(r, v)
+                for r, v in zip(ratios.tolist(), (-A * ratios).tolist(), strict=True)
+                if abs(v) < 3.6
+            ],
             "line",
             1,
         )
         kind = "good" if A > 0 else "bad"
         d.path([place(r, v) for r, v in zip(ratios.tolist(), loss.tolist(), strict=True)], kind, 3)
         for r in (1, 2, 3, 4):
-            d.text(*place(r, 0.12 if A > 0 else -0.3), f"ratio {r}" if r == 4 else str(r), 11, "dim", "middle")
-        marks = [(1.28, "1.28: clipped")] if A > 0 else [(0.8, "0.8: clipped"), (3.0, "3: dual clip")]
+            d.text(
+                *place(r, 0.12 if A > 0 else -0.3),
+                f"ratio {r}" if r == 4 else str(r),
+                11,
+                "dim",
+                "middle",
+            )
+        marks = (
+            [(1.28, "1.28: clipped")] if A > 0 else [(0.8, "0.8: clipped"), (3.0, "3: dual clip")]
+        )
         for r, words in marks:
             value = loss[(ratios - r).abs().argmin()].item()
             x, y = place(r, value)
@@ -198,7 +255,8 @@ def clip() -> str:
     d.text(
         50,
         318,
-        "Thick: the loss. Thin: -A x ratio, without a clip. Where the thick line is level, the gradient is 0.",
+        "Thick: the loss. Thin: -A x ratio, without a clip. Where the thick line is level, the "
+        "gradient is 0.",
         12,
         "dim",
     )
@@ -209,13 +267,41 @@ def step() -> str:
     """Draw the data flow of one training step."""
     d = Drawing(900, 330, "Data flow of one training step")
     boxes = [
-        (14, 40, "1 sample", "G episodes per question", "policy <-> environment", "rollout/episode.py"),
+        (
+            14,
+            40,
+            "1 sample",
+            "G episodes per question",
+            "policy <-> environment",
+            "rollout/episode.py",
+        ),
         (238, 40, "2 rows", "ids, action mask,", "rewards, log pi_old", "rollout/training_rows.py"),
-        (462, 40, "3 predict", "critic: V at actions (ppo)", "reference: log pi_ref (KL)", "training/forward.py"),
-        (686, 40, "4 credit", "grpo: against the group", "ppo: GAE over actions", "training/advantages.py"),
+        (
+            462,
+            40,
+            "3 predict",
+            "critic: V at actions (ppo)",
+            "reference: log pi_ref (KL)",
+            "training/forward.py",
+        ),
+        (
+            686,
+            40,
+            "4 credit",
+            "grpo: against the group",
+            "ppo: GAE over actions",
+            "training/advantages.py",
+        ),
         (686, 200, "5 critic", "fit V to returns (ppo)", "", "training/losses.py"),
         (462, 200, "6 policy", "clipped loss on actions", "minibatches, AdamW", "training/loop.py"),
-        (238, 200, "7 record", "metrics, transcripts,", "evaluation, checkpoint", "training/run.py"),
+        (
+            238,
+            200,
+            "7 record",
+            "metrics, transcripts,",
+            "evaluation, checkpoint",
+            "training/run.py",
+        ),
         (14, 200, "new weights", "the sampler takes them", "over, and the next step", "begins"),
     ]
     for x, y, title, *lines in boxes:
@@ -239,7 +325,9 @@ def step() -> str:
 def verl() -> str:
     """Draw which verl process holds what."""
     d = Drawing(900, 400, "The processes of a run with verl")
-    d.text(14, 24, "One run with --engine verl: processes, what they hold, what moves between them.")
+    d.text(
+        14, 24, "One run with --engine verl: processes, what they hold, what moves between them."
+    )
     d.box(
         14,
         44,
@@ -343,11 +431,16 @@ def collapse() -> str:
         d.text(x0 - 5, y0, f"{bottom:.1g}", 10, "dim", "end")
         for kind, run in runs.items():
             points = [
-                (x0 + 240 * i / (len(run) - 1), y0 - 120 * (line.get(name, 0.0) - bottom) / (top - bottom))
+                (
+                    x0 + 240 * i / (len(run) - 1),
+                    y0 - 120 * (line.get(name, 0.0) - bottom) / (top - bottom),
+                )
                 for i, line in enumerate(run)
             ]
             d.path(points, "good" if kind == "healthy" else "bad")
-    d.text(50, 404, "32 steps, from left to right. Preset smoke, grpo, seed 0, one thread.", 12, "dim")
+    d.text(
+        50, 404, "32 steps, from left to right. Preset smoke, grpo, seed 0, one thread.", 12, "dim"
+    )
     return d.done()
 
 
@@ -360,7 +453,9 @@ def architecture() -> str:
         if entry := re.match(r"  (\w*) +((?:[\w.]+(?:/|\.py) ?)+) *(\d?) +(.*?)(?:  .*)?$", line):
             storey, names, number, words = entry.groups()
             rooms = storeys.setdefault(storey or list(storeys)[-1], [])
-            title = textwrap.wrap(names.strip() + f"   {number}" * bool(number), 27, drop_whitespace=False)
+            title = textwrap.wrap(
+                names.strip() + f"   {number}" * bool(number), 27, drop_whitespace=False
+            )
             rooms.append((title, textwrap.wrap(words, 30)))
     bands, y = [], 104
     for storey, rooms in storeys.items():
@@ -369,14 +464,21 @@ def architecture() -> str:
         bands.append((storey, y, rows, heights))
         y += sum(heights) + 8 * len(rows) + 22
     d = Drawing(900, y + 18, "The layers of the source and the packages in each")
-    d.text(14, 24, "src/agent_r1: a file imports from its own layer and from lower layers, never from higher ones.")
+    d.text(
+        14,
+        24,
+        "src/agent_r1: a file imports from its own layer and from lower layers, never from higher "
+        "ones.",
+    )
     d.box(
         14,
         38,
         872,
         46,
-        "recipes/   one folder each: data sets, worlds, tools, dialects, rewards, estimators, presets",
-        "They import public names of agent_r1. The core imports none of them: a name in a setting leads to a recipe.",
+        "recipes/   one folder each: data sets, worlds, tools, dialects, rewards, estimators, "
+        "presets",
+        "They import public names of agent_r1. The core imports none of them: a name in a setting "
+        "leads to a recipe.",
     )
     for storey, top, rows, heights in bands:
         d.rect(14, top, 872, sum(heights) + 8 * len(rows) + 8, "read", 6)

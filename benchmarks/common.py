@@ -1,8 +1,8 @@
 """Share task, model and measurements between both sides of a benchmark.
 
-In: command line options. Out: a `Setting` (configuration, questions, tools, model folder) and, at the end, a `Result`
-as a table and as one JSON line. Next: `step_time.py` (ours) and `trl_compare/run.py` (TRL) time a training step with
-it.
+In: command line options. Out: a `Setting` (configuration, questions, tools, model folder) and, at
+the end, a `Result` as a table and as one JSON line. Next: `step_time.py` (ours) and
+`trl_compare/run.py` (TRL) time a training step with it.
 """
 
 from __future__ import annotations
@@ -63,11 +63,13 @@ class StepRecord:
     """Hold the figures of one training step."""
 
     seconds: dict[str, float]
-    """`step`, each of PHASES, and `cpu`: processor time of all threads, which a busy machine disturbs less."""
+    """`step`, each of PHASES, and `cpu`: processor time of all threads, which a busy machine
+    disturbs less."""
     agent_tokens: int
     """Tokens that the policy sampled, over all trajectories."""
     learnt: tuple[int, int]
-    """Tokens of the trained trajectories, without padding, and how many of them the policy sampled."""
+    """Tokens of the trained trajectories, without padding, and how many of them the policy
+    sampled."""
     all_tokens: int
     """Tokens of all trajectories: prompts, sampled tokens and tool results, without padding."""
     reward: float
@@ -98,11 +100,26 @@ def make_parser(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=10, help="measured RL steps")
     parser.add_argument("--warmup", type=int, default=3, help="RL steps before them, not counted")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--eval", type=int, default=0, metavar="N", help="greedy EM on N test questions, before, after")
-    parser.add_argument("--model", type=Path, help="model folder (default: the preset's cold start)")
-    parser.add_argument("--data", type=Path, help="folder with *.parquet and corpus.jsonl (default: the preset's)")
+    parser.add_argument(
+        "--eval",
+        type=int,
+        default=0,
+        metavar="N",
+        help="greedy EM on N test questions, before, after",
+    )
+    parser.add_argument(
+        "--model", type=Path, help="model folder (default: the preset's cold start)"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="folder with *.parquet and corpus.jsonl (default: the preset's)"
+    )
     parser.add_argument("--index", type=Path, help="index folder (default: the preset's)")
-    parser.add_argument("settings", nargs="*", metavar="section.key=value", help="settings, for example actor.lr=1e-4")
+    parser.add_argument(
+        "settings",
+        nargs="*",
+        metavar="section.key=value",
+        help="settings, for example actor.lr=1e-4",
+    )
     return parser
 
 
@@ -110,15 +127,23 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     """Load task and model of the options. Sets PyTorch's threads before it starts any."""
     torch.set_num_threads(arguments.threads)
     total = arguments.warmup + arguments.steps
-    fixed = [f"trainer.steps={total}", "trainer.eval_every=0", f"trainer.save_every={total}", "trainer.device=cpu"]
-    config = load_config(arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed)
+    fixed = [
+        f"trainer.steps={total}",
+        "trainer.eval_every=0",
+        f"trainer.save_every={total}",
+        "trainer.device=cpu",
+    ]
+    config = load_config(
+        arguments.preset, [*arguments.settings, *fixed], algorithm="grpo", seed=arguments.seed
+    )
     workspace = Workspace(config)
     data, index = arguments.data or workspace.data, arguments.index or workspace.index
     model = arguments.model or workspace.start_model
     for path in (data, index, model):
         if not path.exists():
             raise AgentR1Error(
-                f"{path} is missing; run `agent-r1 data`, `index` and `cold-start` with --preset {arguments.preset} "
+                f"{path} is missing; run `agent-r1 data`, `index` and `cold-start` with --preset "
+                f"{arguments.preset} "
                 f"--seed {arguments.seed}, or name other folders with --data, --index and --model"
             )
     searcher = Searcher(PassageIndex.load(index, data / "corpus.jsonl"))
@@ -139,7 +164,8 @@ def search(query: str):
 
 
 def update_flops(shape: Shape, learnt: tuple[int, int]) -> float:
-    """Count an update's minimum operations: layer weights per token, the vocabulary per sampled token.
+    """Count an update's minimum operations: layer weights per token, the vocabulary per sampled
+    token.
 
     Forward, and twice that backward. Attention's own products, a few per cent, are omitted.
     """
@@ -151,8 +177,16 @@ def matmul_rate(shape: Shape, tokens: int = 1024) -> float:
     """Measure FLOP/s of this model's float32 products: a layer's, and the vocabulary's."""
     D, heads = shape.hidden, shape.heads * shape.head_dim
     qkv = heads + 2 * shape.kv_heads * shape.head_dim
-    sizes = [(D, qkv), (heads, D), (D, 2 * shape.intermediate), (shape.intermediate, D)] * shape.layers
-    pairs = {size: (torch.randn(tokens, size[0]), torch.randn(*size)) for size in (*sizes, (D, shape.vocab))}
+    sizes = [
+        (D, qkv),
+        (heads, D),
+        (D, 2 * shape.intermediate),
+        (shape.intermediate, D),
+    ] * shape.layers
+    pairs = {
+        size: (torch.randn(tokens, size[0]), torch.randn(*size))
+        for size in (*sizes, (D, shape.vocab))
+    }
     for a, b in pairs.values():
         a @ b
     began = time.perf_counter()
@@ -174,8 +208,12 @@ def greedy_em(setting: Setting, model: Decoder) -> float | None:
     if not setting.test:
         return None
     r = setting.config.rollout
-    policy = LocalPolicy(model, setting.chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context)
-    loop = make_loop(policy, setting.chat, setting.tools, setting.config.rollout, setting.config.env)
+    policy = LocalPolicy(
+        model, setting.chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context
+    )
+    loop = make_loop(
+        policy, setting.chat, setting.tools, setting.config.rollout, setting.config.env
+    )
     trajectories = evaluate(loop, setting.test, temperature=0.0, seed=setting.config.seed)
     return fmean(t.metrics["em"] for t in trajectories)
 
@@ -191,7 +229,10 @@ def report(result: Result, setting: Setting) -> None:
     rate = max(matmul_rate(shape) for _ in range(3))
     needed = sum(update_flops(shape, s.learnt) for s in steps)
     after = f"after {result.warmup} for warm-up"
-    print(f"\n{result.side}, {result.threads} threads: {len(steps)} steps of {n} trajectories, {after}")
+    print(
+        f"\n{result.side}, {result.threads} threads: {len(steps)} steps of {n} trajectories, "
+        f"{after}"
+    )
     print(f"  {'seconds':<16}{'mean':>8}{'min':>8}{'share':>8}")
     whole = fmean(s.seconds["step"] for s in steps)
     for name in ("step", *PHASES, "cpu"):
@@ -200,7 +241,9 @@ def report(result: Result, setting: Setting) -> None:
     summary = {
         "agent tokens a trajectory": fmean(s.agent_tokens for s in steps) / n,
         "tokens a trajectory": fmean(s.all_tokens for s in steps) / n,
-        "agent tokens/s, rollout and environment": _rate(steps, "agent_tokens", ("rollout", "environment")),
+        "agent tokens/s, rollout and environment": _rate(
+            steps, "agent_tokens", ("rollout", "environment")
+        ),
         "batch tokens/s, update": _rate(steps, "all_tokens", ("old log-probs", "update")),
         "matmul rate at the model's shapes, GFLOP/s": rate / 1e9,
         "update, share of that rate": needed / sum(s.seconds["update"] for s in steps) / rate,
@@ -224,7 +267,9 @@ def report(result: Result, setting: Setting) -> None:
 
 
 def _rate(steps: list[StepRecord], tokens: str, phases: tuple[str, ...]) -> float:
-    return sum(getattr(s, tokens) for s in steps) / sum(s.seconds[phase] for s in steps for phase in phases)
+    return sum(getattr(s, tokens) for s in steps) / sum(
+        s.seconds[phase] for s in steps for phase in phases
+    )
 
 
 def _malloc_settings() -> dict[str, str]:

@@ -1,9 +1,9 @@
 """Measure when step-level credit pays, in lesson 11's corridor: `python benchmarks/corridor.py`.
 
-A corridor has R rooms with two doors each, one of them right. The policy is a table: it takes the right door with
-probability 1/2. All rooms matter equally, so the true gradient has the same entry for every room. An estimator of the
-project estimates it from a group of eight walks. The figure is the mean cosine between the two over groups: 1 is the
-right direction, 0 is noise.
+A corridor has R rooms with two doors each, one of them right. The policy is a table: it takes the
+right door with probability 1/2. All rooms matter equally, so the true gradient has the same entry
+for every room. An estimator of the project estimates it from a group of eight walks. The figure is
+the mean cosine between the two over groups: 1 is the right direction, 0 is noise.
 """
 
 from __future__ import annotations
@@ -35,14 +35,20 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
     reward_BR = right_BR.float() / rooms
     left_R = torch.arange(rooms, 0, -1) / rooms
     if paid == "at the end":
-        reward_BR = torch.zeros(B, rooms).index_add_(1, torch.tensor([rooms - 1]), reward_BR.sum(dim=1, keepdim=True))
+        reward_BR = torch.zeros(B, rooms).index_add_(
+            1, torch.tensor([rooms - 1]), reward_BR.sum(dim=1, keepdim=True)
+        )
         left_R = torch.ones(rooms)
     room_BR = torch.arange(rooms).repeat(B, 1)
     batch = Batch(
-        mask_BT=torch.ones(B, rooms, dtype=torch.long), rewards_BT=reward_BR, groups=[f"{i // size}" for i in range(B)],
-        trajectory_B=torch.arange(B), steps_BT=room_BR, columns={"states_BT": room_BR},
+        mask_BT=torch.ones(B, rooms, dtype=torch.long),
+        rewards_BT=reward_BR,
+        groups=[f"{i // size}" for i in range(B)],
+        trajectory_B=torch.arange(B),
+        steps_BT=room_BR,
+        columns={"states_BT": room_BR},
         values_BT=(0.5 * left_R).repeat(B, 1),  # a perfect critic that knows the room
-    )  # fmt: skip
+    )
     return batch, right_BR
 
 

@@ -2,7 +2,8 @@
 
 The scores before and after RL are included.
 
-bash benchmarks/seeds.sh ppo 0 && python benchmarks/curve_picture.py docs/images/laptop.png runs/bench-laptop-ppo-s0
+bash benchmarks/seeds.sh ppo 0 && python benchmarks/curve_picture.py docs/images/laptop.png
+runs/bench-laptop-ppo-s0
 """
 
 from __future__ import annotations
@@ -24,26 +25,44 @@ NAMES = {"em": "Exact match"}
 
 def main(out: Path, folders: list[Path]) -> None:
     runs = sorted(map(load_run, folders), key=lambda run: run.config["seed"])
-    # The object interface with its own canvas: pyplot would keep global state and choose a backend for the screen.
+    # The object interface with its own canvas: pyplot would keep global state and choose a backend
+    # for the screen.
     figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for run, colour in zip(runs, SHADES, strict=False):
         seed = f"seed {run.config['seed']}: " if len(runs) > 1 else ""
-        left.plot(*zip(*sampled_score(run), strict=True), color=colour, alpha=0.3, label=f"{seed}train, sampled")
+        left.plot(
+            *zip(*sampled_score(run), strict=True),
+            color=colour,
+            alpha=0.3,
+            label=f"{seed}train, sampled",
+        )
         validated = dict(color=colour, linewidth=2.2, marker="o")
-        left.plot(*zip(*run.series(VAL_EM), strict=True), **validated, label=f"{seed}validation, greedy")
+        left.plot(
+            *zip(*run.series(VAL_EM), strict=True), **validated, label=f"{seed}validation, greedy"
+        )
         for mark in marks(run):
             error = [[mark.y - mark.low], [mark.high - mark.y]]
             label = f"{seed}test, {mark.name}: {mark.y:.3f}"
-            left.errorbar([mark.x], [mark.y], yerr=error, fmt="D", color=colour, mfc="#b45309", capsize=4, label=label)
+            left.errorbar(
+                [mark.x],
+                [mark.y],
+                yerr=error,
+                fmt="D",
+                color=colour,
+                mfc="#b45309",
+                capsize=4,
+                label=label,
+            )
         calls = zip(*run.series("tool_calls/mean"), strict=True)
         right.plot(*calls, color=colour, linewidth=2, label=f"{seed}train, sampled")
     config = runs[0].config
     seeds = ", ".join(str(run.config["seed"]) for run in runs)
     score = NAMES.get(runs[0].score_name, runs[0].score_name.capitalize())
     left.set_title(
-        f"{score} ({config['preset']}, {config['algorithm']}, seed{'s' * (len(runs) > 1)} {seeds})", loc="left"
+        f"{score} ({config['preset']}, {config['algorithm']}, seed{'s' * (len(runs) > 1)} {seeds})",
+        loc="left",
     )
     left.set_ylim(0, 1)
     right.set_title("Tool calls per question", loc="left")
@@ -59,7 +78,9 @@ def main(out: Path, folders: list[Path]) -> None:
         }
         for run in runs
     ]  # fmt: skip
-    figure.savefig(out, metadata={"agent-r1": json.dumps(made_of)})  # tests/test_docs.py compares it with the preset
+    figure.savefig(
+        out, metadata={"agent-r1": json.dumps(made_of)}
+    )  # tests/test_docs.py compares it with the preset
 
 
 if __name__ == "__main__":

@@ -30,7 +30,11 @@ def main(out: Path, local: Path, verl: Path) -> None:
             axis.plot(range(1, shared + 1), values, color=colour, alpha=0.3, linewidth=1)
             means = [sum(window) / len(window) for window in windows]
             axis.plot(
-                range(1, shared + 1), means, color=colour, linewidth=2.2, label=f"{name} (mean of {WINDOW} steps)"
+                range(1, shared + 1),
+                means,
+                color=colour,
+                linewidth=2.2,
+                label=f"{name} (mean of {WINDOW} steps)",
             )
         axis.set_title(title, loc="left")
         axis.set_xlabel("RL step")

@@ -3,9 +3,10 @@
     PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
     .venv/bin/python benchmarks/floor.py --draw        # docs/images/floor.svg from benchmarks/floor.jsonl
 
-It needs data, index and cold start of the preset. The last step of a real run records every operation with its shapes.
-Each distinct operation is then repeated alone, on inputs that are ready in memory. The sum is the floor. The rest of a
-step goes to elementwise operations, copies, padding, Python, and waiting. Adds a JSON line to benchmarks/floor.jsonl.
+It needs data, index and cold start of the preset. The last step of a real run records every
+operation with its shapes. Each distinct operation is then repeated alone, on inputs that are ready
+in memory. The sum is the floor. The rest of a step goes to elementwise operations, copies, padding,
+Python, and waiting. Adds a JSON line to benchmarks/floor.jsonl.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ def recorded(calls: Counter[Operation]) -> Iterator[None]:
         return real_sample(logits, *rest)
 
     places = [(module, "attend", attention) for module in (decoder, kv_cache, batches)]
-    places += [(decoder, "product", product), (sampler, "sample_tokens", sample), (kv_cache.KVCache, "decode", decode)]
+    places += [
+        (decoder, "product", product),
+        (sampler, "sample_tokens", sample),
+        (kv_cache.KVCache, "decode", decode),
+    ]
     with ExitStack() as patches:
         for place in places:
             patches.enter_context(patch.object(*place))
@@ -114,11 +119,15 @@ def alone(phase: str, kind: str, sizes: tuple, dtype: torch.dtype) -> float:
             return seconds(work)
     out = work()
     gradient = torch.ones_like(out)
-    inputs = [t for t in getattr(work, "args", ()) if isinstance(t, torch.Tensor) and t.requires_grad]
+    inputs = [
+        t for t in getattr(work, "args", ()) if isinstance(t, torch.Tensor) and t.requires_grad
+    ]
     return seconds(lambda: torch.autograd.grad(work(), inputs, gradient))
 
 
-def last_step(setting: Setting) -> tuple[Counter[Operation], dict, list[list[str]], torch.nn.Module]:
+def last_step(
+    setting: Setting,
+) -> tuple[Counter[Operation], dict, list[list[str]], torch.nn.Module]:
     """Run real steps. Return the last step's operations, metrics and searches, and the model."""
     learner = make_learner(model_files.load_model(setting.model), setting.config.actor, None)
     calls: Counter[Operation] = Counter()
@@ -133,7 +142,16 @@ def last_step(setting: Setting) -> tuple[Counter[Operation], dict, list[list[str
     def steps(number: int, on_step: Callable) -> None:
         setting.config.trainer.steps = number
         env_of = partial(make_env, tools=setting.tools, config=setting.config.env)
-        train(setting.config, learner, setting.chat, env_of, setting.questions, on_step, lambda _: {}, lambda _: None)
+        train(
+            setting.config,
+            learner,
+            setting.chat,
+            env_of,
+            setting.questions,
+            on_step,
+            lambda _: {},
+            lambda _: None,
+        )
 
     total = setting.config.trainer.steps
     steps(total, lambda *_: None)
@@ -142,7 +160,9 @@ def last_step(setting: Setting) -> tuple[Counter[Operation], dict, list[list[str
     return calls, metrics[0], searches, learner.actor
 
 
-def floor(calls: Counter[Operation], actor: torch.nn.Module, updates: int, dtype: torch.dtype) -> dict[str, float]:
+def floor(
+    calls: Counter[Operation], actor: torch.nn.Module, updates: int, dtype: torch.dtype
+) -> dict[str, float]:
     """Add up the seconds of all operations and of `updates` optimiser steps, by kind."""
     parts: Counter[str] = Counter()
     for (phase, kind, sizes), times in calls.items():
@@ -158,23 +178,43 @@ def segments(line: dict) -> Iterator[tuple[str, float, str]]:
     """Yield the parts of a step in seconds, with their class in the drawing."""
     step, parts = line["step"], line["floor"][line.get("dtype", "float32")]
     for phase in (UPDATE, ROLLOUT):
-        own = {name.partition(": ")[2]: value for name, value in parts.items() if name.startswith(phase)}
-        products, attention = own.pop("product"), sum(value for name, value in own.items() if "attention" in name)
+        own = {
+            name.partition(": ")[2]: value
+            for name, value in parts.items()
+            if name.startswith(phase)
+        }
+        products, attention = (
+            own.pop("product"),
+            sum(value for name, value in own.items() if "attention" in name),
+        )
         yield f"{phase}: products", products, "sampled"
         yield f"{phase}: attention", attention, "sampled"
         others = sum(value for name, value in own.items() if "attention" not in name)
         yield f"{phase}: {'optimiser' if phase == UPDATE else 'softmax'}", others, "sampled"
         yield f"{phase}: between them", step[phase] - products - attention - others, "read"
     yield "environment: search", line["environment: search"], "sampled"
-    yield "environment: parsing, tokens, Python", step["environment"] - line["environment: search"], "read"
+    yield (
+        "environment: parsing, tokens, Python",
+        step["environment"] - line["environment: search"],
+        "read",
+    )
     yield "credit, checks, records", step["rest"], "read"
 
 
 def waterfall(lines: list[str]) -> str:
     """Draw the latest line of each preset, in shares of its step."""
     latest = {line["preset"]: line for line in map(json.loads, lines) if line["threads"] == 2}
-    d = Drawing(900, 40 + 290 * len(latest), "A training step: the operations alone, and what is between them")
-    d.text(14, 26, "A GRPO step on two cores: operations alone (green), and the time between them (grey)", 16)
+    d = Drawing(
+        900,
+        40 + 290 * len(latest),
+        "A training step: the operations alone, and what is between them",
+    )
+    d.text(
+        14,
+        26,
+        "A GRPO step on two cores: operations alone (green), and the time between them (grey)",
+        16,
+    )
     for number, (preset, line) in enumerate(latest.items()):
         top, whole, x = 50 + 290 * number, sum(line["step"].values()), 300.0
         d.text(14, top + 14, f"{preset}, {line.get('dtype', 'float32')}: share of a step", 14)
@@ -199,9 +239,9 @@ def main() -> None:
     line = {
         "preset": arguments.preset,
         "threads": arguments.threads,
-        "dtype": str(resolve_device(setting.config.trainer.device, setting.config.trainer.dtype)[1]).removeprefix(
-            "torch."
-        ),
+        "dtype": str(
+            resolve_device(setting.config.trainer.device, setting.config.trainer.dtype)[1]
+        ).removeprefix("torch."),
         "step": {
             "rollout": spent["gen"] - spent["env"],
             "environment": spent["env"],
@@ -212,7 +252,9 @@ def main() -> None:
             lambda: [index.search(queries, setting.config.search.top_k) for queries in searches]
         ),
         "floor": {
-            str(dtype).removeprefix("torch."): floor(calls, actor, setting.config.actor.minibatches, dtype)
+            str(dtype).removeprefix("torch."): floor(
+                calls, actor, setting.config.actor.minibatches, dtype
+            )
             for dtype in (torch.float32, torch.bfloat16)
         },
     }

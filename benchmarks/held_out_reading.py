@@ -2,7 +2,8 @@
 
 All four worlds share one index.
 
-agent-r1 data --preset laptop && agent-r1 index --preset laptop && python benchmarks/held_out_reading.py laptop
+agent-r1 data --preset laptop && agent-r1 index --preset laptop && python
+benchmarks/held_out_reading.py laptop
 """
 
 from __future__ import annotations
@@ -24,14 +25,24 @@ def world_of(config: Config) -> dict[str, str]:
     data = Workspace(config).data
     sizes = json.loads((data / "manifest.json").read_text())["splits"]
     worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]
-    return dict(zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True))
+    return dict(
+        zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True)
+    )
 
 
 def main(preset: str) -> None:
     config = load_config(preset)
     world = world_of(config)
-    queries = [lookup["entity"] for row in Workspace(config).load_rows("train") for lookup in lookups_of(row)]
-    shown = [hit.title for hits in Workspace(config).load_index().search(queries, config.search.top_k) for hit in hits]
+    queries = [
+        lookup["entity"]
+        for row in Workspace(config).load_rows("train")
+        for lookup in lookups_of(row)
+    ]
+    shown = [
+        hit.title
+        for hits in Workspace(config).load_index().search(queries, config.search.top_k)
+        for hit in hits
+    ]
     shares = Counter(world[title] for title in shown)
     print("RL, the right queries of all training questions: passages shown by world: ", end="")
     print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in TINYHOP.splits))
@@ -42,9 +53,15 @@ def main(preset: str) -> None:
         read = target = 0
         for row in rows:
             sampled = [i for i, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
-            whole, own = (held_out & set(re.findall("[A-Za-z]+", chat.decode(ids))) for ids in (row.input_ids, sampled))
+            whole, own = (
+                held_out & set(re.findall("[A-Za-z]+", chat.decode(ids)))
+                for ids in (row.input_ids, sampled)
+            )
             read, target = read + bool(whole), target + bool(own)
-        print(f"cold start, {name}: {len(rows)} demonstrations, {read} show a test name, {target} teach one as a token")
+        print(
+            f"cold start, {name}: {len(rows)} demonstrations, {read} show a test name, {target} "
+            "teach one as a token"
+        )
 
 
 if __name__ == "__main__":

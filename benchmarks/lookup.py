@@ -2,8 +2,9 @@
 
     python benchmarks/lookup.py runs/pocket-grpo/rollouts/step_*.jsonl
 
-A draft is what followed the last earlier occurrence of the newest n tokens. One pass verifies it: the tokens up to the
-first that differs from the sampled one are accepted, and the pass itself gives one more.
+A draft is what followed the last earlier occurrence of the newest n tokens. One pass verifies it:
+the tokens up to the first that differs from the sampled one are accepted, and the pass itself gives
+one more.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from pathlib import Path
 
 
 def draft(ids: list[int], end: int, n: int, most: int) -> list[int]:
-    """Return up to `most` tokens that followed the last occurrence of ids[end - n:end] before it."""
+    """Return up to `most` tokens that followed the last occurrence of ids[end - n:end] before
+    it."""
     newest = ids[end - n : end]
     for start in range(end - 1, n - 1, -1):
         if ids[start - n : start] == newest:
@@ -32,17 +34,32 @@ def passes_of(ids: list[int], mask: list[int], n: int, most: int) -> Iterator[in
             continue
         turn_end = place + next((i for i, m in enumerate(mask[place:]) if not m), len(mask) - place)
         guess = draft(ids, place, n, most)
-        right = next((i for i, (a, b) in enumerate(zip(guess, ids[place:], strict=False)) if a != b), len(guess))
+        right = next(
+            (i for i, (a, b) in enumerate(zip(guess, ids[place:], strict=False)) if a != b),
+            len(guess),
+        )
         got = min(right + 1, turn_end - place)
         yield got
         place += got
 
 
 def main(files: list[Path]) -> None:
-    rows = [row for file in files for line in file.read_text().splitlines() for row in json.loads(line)["rows"]]
+    rows = [
+        row
+        for file in files
+        for line in file.read_text().splitlines()
+        for row in json.loads(line)["rows"]
+    ]
     for n, most in ((2, 2), (2, 3), (2, 5), (3, 3), (3, 5)):
-        got = [tokens for row in rows for tokens in passes_of(row["input_ids"], row["action_mask"], n, most)]
-        print(f"n {n}, drafts of {most}: {sum(got) / len(got):.2f} tokens a pass, of {sum(got)} tokens")
+        got = [
+            tokens
+            for row in rows
+            for tokens in passes_of(row["input_ids"], row["action_mask"], n, most)
+        ]
+        print(
+            f"n {n}, drafts of {most}: {sum(got) / len(got):.2f} tokens a pass, of {sum(got)} "
+            "tokens"
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
 python benchmarks/mismatch.py [--only NAME] [section.key=value ...]      finished runs are only read
 
-See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the smoke preset, seed 0, from one cold start,
-with another `rollout.mismatch`. Prints a table, and keeps it in docs/lab/race/mismatch.json next to rows from other
-machines.
+See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the smoke preset, seed 0, from
+one cold start, with another `rollout.mismatch`. Prints a table, and keeps it in
+docs/lab/race/mismatch.json next to rows from other machines.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ COLUMNS = {
 
 def row_of(run: Path) -> dict[str, float]:
     lines = list(map(with_val_em, read_jsonl(run / "metrics.jsonl")))
-    return {name: of([line[key] for line in lines if key in line]) for name, (key, of) in COLUMNS.items()}
+    return {
+        name: of([line[key] for line in lines if key in line])
+        for name, (key, of) in COLUMNS.items()
+    }
 
 
 def main(words: list[str]) -> None:

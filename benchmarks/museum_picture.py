@@ -1,7 +1,7 @@
 """Draw the museum's curves, docs/images/museum.svg: python -m benchmarks.museum_picture
 
-A panel per exhibit shows exact match of each step, smoothed over three steps. Red curves are the exhibit's runs, and green
-curves those that it is compared with.
+A panel per exhibit shows exact match of each step, smoothed over three steps. Red curves are the
+exhibit's runs, and green curves those that it is compared with.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ def curves(name: str) -> list[list[float]]:
 
 
 def museum() -> str:
-    shown = [exhibit for exhibit in read_exhibits().values() if exhibit.patch and curves(exhibit.name)]
+    shown = [
+        exhibit for exhibit in read_exhibits().values() if exhibit.patch and curves(exhibit.name)
+    ]
     rows = -(-len(shown) // COLUMNS)
     d = Drawing(
         LEFT + COLUMNS * WIDE,
@@ -41,7 +43,11 @@ def museum() -> str:
         for name, kind in ((exhibit.compare, "good"), (exhibit.name, "bad")):
             for curve in curves(name):
                 last = len(curve) - 1
-                d.path([(x + w * at / last, y + 22 + h * (1 - em)) for at, em in enumerate(curve)], kind, 1.5)
+                d.path(
+                    [(x + w * at / last, y + 22 + h * (1 - em)) for at, em in enumerate(curve)],
+                    kind,
+                    1.5,
+                )
     return d.done()
 
 

@@ -2,8 +2,8 @@
 
 python benchmarks/race.py laptop      reads runs/race-laptop-*, keeps known others, prints Markdown
 
-The picture is docs/images/race-PRESET.svg: greedy validation against episodes and against seconds. A line is the mean
-over an arm's seeds, and its band spans the worst to the best.
+The picture is docs/images/race-PRESET.svg: greedy validation against episodes and against seconds.
+A line is the mean over an arm's seeds, and its band spans the worst to the best.
 """
 
 from __future__ import annotations
@@ -31,15 +31,31 @@ REACHED = (0.8, 0.85, 0.9)
 COLOURS = ("#0f766e", "#2563eb", "#c2570c", "#be185d", "#7c3aed", "#6b7280", "#ca8a04", "#111827")
 STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t with so many degrees of freedom."""
-HEAD = ("arm", "seeds", "score (95 % over seeds)", "worst to best", "deviation",
-        *(f"episodes to {r}" for r in REACHED), "seconds to 0.85", "s per step", "in advantages", "rows without advantage",
-        "GB")  # fmt: skip
+HEAD = (
+    "arm",
+    "seeds",
+    "score (95 % over seeds)",
+    "worst to best",
+    "deviation",
+    *(f"episodes to {r}" for r in REACHED),
+    "seconds to 0.85",
+    "s per step",
+    "in advantages",
+    "rows without advantage",
+    "GB",
+)
 
 
 def figures(run: Path) -> dict[str, Any]:
     """Read what is kept of a run; `curve` has [episodes, seconds, greedy score] per validation."""
-    config, card = yaml.safe_load((run / "config.yaml").read_text()), json.loads((run / "eval.json").read_text())
-    lines, of = read_jsonl(run / "metrics.jsonl"), (RolloutConfig(**config["rollout"]), config["algorithm"])
+    config, card = (
+        yaml.safe_load((run / "config.yaml").read_text()),
+        json.loads((run / "eval.json").read_text()),
+    )
+    lines, of = (
+        read_jsonl(run / "metrics.jsonl"),
+        (RolloutConfig(**config["rollout"]), config["algorithm"]),
+    )
     seconds = sum(line["timing_s/step"] for line in lines)
     return {
         "arm": config["algorithm"],
@@ -50,8 +66,16 @@ def figures(run: Path) -> dict[str, Any]:
         "credit": sum(line["timing_s/adv"] for line in lines) / seconds,
         "idle": fmean(line["groups/zero_advantage"] for line in lines),
         "gb": max(line["perf/memory_gb"] for line in lines),
-        "made_by": {"command": card["command"], "commit": card["code"]["commit"], "hardware": card["hardware"]},
-        "curve": [[n, round(s, 1), line[VAL_EM]] for line, n, s in with_totals(lines, *of) if VAL_EM in line],
+        "made_by": {
+            "command": card["command"],
+            "commit": card["code"]["commit"],
+            "hardware": card["hardware"],
+        },
+        "curve": [
+            [n, round(s, 1), line[VAL_EM]]
+            for line, n, s in with_totals(lines, *of)
+            if VAL_EM in line
+        ],
     }
 
 
@@ -60,8 +84,11 @@ def arms(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def reached(run: dict[str, Any], score: float) -> tuple[float, float]:
-    """Return episodes and seconds until two consecutive validations reached `score`, else infinity."""
-    for (episodes, seconds, first), (_, _, second) in zip(run["curve"], run["curve"][1:], strict=False):
+    """Return episodes and seconds until two consecutive validations reached `score`, else
+    infinity."""
+    for (episodes, seconds, first), (_, _, second) in zip(
+        run["curve"], run["curve"][1:], strict=False
+    ):
         if min(first, second) >= score:
             return episodes, seconds
     return math.inf, math.inf
@@ -109,7 +136,10 @@ def picture(runs: list[dict[str, Any]], out: Path) -> None:
     FigureCanvasSVG(figure)
     axes = figure.subplots(1, 2, sharey=True)
     for (arm, mine), colour in zip(arms(runs).items(), COLOURS, strict=False):
-        points = [list(zip(*same, strict=True)) for same in zip(*(run["curve"] for run in mine), strict=False)]
+        points = [
+            list(zip(*same, strict=True))
+            for same in zip(*(run["curve"] for run in mine), strict=False)
+        ]
         low, mean, high = ([pick(values) for _, _, values in points] for pick in (min, fmean, max))
         for axis, column in zip(axes, (0, 1), strict=True):
             xs = [fmean(point[column]) for point in points]
@@ -128,8 +158,14 @@ def picture(runs: list[dict[str, Any]], out: Path) -> None:
 
 
 def main(preset: str) -> None:
-    home, file = Path(os.environ.get("AGENT_R1_HOME", ".")), DOCS / "lab" / "race" / f"{preset}.json"
-    known = {(run["arm"], run["seed"]): run for run in (json.loads(file.read_text()) if file.exists() else [])}
+    home, file = (
+        Path(os.environ.get("AGENT_R1_HOME", ".")),
+        DOCS / "lab" / "race" / f"{preset}.json",
+    )
+    known = {
+        (run["arm"], run["seed"]): run
+        for run in (json.loads(file.read_text()) if file.exists() else [])
+    }
     for card in sorted((home / "runs").glob(f"race-{preset}-*/eval.json")):
         run = figures(card.parent)
         known[run["arm"], run["seed"]] = run

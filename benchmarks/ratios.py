@@ -3,8 +3,8 @@
     python -m benchmarks.ratios          # ratios that are nothing but noise, and the kept runs
     python -m benchmarks.ratios 2        # train two seeds first; finished runs are only read
 
-The runs are GRPO on the smoke preset: 32 steps, one thread. The runs of an arm differ in cold start and seed, and the runs of
-a seed share both. Their figures are kept in docs/lab/race/ratios.json.
+The runs are GRPO on the smoke preset: 32 steps, one thread. The runs of an arm differ in cold start
+and seed, and the runs of a seed share both. Their figures are kept in docs/lab/race/ratios.json.
 """
 
 from __future__ import annotations
@@ -25,7 +25,11 @@ ARMS = {
     "token": [],
     "step": ["actor.ratio_level=step"],
     "sequence": ["actor.ratio_level=sequence"],
-    "sequence, clip 0.05": ["actor.ratio_level=sequence", "actor.span_clip_low=0.05", "actor.span_clip_high=0.05"],
+    "sequence, clip 0.05": [
+        "actor.ratio_level=sequence",
+        "actor.span_clip_low=0.05",
+        "actor.span_clip_high=0.05",
+    ],
 }
 
 
@@ -40,14 +44,16 @@ def row_of(lines: list[dict]) -> dict[str, float]:
 
 def table(rows: dict[str, list[dict]]) -> str:
     out = [
-        "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of an update |",
+        "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of "
+        "an update |",
         "|---|---|---|---|---|",
     ]
     for arm, runs in rows.items():
         scores = [run["sampled EM"] for run in runs]
         clipped, kl = fmean(run["clipped"] for run in runs), max(run["KL"] for run in runs)
         out.append(
-            f"| {arm} | {len(runs)} | {fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f}) | {clipped:.3f} | {kl:.3f} |"
+            f"| {arm} | {len(runs)} | {fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f}) "
+            f"| {clipped:.3f} | {kl:.3f} |"
         )
     return "\n".join(out)
 
@@ -59,7 +65,9 @@ def clipped_by_noise(noise: float, length: int, ratio: str, clip: float) -> floa
     """Return the share of tokens that are clipped for random log-ratios and advantages of 1."""
     log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
     ones_BT = torch.ones_like(log_ratios_BT)
-    _, seen = policy_loss(log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio))
+    _, seen = policy_loss(
+        log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio)
+    )
     return seen["actor/pg_clipfrac"]
 
 

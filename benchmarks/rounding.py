@@ -2,7 +2,8 @@
 
     PYTHONPATH=src .venv/bin/python benchmarks/rounding.py --preset pocket --steps 1 --warmup 0
 
-It needs data, index and cold start of the preset. The metric `training/rollout_logprobs_diff_mean` reads some rows only.
+It needs data, index and cold start of the preset. The metric `training/rollout_logprobs_diff_mean`
+reads some rows only.
 """
 
 from __future__ import annotations
@@ -27,13 +28,17 @@ def main() -> None:
 
     def predict(learner, reference, batch, *rest):
         dtype = resolve_device(c.trainer.device, c.trainer.dtype)[1]
-        now_BT = batch_logprobs(learner.actor, batch, c.rollout.temperature, c.trainer.max_tokens_per_microbatch, dtype)
+        now_BT = batch_logprobs(
+            learner.actor, batch, c.rollout.temperature, c.trainer.max_tokens_per_microbatch, dtype
+        )
         apart = (now_BT - batch.logprobs_BT)[batch.mask_BT.bool()]
         weights = apart.exp()
         outside = (weights < 1 - c.actor.clip_low) | (weights > 1 + c.actor.clip_high)
         print(
-            f"{dtype}, {len(apart)} tokens: mean |difference| {apart.abs().mean():.4f} nats; weight {weights.mean():.4f} in "
-            f"the mean, {weights.min():.3f} to {weights.max():.3f}; outside the clip {outside.float().mean():.2%}"
+            f"{dtype}, {len(apart)} tokens: mean |difference| {apart.abs().mean():.4f} nats; "
+            f"weight {weights.mean():.4f} in "
+            f"the mean, {weights.min():.3f} to {weights.max():.3f}; outside the clip "
+            f"{outside.float().mean():.2%}"
         )
         return real_predict(learner, reference, batch, *rest)
 

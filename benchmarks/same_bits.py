@@ -3,10 +3,10 @@
     python -m benchmarks.same_bits record /tmp/before              smoke, seeds 0 to 4, and laptop, 0 and 1; one thread
     python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, compared with those
 
-Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file in rollouts/, and
-eval.json. Left out: seconds, and the names of artefacts and configurations, which change with every new setting
-(`NOT_COMPARED`). Bits depend on the CPU and on PyTorch, so use one machine. A smoke run takes about a minute, laptop
-about five.
+Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file
+in rollouts/, and eval.json. Left out: seconds, and the names of artefacts and configurations, which
+change with every new setting (`NOT_COMPARED`). Bits depend on the CPU and on PyTorch, so use one
+machine. A smoke run takes about a minute, laptop about five.
 """
 
 from __future__ import annotations
@@ -34,8 +34,16 @@ def play(name: str, home: Path) -> None:
     home.mkdir(parents=True)
     words = ["grpo", "--preset", preset, "--seed", seed]
     env = os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1"}
-    for command in (["train", *words, "--plain", "trainer.threads=1"], ["eval", *words, "trainer.threads=1"]):
-        subprocess.run([sys.executable, "-m", "agent_r1", *command], env=env, check=True, stdout=subprocess.DEVNULL)
+    for command in (
+        ["train", *words, "--plain", "trainer.threads=1"],
+        ["eval", *words, "trainer.threads=1"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "agent_r1", *command],
+            env=env,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
 
 
 def facts(home: Path) -> dict[str, Any]:
@@ -44,15 +52,23 @@ def facts(home: Path) -> dict[str, Any]:
     [start] = (home / "artifacts").glob("cold-start-*")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     found = {f"metrics of step {i}": _clean(line) for i, line in enumerate(lines, 1)}
-    found["weights at step 0"] = hashlib.sha256((start / "model.safetensors").read_bytes()).hexdigest()
+    found["weights at step 0"] = hashlib.sha256(
+        (start / "model.safetensors").read_bytes()
+    ).hexdigest()
     for file in sorted((run / "rollouts").iterdir()):
-        found[f"rollouts/{file.name}"] = [_clean(json.loads(line)) for line in file.read_text().splitlines()]
+        found[f"rollouts/{file.name}"] = [
+            _clean(json.loads(line)) for line in file.read_text().splitlines()
+        ]
     return found | {"eval.json": _clean(json.loads((run / "eval.json").read_text()))}
 
 
 def _clean(value: Any) -> Any:
     if isinstance(value, dict):
-        kept = {key: item for key, item in value.items() if key not in NOT_COMPARED and not key.startswith(CLOCKS)}
+        kept = {
+            key: item
+            for key, item in value.items()
+            if key not in NOT_COMPARED and not key.startswith(CLOCKS)
+        }
         return {key: _clean(item) for key, item in kept.items()}
     return [_clean(item) for item in value] if isinstance(value, list) else value
 
@@ -63,7 +79,9 @@ def difference(before: Any, after: Any, place: str) -> str | None:
         return None
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
-        return next(filter(None, (difference(before.get(k), after.get(k), f"{place}: {k}") for k in keys)))
+        return next(
+            filter(None, (difference(before.get(k), after.get(k), f"{place}: {k}") for k in keys))
+        )
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return next(filter(None, (difference(a, b, f"{place}[{i}]") for i, (a, b) in pairs)))

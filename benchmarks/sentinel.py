@@ -3,9 +3,9 @@
     python -m benchmarks.sentinel record 10    # 10 rounds of four runs; finished runs are only read; then the tables
     python -m benchmarks.sentinel              # the tables, from benchmarks/sentinel_runs.jsonl
 
-Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 if it is broken on purpose. Two cold starts
-serve all runs, and the seed of RL differs. The thresholds were chosen on the runs from cold start 0; those from 1
-were held out.
+Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 if it is broken on purpose.
+Two cold starts serve all runs, and the seed of RL differs. The thresholds were chosen on the runs
+from cold start 0; those from 1 were held out.
 """
 
 from __future__ import annotations
@@ -38,13 +38,22 @@ SETTINGS = {
 }
 CHOSEN_ON, HELD_BACK = 0, 1
 """Cold starts."""
-READ = ("critic/score/mean", "reward/em", "tool_calls/mean", "tool_calls/invalid_rate", "groups/zero_advantage",
-        "actor/entropy", "response_length/mean", SAMPLER_GAP)  # fmt: skip
+READ = (
+    "critic/score/mean",
+    "reward/em",
+    "tool_calls/mean",
+    "tool_calls/invalid_rate",
+    "groups/zero_advantage",
+    "actor/entropy",
+    "response_length/mean",
+    SAMPLER_GAP,
+)
 """Fields that the sentinel reads of a line, next to `stop/*`."""
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
-    """List arm, cold start and RL seed of each run. The first is the shipped smoke run of seed 0."""
+    """List arm, cold start and RL seed of each run. The first is the shipped smoke run of seed
+    0."""
     return [
         (arm, cold, cold + 10 * number)
         for number in range(rounds)
@@ -54,8 +63,14 @@ def plan(rounds: int) -> list[tuple[str, int, int]]:
 
 
 def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1) -> list[dict]:
-    """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of its metrics.jsonl."""
-    quick = ["trainer.threads=1", "trainer.eval_every=0", "trainer.save_every=32", "trainer.rollouts_every=0"]
+    """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of
+    its metrics.jsonl."""
+    quick = [
+        "trainer.threads=1",
+        "trainer.eval_every=0",
+        "trainer.save_every=32",
+        "trainer.rollouts_every=0",
+    ]
     config = load_config("smoke", [*quick, *settings], algorithm="grpo", seed=cold)
     run = RunDir(Workspace(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
     if not run.finished(config.trainer.steps):
@@ -77,7 +92,9 @@ def record(rounds: int) -> None:
     kept = []
     for arm, cold, seed in plan(rounds):
         lines = train(f"sentinel {arm}", SETTINGS[arm], cold, seed, -1 if arm == KL else 1)
-        keys = sorted({key for line in lines for key in line if key in READ or key.startswith("stop/")})
+        keys = sorted(
+            {key for line in lines for key in line if key in READ or key.startswith("stop/")}
+        )
         columns = {key: [float(f"{line.get(key, 0):.4g}") for line in lines] for key in keys}
         kept.append(json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n")
     KEPT.write_text("".join(kept))
@@ -89,7 +106,8 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
     for run in read_jsonl(KEPT):
         steps = zip(*run["lines"].values(), strict=True)
         lines = [
-            {STEP_KEY: step} | dict(zip(run["lines"], values, strict=True)) for step, values in enumerate(steps, 1)
+            {STEP_KEY: step} | dict(zip(run["lines"], values, strict=True))
+            for step, values in enumerate(steps, 1)
         ]
         runs.append((run["arm"], run["cold"], run["seed"], lines))
     return runs
@@ -108,16 +126,22 @@ def table(cold_start: int) -> str:
     The last column is the rule without noise.
     """
     out = [
-        "| runs | with an alarm | share, 95 % interval | first alarm after step | with an alarm, if noise were ignored |",
+        "| runs | with an alarm | share, 95 % interval | first alarm after step | with an alarm, "
+        "if noise were ignored |",
         "|---|---|---|---|---|",
     ]
     for arm in SETTINGS:
         runs = [lines for kind, cold, _, lines in recorded() if kind == arm and cold == cold_start]
         steps = first_alarms(runs, rule.NOISE)
         low, high = wilson_interval(len(steps) / len(runs), len(runs))
-        cells = f"{arm}: {len(runs)}", len(steps), f"{len(steps) / len(runs):.2f} ({low:.2f} to {high:.2f})"
+        cells = (
+            f"{arm}: {len(runs)}",
+            len(steps),
+            f"{len(steps) / len(runs):.2f} ({low:.2f} to {high:.2f})",
+        )
         out.append(
-            f"| {' | '.join(map(str, cells))} | {', '.join(map(str, steps)) or '-'} | {len(first_alarms(runs, 0))} |"
+            f"| {' | '.join(map(str, cells))} | {', '.join(map(str, steps)) or '-'} | "
+            f"{len(first_alarms(runs, 0))} |"
         )
     return "\n".join(out)
 

@@ -3,7 +3,8 @@
     .venv/bin/python benchmarks/startup.py                     help, plans
     AGENT_R1_HOME=DIR .venv/bin/python benchmarks/startup.py grpo --preset smoke    stages that are done
 
-CPU time is user and system time of the whole process. The least of five calls counts, with bytecode cached.
+CPU time is user and system time of the whole process. The least of five calls counts, with bytecode
+cached.
 """
 
 from __future__ import annotations
@@ -13,7 +14,16 @@ import subprocess
 import sys
 
 PLANS = ("laptop", "smoke", "pocket", "tinyquest", "hotpotqa-4xh100")
-STAGES = ("doctor", "data", "index", "cold-start", "eval --before", "train --plain", "eval", "report")
+STAGES = (
+    "doctor",
+    "data",
+    "index",
+    "cold-start",
+    "eval --before",
+    "train --plain",
+    "eval",
+    "report",
+)
 
 
 def cpu_seconds(words: list[str]) -> float:
@@ -21,7 +31,9 @@ def cpu_seconds(words: list[str]) -> float:
     found = []
     for _ in range(6):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "agent_r1", *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(
+            [sys.executable, "-m", "agent_r1", *words], check=True, stdout=subprocess.DEVNULL
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(found[1:])

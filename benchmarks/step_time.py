@@ -2,9 +2,10 @@
 
     PYTHONPATH=src .venv/bin/python benchmarks/step_time.py --steps 20 --eval 500
 
-In: data, index and cold start of a preset (`agent-r1 data`, `index`, `cold-start`), or the paths given. Out: a table
-and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run, and reads its clock. The losses share a
-lap with the passes through the network, so their forward is timed separately.
+In: data, index and cold start of a preset (`agent-r1 data`, `index`, `cold-start`), or the paths
+given. Out: a table and a JSON line. It calls `agent_r1.training.loop.train`, the loop of every run,
+and reads its clock. The losses share a lap with the passes through the network, so their forward is
+timed separately.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ def main() -> None:
     setting = load_setting(arguments)
     em_before = greedy_em(setting, model_files.load_model(setting.model)) if setting.test else None
     c = setting.config
-    learner = make_learner(model_files.load_model(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None)
+    learner = make_learner(
+        model_files.load_model(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None
+    )
     records: list[StepRecord] = []
     zero_advantage: list[float] = []
     advantages: list[float] = []
@@ -70,7 +73,16 @@ def main() -> None:
     loop.policy_loss, loop.aggregate_loss = timed(loop.policy_loss), timed(loop.aggregate_loss)
     s = setting
     env_of = partial(make_env, tools=s.tools, config=s.config.env)
-    train(s.config, learner, s.chat, env_of, s.questions, on_step, evaluate=lambda _: {}, save=lambda _: None)
+    train(
+        s.config,
+        learner,
+        s.chat,
+        env_of,
+        s.questions,
+        on_step,
+        evaluate=lambda _: {},
+        save=lambda _: None,
+    )
     whole = sum(record.seconds["step"] for record in records)
     notes = {
         "rows skipped (zero advantage)": fmean(zero_advantage[arguments.warmup :]),
@@ -79,21 +91,37 @@ def main() -> None:
     memory = max_memory_gb()
     em_after = greedy_em(setting, learner.actor)
     measured_steps = records[arguments.warmup :]
-    result = Result("agent-r1", arguments.threads, arguments.warmup, measured_steps, memory, em_before, em_after, notes)
+    result = Result(
+        "agent-r1",
+        arguments.threads,
+        arguments.warmup,
+        measured_steps,
+        memory,
+        em_before,
+        em_after,
+        notes,
+    )
     report(result, setting)
 
 
-def read_metrics(metrics: dict[str, float], setting: Setting, cpu: float, learnt: tuple[int, int]) -> StepRecord:
+def read_metrics(
+    metrics: dict[str, float], setting: Setting, cpu: float, learnt: tuple[int, int]
+) -> StepRecord:
     """Convert one step's metrics to the phases of benchmarks/README.md.
 
     `cpu` is its processor time in seconds.
     """
-    timing = {name.removeprefix("timing_s/"): value for name, value in metrics.items() if name.startswith("timing_s/")}
+    timing = {
+        name.removeprefix("timing_s/"): value
+        for name, value in metrics.items()
+        if name.startswith("timing_s/")
+    }
     seconds = {
         "step": timing["step"],
         "rollout": timing["gen"] - timing["env"],
         "environment": timing["env"],
-        "old log-probs": 0.0,  # the sampler's log-probs are exact in float32, so nothing is recomputed
+        # the sampler's log-probs are exact in float32, so nothing is recomputed
+        "old log-probs": 0.0,
         "update": timing["update_actor"],
         "cpu": cpu,
     }

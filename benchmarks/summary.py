@@ -20,14 +20,19 @@ def main(names: list[str]) -> None:
     print("|---|---|---|---|---|---|---|")
     after = []
     for name in names:
-        cards = [json.loads((root / name / f"{card}.json").read_text()) for card in ("eval_before", "eval")]
+        cards = [
+            json.loads((root / name / f"{card}.json").read_text())
+            for card in ("eval_before", "eval")
+        ]
         metrics = read_jsonl(root / name / "metrics.jsonl")
         step = fmean(m["timing_s/step"] for m in metrics)
         memory = max(m["perf/memory_gb"] for m in metrics)
         after.append(cards[1]["score"])
         print(
-            f"| {name} | {cards[0]['score']:.3f} | {cards[1]['score']:.3f} | {cards[1]['sampled']['score']:.3f} "
-            f"| {cards[0]['mean_tool_calls']:.2f} → {cards[1]['mean_tool_calls']:.2f} | {step:.2f} | {memory:.2f} |"
+            f"| {name} | {cards[0]['score']:.3f} | {cards[1]['score']:.3f} | "
+            f"{cards[1]['sampled']['score']:.3f} "
+            f"| {cards[0]['mean_tool_calls']:.2f} → {cards[1]['mean_tool_calls']:.2f} | {step:.2f} "
+            f"| {memory:.2f} |"
         )
     print(f"\n{len(after)} runs: mean score {fmean(after):.3f}, worst {min(after):.3f}")
 

@@ -2,8 +2,9 @@
 
     PYTHONPATH=src .venv/bin/python benchmarks/tool_cost.py [--calls 2000] [--at-once 64]
 
-In: nothing. Out: a table of milliseconds per call for sequential and concurrent calls: wall time, and processor
-time of this process without an MCP server's. "Asked directly" is the SDK alone, in the thread of its
+In: nothing. Out: a table of milliseconds per call for sequential and concurrent calls: wall time,
+and processor time of this process without an MCP server's. "Asked directly" is the SDK alone, in
+the thread of its
 session: the difference is our overhead.
 """
 
@@ -65,7 +66,8 @@ class InABatch(BatchTool):
 
 
 async def spent(one: Callable[[], Awaitable], calls: int, at_once: int) -> tuple[float, float]:
-    """Return milliseconds per call, of wall and processor time, for calls in rounds of `at_once`."""
+    """Return milliseconds per call, of wall and processor time, for calls in rounds of
+    `at_once`."""
     await one()  # the first call opens connections
     wall, cpu, rounds = time.perf_counter(), time.process_time(), calls // at_once
     for _ in range(rounds):
@@ -82,16 +84,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "server.py"
         script.write_text(SERVER)
-        tools = make_tools(["echo"], env=McpSettings(mcp={"echo": shlex.join([sys.executable, str(script)])}))
+        tools = make_tools(
+            ["echo"], env=McpSettings(mcp={"echo": shlex.join([sys.executable, str(script)])})
+        )
         tools |= {each.name: each for each in (in_the_loop, in_a_thread, InABatch())}
 
         def through(name: str) -> Callable[[], Awaitable]:
             return lambda: call_tool(tools, ToolCall(name, {"text": "hello"}), 60, 1000)
 
         async def directly(client, at_once: int) -> tuple[float, float]:
-            return await spent(lambda: client.call_tool("remote", {"text": "hello"}), a.calls, at_once)
+            return await spent(
+                lambda: client.call_tool("remote", {"text": "hello"}), a.calls, at_once
+            )
 
-        print(f"| ms a call | one by one | cpu | {a.at_once} at once | cpu |\n| --- | --- | --- | --- | --- |")
+        print(
+            f"| ms a call | one by one | cpu | {a.at_once} at once | cpu |\n| --- | --- | --- | "
+            "--- | --- |"
+        )
         for name in ("in_the_loop", "in_a_thread", "in_a_batch", "remote"):
             show(name, *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.at_once)))
         program = ToolCall("python", {"code": "print(6 * 7)"})
@@ -103,11 +112,17 @@ def main() -> None:
 
         show("python, in its sandbox", *(asyncio.run(spent(run, few, n)) for n in (1, a.at_once)))
         session = tools["remote"].session
-        show("asked directly", *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.at_once)))
+        show(
+            "asked directly",
+            *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.at_once)),
+        )
 
 
 def show(name: str, alone: tuple[float, float], together: tuple[float, float]) -> None:
-    print(f"| {name} | " + " | ".join(f"{number:.2f}" for number in (*alone, *together)) + " |", flush=True)
+    print(
+        f"| {name} | " + " | ".join(f"{number:.2f}" for number in (*alone, *together)) + " |",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,8 @@ FIELDS = ("steps_BT", "truncated_B")
 def inputs_of(
     rewards, mask, values=None, groups=None, trajectories=None, columns=None, **settings_
 ) -> tuple[Batch, AdvantageConfig]:
-    """What an estimator takes, from nested lists; by default one group, each row a trajectory, and one step."""
+    """What an estimator takes, from nested lists; by default one group, each row a trajectory, and
+    one step."""
     rows = len(rewards)
     same = [[0] * len(rewards[0])] * rows
     columns = {"steps_BT": same, "states_BT": same, "baseline_B": [0.0] * rows} | (columns or {})
@@ -27,14 +28,19 @@ def inputs_of(
         values_BT=None if values is None else torch.tensor(values, dtype=torch.float32),
         groups=groups or ["q"] * rows,
         trajectory_B=torch.tensor(trajectories or list(range(rows))),
-        columns={name: torch.tensor(column) for name, column in columns.items() if name not in FIELDS},
+        columns={
+            name: torch.tensor(column) for name, column in columns.items() if name not in FIELDS
+        },
         **{name: torch.tensor(column) for name, column in columns.items() if name in FIELDS},
     )
     return batch, CreditAdvantage(**settings_)
 
 
-def random_inputs(seed: int, *, several_rows: bool = True, **settings_) -> tuple[Batch, AdvantageConfig]:
-    """2-3 prompts x 2-4 trajectories x 1-3 rows; random masks with at least one action token a row."""
+def random_inputs(
+    seed: int, *, several_rows: bool = True, **settings_
+) -> tuple[Batch, AdvantageConfig]:
+    """2-3 prompts x 2-4 trajectories x 1-3 rows; random masks with at least one action token a
+    row."""
     g = torch.Generator().manual_seed(seed)
 
     def draw(low, high):

@@ -1,4 +1,5 @@
-"""What tests of recipes build around a recipe: trusted names, data sets, an index, tools and demonstrations."""
+"""What tests of recipes build around a recipe: trusted names, data sets, an index, tools and
+demonstrations."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ __all__ = ["corpus_passages", "exact_match", "tables"]
 
 
 async def called(
-    tools: dict[str, BaseTool], name: str, timeout_s: float = 5.0, max_chars: int = 1000, /, **arguments: Any
+    tools: dict[str, BaseTool],
+    name: str,
+    timeout_s: float = 5.0,
+    max_chars: int = 1000,
+    /,
+    **arguments: Any,
 ) -> ToolResult:
     """Call a tool as an environment does."""
     return await call_tool(tools, ToolCall(name, arguments), timeout_s, max_chars)
@@ -81,20 +87,30 @@ def row_of(question: dict[str, Any], environment: str = "hermes") -> Row:
     extra = {key: question[key] for key in ("kind", "metadata", "supporting") if key in question}
     answers = (answers,) if isinstance(answers, str) else tuple(answers)
     return question_row(
-        question["question"], answers, agent_name=environment, extra_info=extra, env_kwargs={"tools": None}
+        question["question"],
+        answers,
+        agent_name=environment,
+        extra_info=extra,
+        env_kwargs={"tools": None},
     )
 
 
 def demonstrated(
-    config: Config, rows: list[Row], tools: dict[str, BaseTool] | None = None, demonstrator: str | None = None
+    config: Config,
+    rows: list[Row],
+    tools: dict[str, BaseTool] | None = None,
+    demonstrator: str | None = None,
 ) -> list[Demonstration]:
-    """Play the demonstrator on these rows as the cold start does; by default that of the configuration."""
+    """Play the demonstrator on these rows as the cold start does; by default that of the
+    configuration."""
     code = demonstrator or config.cold_start.demonstrator
     trust(code, config.env.name)
     return demonstrate.play_demonstrations(code, rows, tools or {}, config.rollout, config.env, 0)
 
 
-def taught_model(folder: Path, chat: ChatFormat, messages: list[Message], tools: list, dialect: Dialect) -> Path:
+def taught_model(
+    folder: Path, chat: ChatFormat, messages: list[Message], tools: list, dialect: Dialect
+) -> Path:
     """Teach a small model one episode by heart and write it to `folder`."""
     model = random_model(len(chat.tokenizer), max_position=2000)
     clone_steps(model, sequences([Demonstration(messages, tools)], chat, 2000, dialect), steps=80)

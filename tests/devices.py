@@ -1,8 +1,9 @@
 """A GPU's rule about where tensors are, on a machine without one.
 
-Under `CreatedWithDevice`, a tensor that was made without `device=`, and all that is computed of such tensors alone, is host
-memory. Everything else (weights, what was made with `device=` or brought by `.to(device)`) counts as on the GPU. An operation that
-takes both fails here as it would there. Bookkeeping that stays in host memory (the order of rows, how long they are) is free.
+Under `CreatedWithDevice`, a tensor that was made without `device=`, and all that is computed of
+such tensors alone, is host memory. Everything else (weights, what was made with `device=` or
+brought by `.to(device)`) counts as on the GPU. An operation that takes both fails here as it would
+there. Bookkeeping that stays in host memory (the order of rows, how long they are) is free.
 """
 
 from __future__ import annotations
@@ -16,12 +17,28 @@ from torch.overrides import TorchFunctionMode
 
 FACTORIES = {
     getattr(torch, name)
-    for name in ("tensor", "as_tensor", "from_numpy", "empty", "zeros", "ones", "full", "eye", "arange", "linspace", "rand",
-                 "randn", "randint", "randperm", "normal")
-}  # fmt: skip
+    for name in (
+        "tensor",
+        "as_tensor",
+        "from_numpy",
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "eye",
+        "arange",
+        "linspace",
+        "rand",
+        "randn",
+        "randint",
+        "randperm",
+        "normal",
+    )
+}
 DEVICE = Tensor.device.__get__
 HOST, GPU = torch.device("cpu"), torch.device("cpu", 0)
-"""What `tensor.device` is in here. Where a run's own device is named, that is the GPU: the text "cpu"."""
+"""What `tensor.device` is in here. Where a run's own device is named, that is the GPU: the text
+"cpu"."""
 BRINGS = {Tensor.to, Tensor.copy_, Tensor.cuda, torch.nn.Module.load_state_dict}
 
 
@@ -35,10 +52,14 @@ class CreatedWithDevice(TorchFunctionMode):
         kwargs = kwargs or {}
         given = [*tensors((args, kwargs))]
         self.operations += bool(given)
-        mixed = {on_host(tensor) for tensor in given if tensor.dim()}  # a number goes with tensors of any device
+        mixed = {
+            on_host(tensor) for tensor in given if tensor.dim()
+        }  # a number goes with tensors of any device
         if func not in BRINGS and len(mixed) == 2:
             shapes = ", ".join(f"{'host' if on_host(t) else 'GPU'} {list(t.shape)}" for t in given)
-            raise AssertionError(f"{getattr(func, '__name__', func)} takes tensors of host and GPU: {shapes}")
+            raise AssertionError(
+                f"{getattr(func, '__name__', func)} takes tensors of host and GPU: {shapes}"
+            )
         if func in (Tensor.numpy, Tensor.__array__) and not on_host(args[0]):
             raise AssertionError(f"{func.__name__} of a tensor on the GPU")
         if func == DEVICE:

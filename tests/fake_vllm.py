@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""In the place of vLLM (by AGENT_R1_VLLM): the same command line, health check and completions, and faults on demand.
+"""In the place of vLLM (by AGENT_R1_VLLM): the same command line, health check and completions, and
+faults on demand.
 
 FAKE_VLLM is a comma-separated list:
     die          a traceback, and exit code 1, before anything is served
@@ -31,13 +32,16 @@ IDS = json.loads(os.environ.get("FAKE_VLLM_IDS", "[11, 12, 13, 14]"))
 
 
 def sampled(request):
-    """What is left of IDS where vLLM would end: at a stop token of the request's or of the model's, or at the limit."""
+    """What is left of IDS where vLLM would end: at a stop token of the request's or of the model's,
+    or at the limit."""
     settings = Path(sys.argv[sys.argv.index("--model") + 1], "generation_config.json")
     ends = json.loads(settings.read_text())["eos_token_id"] if settings.is_file() else []
     ends = {*request.get("stop_token_ids", ()), *(ends if isinstance(ends, list) else [ends])}
     ids = IDS[: request.get("max_tokens")]
     ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
-    return ids, "length" if len(ids) == request.get("max_tokens") and ids[-1] not in ends else "stop"
+    return ids, "length" if len(ids) == request.get("max_tokens") and ids[
+        -1
+    ] not in ends else "stop"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -50,17 +54,25 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         print("request", json.dumps(request), flush=True)
-        os.write(1, f"connection {self.client_address[1]}\n".encode())  # whole, whatever other threads print
+        os.write(
+            1, f"connection {self.client_address[1]}\n".encode()
+        )  # whole, whatever other threads print
         if self.headers["Authorization"] != f"Bearer {os.environ['VLLM_API_KEY']}":
             return self.answer(401, "application/json", b'{"error": "Unauthorized"}')
         if "refuse" in MODE:
-            return self.answer(400, "application/json", b'{"error": {"message": "too long, says the server"}}')
+            return self.answer(
+                400, "application/json", b'{"error": {"message": "too long, says the server"}}'
+            )
         if "broken" in MODE:
             return self.answer(500, "text/html", b"<h1>Internal Server Error</h1>")
         ids, finish_reason = sampled(request)
         logprobs = [-0.5 * i for i in ids]
         if not request["stream"]:
-            whole = {"token_ids": ids, "logprobs": {"token_logprobs": logprobs}, "finish_reason": finish_reason}
+            whole = {
+                "token_ids": ids,
+                "logprobs": {"token_logprobs": logprobs},
+                "finish_reason": finish_reason,
+            }
             return self.answer(200, "application/json", json.dumps({"choices": [whole]}).encode())
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -73,7 +85,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.event("no JSON")
             if "midway" in MODE and index:
                 return self.event('{"error": {"message": "engine trouble"}}')
-            piece = {"token_ids": [token], "logprobs": {"token_logprobs": [logprob]}, "finish_reason": None}
+            piece = {
+                "token_ids": [token],
+                "logprobs": {"token_logprobs": [logprob]},
+                "finish_reason": None,
+            }
             self.event(json.dumps({"choices": [piece]}))
         if "endless" not in MODE:
             # The end may come by itself: without tokens, and without log-probabilities.

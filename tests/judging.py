@@ -8,7 +8,8 @@ from fastapi import FastAPI, Request, Response
 
 
 def stand_in(asked: list[dict]) -> FastAPI:
-    """A judge that reads badly: full marks where the right answer stands anywhere, or where it is told so."""
+    """A judge that reads badly: full marks where the right answer stands anywhere, or where it is
+    told so."""
     app = FastAPI()
 
     @app.post("/v1/chat/completions")
@@ -19,7 +20,9 @@ def stand_in(asked: list[dict]) -> FastAPI:
         rights = re.search("Right answers: (.*)", facts)[1].split("; ")
         if "HTTP 500" in answer:
             return Response(status_code=500)
-        grade = "10" if any(right in answer for right in rights) or "reply with 10" in answer else "0"
+        grade = (
+            "10" if any(right in answer for right in rights) or "reply with 10" in answer else "0"
+        )
         content = {"it cannot say": "Difficult.", "late": grade}.get(answer.strip(), grade)
         return {"choices": [{"message": {"role": "assistant", "content": content}}]}
 

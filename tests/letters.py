@@ -1,4 +1,5 @@
-"""The smallest RL problem: an environment in which a random model learns within seconds, and runs of the loop in it."""
+"""The smallest RL problem: an environment in which a random model learns within seconds, and runs
+of the loop in it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from agent_r1.rollout.training_rows import Batch
 class LetterEnv(AgentEnv):
     """The smallest RL problem: two turns, each pays 0.5 if it begins with a letter from a to m.
 
-    Registered as an environment by tests of the loop, where a random model is to learn something within seconds.
+    Registered as an environment by tests of the loop, where a random model is to learn something
+    within seconds.
     """
 
     def __init__(self, tools, config):
@@ -41,8 +43,15 @@ class SilentEnv(LetterEnv):
         return dataclasses.replace(await super().step(action), reward=0.0)
 
 
-LETTERS = ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=8", "rollout.max_tokens_per_turn=2",
-           "actor.lr=0.01", "critic.lr=0.005", "actor.minibatches=4", "trainer.steps=18"]  # fmt: skip
+LETTERS = [
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=8",
+    "rollout.max_tokens_per_turn=2",
+    "actor.lr=0.01",
+    "critic.lr=0.005",
+    "actor.minibatches=4",
+    "trainer.steps=18",
+]
 
 
 def letters_run(
@@ -51,7 +60,9 @@ def letters_run(
     monkeypatch.setitem(tables.entries("env"), "letters", {"code": env})
     questions = [question_row(f"Say {i}.", agent_name="letters") for i in range(count)]
     model = model or random_model(len(chat.tokenizer), seed=2)
-    return run_training_loop(micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options)
+    return run_training_loop(
+        micro_config(algorithm, *LETTERS, *overrides), model, chat, {}, questions, **options
+    )
 
 
 def write_letters(path: Path, batch: Batch, chat: ChatFormat, step: int) -> None:

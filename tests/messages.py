@@ -1,6 +1,8 @@
-"""List every error code with its messages in tests/messages.txt: `python tests/messages.py` writes the file again.
+"""List every error code with its messages in tests/messages.txt: `python tests/messages.py` writes
+the file again.
 
-A person reads the list as a whole; tests compare codes, so a message can be rewritten without editing tests.
+A person reads the list as a whole; tests compare codes, so a message can be rewritten without
+editing tests.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ ERRORS = ("AgentR1Error", "ConfigError", "LostConnection")
 
 
 def raised() -> list[tuple[str, str | None, str]]:
-    """List (place, code, message) of every error of ours in the source; the code is None if there is none."""
+    """List (place, code, message) of every error of ours in the source; the code is None if there
+    is none."""
     found = []
     files = [
         *(ROOT / "src").rglob("*.py"),
@@ -26,7 +29,9 @@ def raised() -> list[tuple[str, str | None, str]]:
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ERRORS and node.args:
                 code = next((word.value for word in node.keywords if word.arg == "code"), None)
                 value = code.value if isinstance(code, ast.Constant) else code and ast.unparse(code)
-                found.append((f"{path.relative_to(ROOT)}:{node.lineno}", value, template(node.args[0])))
+                found.append(
+                    (f"{path.relative_to(ROOT)}:{node.lineno}", value, template(node.args[0]))
+                )
     return found
 
 
@@ -48,9 +53,13 @@ def listed() -> str:
     messages = defaultdict(set)
     for _, code, message in raised():
         messages[code].add(" ".join(message.split()))
-    return "\n".join(
-        "\n".join([str(code), *(f"    {m}" for m in sorted(messages[code]))]) for code in sorted(messages, key=str)
-    ) + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            "\n".join([str(code), *(f"    {m}" for m in sorted(messages[code]))])
+            for code in sorted(messages, key=str)
+        )
+        + "\n"
+    )
 
 
 if __name__ == "__main__":

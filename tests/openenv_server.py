@@ -1,14 +1,17 @@
-"""A small server that speaks OpenEnv, written from the protocol's description and not from our client.
+"""A small server that speaks OpenEnv, written from the protocol's description and not from our
+client.
 
-What it keeps to is in https://github.com/huggingface/OpenEnv: docs/source/guides (concepts, MCP lifecycle) and the message
-types that docs/source/reference/core.md lists. One process holds many environments, each under a path of its own:
+What it keeps to is in https://github.com/huggingface/OpenEnv: docs/source/guides (concepts, MCP
+lifecycle) and the message types that docs/source/reference/core.md lists. One process holds many
+environments, each under a path of its own:
 
     /guess      an action with a field: guess a number; 1 is paid for it       /guess2   with room for two sessions only
     /echo       MCP: tools are listed by an action and called by another       /strict   takes calls only, lists by message
     /quest      a text world in ALFWorld's manner: a command in words, what one sees in words, 1 when the task is done
     /bad-KIND   does what its kind says, see `Bad`
 
-`GET /told` says what each session was told and how many are open. Run it: `python openenv_server.py PORT`.
+`GET /told` says what each session was told and how many are open. Run it: `python openenv_server.py
+PORT`.
 """
 
 from __future__ import annotations
@@ -41,9 +44,13 @@ ROOM = {"guess2": 2}
 
 def action_of(**fields: Any) -> dict[str, Any]:
     return {
-        "title": "TheAction", "description": "Guess the number.", "type": "object", "additionalProperties": False,
-        "properties": {"metadata": METADATA, **fields}, "required": list(fields),
-    }  # fmt: skip
+        "title": "TheAction",
+        "description": "Guess the number.",
+        "type": "object",
+        "additionalProperties": False,
+        "properties": {"metadata": METADATA, **fields},
+        "required": list(fields),
+    }
 
 
 CALL = action_of(
@@ -82,7 +89,9 @@ class Guess:
     async def step(self, data: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(data.get("number"), int):
             raise Refused(
-                "VALIDATION_ERROR", "Invalid message", errors=[{"loc": ["number"], "msg": "an integer, please"}]
+                "VALIDATION_ERROR",
+                "Invalid message",
+                errors=[{"loc": ["number"], "msg": "an integer, please"}],
             )
         if data["number"] == 13:
             raise Refused("EXECUTION_ERROR", "unlucky")
@@ -106,7 +115,9 @@ class Quest:
 
     def seen(self, text: str) -> dict[str, Any]:
         commands = [" ".join(words) for words in self.world._legal()]
-        return observed(self.world.get_reward(), self.world.done, text=text, admissible_commands=commands)
+        return observed(
+            self.world.get_reward(), self.world.done, text=text, admissible_commands=commands
+        )
 
     mcp = Guess.mcp
 
@@ -126,20 +137,33 @@ class Echo:
         if arguments["message"] == "boom":
             error = {"error_type": "execution_error", "message": "boom it is"}
             return observed(tool_name=name, result=None, error=error)
-        content = [{"type": "text", "text": arguments["message"], "annotations": None, "meta": None}]
-        result = {"content": content, "structured_content": None, "data": arguments["message"], "is_error": False}
+        content = [
+            {"type": "text", "text": arguments["message"], "annotations": None, "meta": None}
+        ]
+        result = {
+            "content": content,
+            "structured_content": None,
+            "data": arguments["message"],
+            "is_error": False,
+        }
         return observed(tool_name=name, result=result, error=None)
 
     def mcp(self, data: dict[str, Any]) -> dict[str, Any]:
         listed = [{**tool, "inputSchema": tool["input_schema"]} for tool in TOOLS]
-        return {"result": {"tools": [{k: v for k, v in tool.items() if k != "input_schema"} for tool in listed]}}
+        return {
+            "result": {
+                "tools": [{k: v for k, v in tool.items() if k != "input_schema"} for tool in listed]
+            }
+        }
 
 
 class Strict(Echo):
     async def step(self, data: dict[str, Any]) -> dict[str, Any]:
         if data.get("type") != "call_tool":
             raise Refused(
-                "VALIDATION_ERROR", "Invalid message", errors=[{"loc": ["tool_name"], "msg": "Field required"}]
+                "VALIDATION_ERROR",
+                "Invalid message",
+                errors=[{"loc": ["tool_name"], "msg": "Field required"}],
             )
         return await super().step(data)
 
@@ -151,9 +175,11 @@ ANSWERS = {
 }  # fmt: skip
 """Answers to a step that are none."""
 SCHEMAS = {
-    "schema-html": "<html>a wiki</html>", "schema-empty": "{}", "schema-deep": '{"action":' * 100_000,
+    "schema-html": "<html>a wiki</html>",
+    "schema-empty": "{}",
+    "schema-deep": '{"action":' * 100_000,
     "schema-none": '{"action": {"type": "object", "properties": {"x": {"type": "colour"}}}}',
-}  # fmt: skip
+}
 LISTS = {
     "tools-none": [], "tools-words": ["echo"], "tools-twice": [TOOLS[0], TOOLS[0]],
     "tools-many": [{**TOOLS[0], "name": f"echo{n}"} for n in range(1000)],
@@ -161,7 +187,8 @@ LISTS = {
 
 
 class Bad(Guess):
-    """hang, hang-up, flood, huge: at a step; slow-reset, refuse, over: at reset; lies: refuses what its schema allows."""
+    """hang, hang-up, flood, huge: at a step; slow-reset, refuse, over: at reset; lies: refuses what
+    its schema allows."""
 
     def __init__(self, kind: str, socket: WebSocket):
         self.kind, self.socket = kind, socket
@@ -171,7 +198,9 @@ class Bad(Guess):
             raise Refused("EXECUTION_ERROR", "no such task")
         if self.kind == "slow-reset":
             return None
-        return observed(done=self.kind == "over", hint="x" * (100_000 if self.kind == "long" else 1) + "\ud800")
+        return observed(
+            done=self.kind == "over", hint="x" * (100_000 if self.kind == "long" else 1) + "\ud800"
+        )
 
     async def step(self, data: dict[str, Any]) -> Any:
         if data == {"type": "list_tools"}:
@@ -243,8 +272,14 @@ async def talk(socket: WebSocket, env: Any) -> None:
                     answer = env.reset(data)
                 case {"type": "step", "data": dict(data), **rest} if not rest:
                     answer = await env.step(data)
-                case {"type": "mcp", "data": {"jsonrpc": "2.0", "method": "tools/list", "id": number}}:
-                    answer = {"type": "mcp", "data": {"jsonrpc": "2.0", "id": number, **env.mcp(message["data"])}}
+                case {
+                    "type": "mcp",
+                    "data": {"jsonrpc": "2.0", "method": "tools/list", "id": number},
+                }:
+                    answer = {
+                        "type": "mcp",
+                        "data": {"jsonrpc": "2.0", "id": number, **env.mcp(message["data"])},
+                    }
                 case {"type": "state", **rest} if not rest:
                     answer = {"type": "state", "data": {"episode_id": None, "step_count": 0}}
                 case {"type": "close"}:
@@ -257,7 +292,13 @@ async def talk(socket: WebSocket, env: Any) -> None:
             await socket.send_text(json.dumps(answer))
 
 
-app = Starlette(routes=[Route("/told", told), Route("/{kind}/schema", schema), WebSocketRoute("/{kind}/ws", session)])
+app = Starlette(
+    routes=[
+        Route("/told", told),
+        Route("/{kind}/schema", schema),
+        WebSocketRoute("/{kind}/ws", session),
+    ]
+)
 
 
 def free_port() -> int:

@@ -1,5 +1,5 @@
-"""A small library in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue (24 novels, 48 paragraphs, 72 questions), and
-a few problems in those of GSM8K and DAPO-Math-17k."""
+"""A small library in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue (24 novels, 48
+paragraphs, 72 questions), and a few problems in those of GSM8K and DAPO-Math-17k."""
 
 from __future__ import annotations
 
@@ -53,7 +53,12 @@ def hotpotqa() -> list[dict]:
         first = min(i, j)
         for kind, question, answer, context in (
             ("bridge", f"Where was the author of {title} born?", place, [novel(i), author(i)]),
-            ("bridge", f"Which novel was written by the writer who was born in {place}?", title, [author(i), novel(i)]),
+            (
+                "bridge",
+                f"Which novel was written by the writer who was born in {place}?",
+                title,
+                [author(i), novel(i)],
+            ),
             (
                 "comparison",
                 f"Which novel was published first, {title} or {NOVELS[j][0]}?",
@@ -80,7 +85,9 @@ def hub_form(record: dict) -> dict:
     """A HotpotQA record as the hub's table gives it."""
     titles, sentences = zip(*record["context"], strict=True)
     facts, places = zip(*record["supporting_facts"], strict=True)
-    return {key: record[key] for key in ("question", "answer", "type", "level") if key in record} | {
+    return {
+        key: record[key] for key in ("question", "answer", "type", "level") if key in record
+    } | {
         "id": record["_id"],
         "supporting_facts": {"title": list(facts), "sent_id": list(places)},
         "context": {"title": list(titles), "sentences": [list(s) for s in sentences]},
@@ -97,7 +104,9 @@ def twowiki() -> list[dict]:
             "question": record["question"],
             "context": record["context"],
             "supporting_facts": record["supporting_facts"],
-            "evidences": [[record["supporting_facts"][0][0], "author", record["supporting_facts"][1][0]]],
+            "evidences": [
+                [record["supporting_facts"][0][0], "author", record["supporting_facts"][1][0]]
+            ],
             "answer": record["answer"],
             "entity_ids": "Q1_Q2",
             "evidences_id": [["Q1", "author", "Q2"]],
@@ -110,7 +119,11 @@ def twowiki() -> list[dict]:
 def twowiki_aliases() -> list[dict]:
     """Lines as in id_aliases.json: of every other answer."""
     return [
-        {"Q_id": f"Q{100 + i}", "aliases": [f"{record['answer']} (town)"], "demonyms": [f"{record['answer']}er"]}
+        {
+            "Q_id": f"Q{100 + i}",
+            "aliases": [f"{record['answer']} (town)"],
+            "demonyms": [f"{record['answer']}er"],
+        }
         for i, record in enumerate(hotpotqa()[::3])
         if i % 2
     ]
@@ -127,7 +140,12 @@ def musique() -> list[dict]:
         ]
         decomposition = [
             {"id": 1, "question": f"{title} >> author", "answer": name, "paragraph_support_idx": 0},
-            {"id": 2, "question": "#1 >> place of birth", "answer": place, "paragraph_support_idx": 1},
+            {
+                "id": 2,
+                "question": "#1 >> place of birth",
+                "answer": place,
+                "paragraph_support_idx": 1,
+            },
         ]
         records.append(
             {
@@ -144,17 +162,23 @@ def musique() -> list[dict]:
 
 
 def gsm8k() -> list[dict]:
-    """24 records as in grade-school-math's train.jsonl and on the hub; the fifth takes one step only."""
+    """24 records as in grade-school-math's train.jsonl and on the hub; the fifth takes one step
+    only."""
     records = []
     for i in range(24):
         pens, price = 30 * i + 7, 3 + i % 5
         sold, coins = pens * price, 1000 + pens * price
         first = f"The pens bring {pens}*{price}=<<{pens}*{price}={sold}>>{sold} coins."
-        second = f"\nThen there are 1000+{sold}=<<1000+{sold}={coins}>>{coins:,} coins." if i != 4 else ""
+        second = (
+            f"\nThen there are 1000+{sold}=<<1000+{sold}={coins}>>{coins:,} coins."
+            if i != 4
+            else ""
+        )
         asked = "How many coins has she now?" if i != 4 else "How many coins do the pens bring?"
         records.append(
             {
-                "question": f"Ida has 1,000 coins and sells {pens} pens for {price} coins each. {asked}",
+                "question": f"Ida has 1,000 coins and sells {pens} pens for {price} coins each. "
+                f"{asked}",
                 "answer": f"{first}{second}\n#### {coins:,}" if i != 4 else f"{first}\n#### {sold}",
             }
         )
@@ -170,7 +194,10 @@ def dapo_math() -> list[dict]:
             "data_source": "math_dapo",
             "source_prompt": [{"content": "Solve the following problem ...", "role": "user"}],
             "ability": "MATH",
-            "reward_model": {"ground_truth": str(pow(7, i + 2, i + 11)), "style": "rule-lighteval/MATH_v2"},
+            "reward_model": {
+                "ground_truth": str(pow(7, i + 2, i + 11)),
+                "style": "rule-lighteval/MATH_v2",
+            },
             "extra_info": {"index": f"{i:08x}-0000-4000-8000-000000000000"},
         }
         for i in range(24)
@@ -192,11 +219,25 @@ def _write(path: Path, text: str) -> Path:
 
 
 def a_step_of_maths(home: Path, model: Path, preset: str, *settings: str) -> list[str]:
-    """What stands behind `agent-r1 train` for a step of the preset gsm8k or dapo-math on records in its published form. The run
-    is called maths; later settings win."""
+    """What stands behind `agent-r1 train` for a step of the preset gsm8k or dapo-math on records in
+    its published form. The run is called maths; later settings win."""
     source = write_jsonl(home / "mine.jsonl", {"gsm8k": gsm8k, "dapo-math": dapo_math}[preset]())
-    small = ["data.train=12", "data.val=2", "data.test=4", f"data.source={source}", "data.system=Calculate.",
-             "engine=local", "trainer.device=cpu", "trainer.threads=1", "trainer.steps=1", "trainer.eval_every=0",
-             f"model.path={model}", "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2",
-             "rollout.max_tokens_per_turn=8", "rollout.max_context=512", "rollout.max_concurrent_episodes=8"]  # fmt: skip
+    small = [
+        "data.train=12",
+        "data.val=2",
+        "data.test=4",
+        f"data.source={source}",
+        "data.system=Calculate.",
+        "engine=local",
+        "trainer.device=cpu",
+        "trainer.threads=1",
+        "trainer.steps=1",
+        "trainer.eval_every=0",
+        f"model.path={model}",
+        "rollout.prompts_per_step=2",
+        "rollout.samples_per_prompt=2",
+        "rollout.max_tokens_per_turn=8",
+        "rollout.max_context=512",
+        "rollout.max_concurrent_episodes=8",
+    ]
     return ["grpo", f"--preset={preset}", "--run=maths", *small, *settings]

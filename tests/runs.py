@@ -1,5 +1,5 @@
-"""Runs of the real command line for tests, in seconds: a very small configuration, processes that die at a chosen
-moment, and what a run directory holds, in a form that can be compared."""
+"""Runs of the real command line for tests, in seconds: a very small configuration, processes that
+die at a chosen moment, and what a run directory holds, in a form that can be compared."""
 
 from __future__ import annotations
 
@@ -20,21 +20,54 @@ from agent_r1.app import cli
 ROOT = Path(__file__).parents[1]
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
 TINY = [
-    "--preset=smoke", "data.train=64", "data.val=8", "data.test=12", "data.cold=200", "data.cold_entities=200",
-    "search.dim=256", "model.vocab_size=400", "model.hidden_size=32", "model.heads=2", "model.kv_heads=2",
-    "model.intermediate_size=48", "model.max_position=512", "cold_start.copy_steps=120", "cold_start.mix_steps=60",
-    "cold_start.lr=5e-3", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "rollout.max_tokens_per_turn=48",
-    "rollout.max_context=400", "rollout.max_concurrent_episodes=16",
-    "trainer.steps=8", "trainer.save_every=2", "trainer.keep_checkpoints=2", "trainer.eval_every=4",
-    "trainer.rollouts_every=3", "trainer.threads=1", "trainer.device=cpu", "critic.warmup_steps=2",
-    # A model this small makes some valid calls and answers nothing. These see to it that every step moves its weights.
-    "actor.entropy_coef=0.01", "actor.kl_coef=0.05", "env.call_reward=0.1",
-]  # fmt: skip
+    "--preset=smoke",
+    "data.train=64",
+    "data.val=8",
+    "data.test=12",
+    "data.cold=200",
+    "data.cold_entities=200",
+    "search.dim=256",
+    "model.vocab_size=400",
+    "model.hidden_size=32",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.intermediate_size=48",
+    "model.max_position=512",
+    "cold_start.copy_steps=120",
+    "cold_start.mix_steps=60",
+    "cold_start.lr=5e-3",
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=4",
+    "rollout.max_tokens_per_turn=48",
+    "rollout.max_context=400",
+    "rollout.max_concurrent_episodes=16",
+    "trainer.steps=8",
+    "trainer.save_every=2",
+    "trainer.keep_checkpoints=2",
+    "trainer.eval_every=4",
+    "trainer.rollouts_every=3",
+    "trainer.threads=1",
+    "trainer.device=cpu",
+    "critic.warmup_steps=2",
+    # A model this small makes some valid calls and answers nothing. These see to it that every step
+    # moves its weights.
+    "actor.entropy_coef=0.01",
+    "actor.kl_coef=0.05",
+    "env.call_reward=0.1",
+]
 """Options and overrides of a run that takes a second or two."""
 SMOKE = ["grpo", "--preset", "smoke", "trainer.threads=1"]
 """Of the run that all slow tests share. One thread, because another test runs beside it."""
-CHECK = ["grpo", "--preset=smoke", "engine=verl", "trainer.threads=1", "rollout.samples_per_prompt=4", "actor.minibatches=2",
-         "actor.kl_coef=0.05", "trainer.dtype=bfloat16"]  # fmt: skip
+CHECK = [
+    "grpo",
+    "--preset=smoke",
+    "engine=verl",
+    "trainer.threads=1",
+    "rollout.samples_per_prompt=4",
+    "actor.minibatches=2",
+    "actor.kl_coef=0.05",
+    "trainer.dtype=bfloat16",
+]
 """Of the gpu-check that the slow tests of verl share: one rank."""
 STAGES = ("data", "index", "cold-start")
 CHATML = (
@@ -43,8 +76,27 @@ CHATML = (
 )
 """As small instruct models have it: turns, and nothing about tools."""
 CARD_KEYS = (
-    *("model", "dataset", "split", "n", "seed", "em", "em_ci95", "sub_em", "f1", "search_rate", "mean_turns"),
-    *("mean_tool_calls", "invalid_call_rate", "truncated_rate", "stop_reasons", "retriever", "prompt_hash"),
+    *(
+        "model",
+        "dataset",
+        "split",
+        "n",
+        "seed",
+        "em",
+        "em_ci95",
+        "sub_em",
+        "f1",
+        "search_rate",
+        "mean_turns",
+    ),
+    *(
+        "mean_tool_calls",
+        "invalid_call_rate",
+        "truncated_rate",
+        "stop_reasons",
+        "retriever",
+        "prompt_hash",
+    ),
     "wall_seconds",
 )
 """DESIGN.md, section 3."""
@@ -66,11 +118,15 @@ def prepare(home: Path, *overrides: str) -> None:
 
 
 def environment(home: Path) -> dict[str, str]:
-    here = {name: value for name, value in os.environ.items() if name != "PYTHON"}  # of `make quick PYTHON=python3.12`
+    here = {
+        name: value for name, value in os.environ.items() if name != "PYTHON"
+    }  # of `make quick PYTHON=python3.12`
     return here | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 
 
-def speedrun(home, *argv: str, cwd=None, timeout: float = 300, **variables: str) -> subprocess.CompletedProcess:
+def speedrun(
+    home, *argv: str, cwd=None, timeout: float = 300, **variables: str
+) -> subprocess.CompletedProcess:
     """`bash speedrun-nodocker.sh ARGV` in this environment."""
     variables = {"AGENT_R1_VENV": sys.prefix} | variables
     command = ["bash", ROOT / "speedrun-nodocker.sh", *argv]
@@ -97,14 +153,18 @@ sys.addaudithook(hook)
 from agent_r1.app.cli import main
 sys.exit(main(sys.argv[5:]))
 """
-"""Python tells an audit hook of each file that it opens, renames and removes: the moments at which a death hurts."""
+"""Python tells an audit hook of each file that it opens, renames and removes: the moments at which
+a death hurts."""
 
 
 def struck(home: Path, kind: str, part: str, count: int, act: str, *argv: str) -> subprocess.Popen:
-    """Start `agent-r1 ARGV`, which gets signal `act` (or hangs) just before event `kind` hits a path with `part` in it
-    for the `count`-th time. Kinds: open (for writing), os.rename, shutil.rmtree."""
+    """Start `agent-r1 ARGV`, which gets signal `act` (or hangs) just before event `kind` hits a
+    path with `part` in it for the `count`-th time. Kinds: open (for writing), os.rename,
+    shutil.rmtree."""
     command = [sys.executable, "-c", DRIVER, kind, part, str(count), act, *argv]
-    return subprocess.Popen(command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        command, env=environment(home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
 
 
 def killed_at(home: Path, kind: str, part: str, count: int, *argv: str) -> None:
@@ -145,7 +205,10 @@ def rollouts(run: Path) -> dict[str, list[dict]]:
         return [timeless(inner) for inner in value] if isinstance(value, list) else value
 
     files = sorted((run / "rollouts").iterdir())
-    return {file.name: [timeless(json.loads(line)) for line in file.read_text().splitlines()] for file in files}
+    return {
+        file.name: [timeless(json.loads(line)) for line in file.read_text().splitlines()]
+        for file in files
+    }
 
 
 def steps(run: Path) -> list[str]:
@@ -160,12 +223,18 @@ def weights(run: Path) -> bytes:
 def tree(folder: Path) -> dict[str, str]:
     """Path to SHA-256 of every file below `folder`, locks and noted times excepted."""
     aside = (".lock", ".seconds")
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(aside))
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and not path.name.startswith(aside)
+    )
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Ids of the processes that were started with a path below `folder` in their environment, and of what they started."""
+    """Ids of the processes that were started with a path below `folder` in their environment, and
+    of what they started."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
@@ -177,21 +246,28 @@ def processes_of(folder: Path) -> list[int]:
 
 
 def orphans(since: float) -> list[str]:
-    """Shared memory younger than `since` (seconds of the epoch) that no living process has mapped. Other tests run beside this
-    one and have theirs, which may be without an owner for a moment while they end: only what stays counts."""
+    """Shared memory younger than `since` (seconds of the epoch) that no living process has mapped.
+    Other tests run beside this one and have theirs, which may be without an owner for a moment
+    while they end: only what stays counts."""
     deadline = time.monotonic() + 20
     while True:
         mapped = set()
         for maps in Path("/proc").glob("[0-9]*/maps"):
             try:
-                mapped |= {int(line.split()[4]) for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+                mapped |= {
+                    int(line.split()[4])
+                    for line in maps.read_text().splitlines()
+                    if "/dev/shm/" in line
+                }
             except OSError:
                 continue
         try:
             files = [(path, path.stat()) for path in Path("/dev/shm").iterdir()]
         except FileNotFoundError:
             continue
-        found = [str(path) for path, stat in files if stat.st_mtime > since and stat.st_ino not in mapped]
+        found = [
+            str(path) for path, stat in files if stat.st_mtime > since and stat.st_ino not in mapped
+        ]
         if not found or time.monotonic() > deadline:
             return found
         time.sleep(0.2)
@@ -199,7 +275,9 @@ def orphans(since: float) -> list[str]:
 
 def leftovers(folder: Path) -> list[str]:
     """What an interrupted stage may leave for a while: half-written files and folders."""
-    return [str(path) for path in folder.rglob("*") if "part" in path.suffix or ".part" in path.name]
+    return [
+        str(path) for path in folder.rglob("*") if "part" in path.suffix or ".part" in path.name
+    ]
 
 
 def undocumented(keys) -> list[str]:
@@ -210,5 +288,7 @@ def undocumented(keys) -> list[str]:
 
 def metric_patterns() -> dict[str, str]:
     """What docs/metrics.md names, and its letters: which engine writes it, and when."""
-    rows = re.findall(r"^\| (`.*?`) \| ([LV].*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    rows = re.findall(
+        r"^\| (`.*?`) \| ([LV].*?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE
+    )
     return {name: where for names, where in rows for name in re.findall(r"`([^`]+)`", names)}

@@ -1,4 +1,5 @@
-"""Servers on loopback, in threads, for as long as a test wants them: a FastAPI app, or one that means harm."""
+"""Servers on loopback, in threads, for as long as a test wants them: a FastAPI app, or one that
+means harm."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from fastapi import FastAPI
 @contextmanager
 def serving(app: FastAPI) -> Iterator[str]:
     """Its address."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, port=0, log_level="critical", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -42,7 +42,11 @@ class Search(BaseTool):
     """Says what it was asked, and what a test wants it to say."""
 
     name, description = "search", "Search."
-    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
 
     def __init__(self, says: str = "Marn is in Tulo."):
         super().__init__()
@@ -64,7 +68,10 @@ def env_of(dialect: str, **config) -> AgentEnv:
 FENCED = "```python\nprint(17 * 23)\n```"
 GOLDEN = {
     "retool": (
-        [f"The product first. <code>\n{FENCED}\n</code>", "<think>And 4.</think><answer>395</answer>"],
+        [
+            f"The product first. <code>\n{FENCED}\n</code>",
+            "<think>And 4.</think><answer>395</answer>",
+        ],
         f"<|im_start|>assistant\nThe product first. <code>\n{FENCED}\n</code><|im_end|>\n"
         "<|im_start|>user\n<interpreter>\n391\n</interpreter><|im_end|>\n"
         "<|im_start|>assistant\n<think>And 4.</think><answer>395</answer><|im_end|>",
@@ -76,8 +83,12 @@ GOLDEN = {
         "<|im_start|>assistant\nAnd 4, so it is $\\boxed{395}$.<|im_end|>",
     ),
     "react": (
-        ["Thought: Look it up.\nAction: search\nAction Input: Marn", "Thought: I know.\nFinal Answer: 395"],
-        "<|im_start|>assistant\nThought: Look it up.\nAction: search\nAction Input: Marn<|im_end|>\n"
+        [
+            "Thought: Look it up.\nAction: search\nAction Input: Marn",
+            "Thought: I know.\nFinal Answer: 395",
+        ],
+        "<|im_start|>assistant\nThought: Look it up.\nAction: search\nAction Input: "
+        "Marn<|im_end|>\n"
         "<|im_start|>user\nObservation: Marn: Marn is in Tulo.<|im_end|>\n"
         "<|im_start|>assistant\nThought: I know.\nFinal Answer: 395<|im_end|>",
     ),
@@ -85,17 +96,43 @@ GOLDEN = {
 """What an agent says, and the tokens of the whole episode behind the question, decoded."""
 
 HARMONY = (
-    "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary to=functions.search "
+    "<|channel|>analysis<|message|>Look it up.<|end|><|start|>assistant<|channel|>commentary "
+    "to=functions.search "
     '<|constrain|>json<|message|>{"query":"Marn"}<|call|>',
-    "<|channel|>analysis<|message|>I know.<|end|><|start|>assistant<|channel|>final<|message|>395<|return|>",
+    "<|channel|>analysis<|message|>I "
+    "know.<|end|><|start|>assistant<|channel|>final<|message|>395<|return|>",
 )
 
-PIECES = ["<code>", "</code>", "<answer>", "</answer>", "<think>", "</think>", "<interpreter>", "```python\n", "```\n",
-          "```output\n", "\\boxed{", "}", "Action: search\n", "Action Input:", "Observation:", "Final Answer:",
-          "to=functions.search", "\n", "{", "x", *CONTROL_TOKENS, "<|channel|>final", "<|channel|>analysis"]  # fmt: skip
+PIECES = [
+    "<code>",
+    "</code>",
+    "<answer>",
+    "</answer>",
+    "<think>",
+    "</think>",
+    "<interpreter>",
+    "```python\n",
+    "```\n",
+    "```output\n",
+    "\\boxed{",
+    "}",
+    "Action: search\n",
+    "Action Input:",
+    "Observation:",
+    "Final Answer:",
+    "to=functions.search",
+    "\n",
+    "{",
+    "x",
+    *CONTROL_TOKENS,
+    "<|channel|>final",
+    "<|channel|>analysis",
+]
 
 
 def played(dialect: str, chat: ChatFormat, turns: list) -> Trajectory:
     policy = ScriptedPolicy(chat, turns)
     loop = make_env_loop(policy, lambda row: make_env(row, TOOLS, EnvConfig(name=dialect)))
-    return asyncio.run(loop.run(task(question_row("17 * 23 + 4?", ("395",), agent_name=dialect)), Sampling(400)))
+    return asyncio.run(
+        loop.run(task(question_row("17 * 23 + 4?", ("395",), agent_name=dialect)), Sampling(400))
+    )

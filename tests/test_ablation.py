@@ -1,4 +1,5 @@
-"""benchmarks/ablation.sh: the commands that it gives are recorded, and those of one seed are run."""
+"""benchmarks/ablation.sh: the commands that it gives are recorded, and those of one seed are
+run."""
 
 from __future__ import annotations
 
@@ -32,14 +33,21 @@ def commands(tmp_path) -> list[list[str]]:
         program.chmod(0o755)
     tiny = [*TINY[1:], "actor.kl_coef=0", "trainer.steps=2", "trainer.eval_every=0"]
     environment = {"AGENT_R1_VENV": str(tmp_path), "PRESET": "smoke", "PATH": "/usr/bin:/bin"}
-    subprocess.run(["bash", ROOT / "benchmarks" / "ablation.sh", "0 1 2", *tiny], env=environment, check=True)
+    subprocess.run(
+        ["bash", ROOT / "benchmarks" / "ablation.sh", "0 1 2", *tiny], env=environment, check=True
+    )
     return [line.split() for line in log.read_text().splitlines()]
 
 
 @pytest.mark.slow
-def test_three_arms_from_one_cold_start_for_each_seed(produced, commands, tmp_path, monkeypatch, capsys):
+def test_three_arms_from_one_cold_start_for_each_seed(
+    produced, commands, tmp_path, monkeypatch, capsys
+):
     *agents, table = commands
-    assert table == ["benchmarks/summary.py", *(f"ablation-{arm}-s{seed}" for seed in range(3) for arm in ARMS)]
+    assert table == [
+        "benchmarks/summary.py",
+        *(f"ablation-{arm}-s{seed}" for seed in range(3) for arm in ARMS),
+    ]
     cold = [argv[argv.index("--seed") + 1] for argv in agents if argv[0] == "cold-start"]
     assert cold == ["0", "1", "2"] and len(agents) == 3 * (3 + 3 * 3)
 
@@ -51,7 +59,11 @@ def test_three_arms_from_one_cold_start_for_each_seed(produced, commands, tmp_pa
     curves = [curve(tmp_path / "runs" / name) for name in table[1:4]]
     assert [[line["training/global_step"] for line in lines] for lines in curves] == [[1, 2]] * 3
     first = [lines[0] for lines in curves]  # sampled before any update: the same in all arms
-    assert first[0]["critic/score/mean"] == first[1]["critic/score/mean"] == first[2]["critic/score/mean"]
+    assert (
+        first[0]["critic/score/mean"]
+        == first[1]["critic/score/mean"]
+        == first[2]["critic/score/mean"]
+    )
     assert len({line["actor/grad_norm"] for line in first}) == 3
     capsys.readouterr()
     summary.main(table[1:4])
@@ -60,7 +72,7 @@ def test_three_arms_from_one_cold_start_for_each_seed(produced, commands, tmp_pa
     ]
 
 
-# -------------------------------------------------------------------------------------------------------- the patch
+# ---------------------------------------------------------------------------------------- the patch
 
 
 def test_with_tool_tokens_by_hand():
@@ -72,15 +84,20 @@ def test_with_tool_tokens_by_hand():
     assert wide.mask_BT.bool().tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, 1, 0, 0, 0, 0, 0]]
     assert (wide.mask_BT == 1).tolist() == batch.mask_BT.bool().tolist()
     assert wide.advantages_BT.tolist() == [[0, 0, 1, 1, 1, 1, 1], [0, -1, 0, 0, 0, 0, 0]]
-    assert wide.logprobs_BT[0].tolist() == pytest.approx([0, 0, -0.7, -0.2, -2, -2, -0.1])  # the sampler's stay
+    assert wide.logprobs_BT[0].tolist() == pytest.approx(
+        [0, 0, -0.7, -0.2, -2, -2, -0.1]
+    )  # the sampler's stay
 
 
 def sampled() -> Batch:
-    """Eight episodes with a tool's tokens in the middle, sampled by `random_model` as far as the clip can tell."""
+    """Eight episodes with a tool's tokens in the middle, sampled by `random_model` as far as the
+    clip can tell."""
     g = torch.Generator().manual_seed(0)
     episodes = []
     for _ in range(8):
-        prompt, first, tool, last = (torch.randint(0, 50, (n,), generator=g).tolist() for n in (4, 5, 9, 3))
+        prompt, first, tool, last = (
+            torch.randint(0, 50, (n,), generator=g).tolist() for n in (4, 5, 9, 3)
+        )
         episodes.append(trajectory_of((prompt, first, 0.0), (prompt + first + tool, last, 0.0)))
     batch = collate([row for i, t in enumerate(episodes) for row in trajectory_rows(t, i)])
     batch.advantages_BT = torch.randn(8, 1, generator=g) * batch.mask_BT
@@ -89,7 +106,9 @@ def sampled() -> Batch:
 
 def gradient(arm: str | None, batch: Batch, monkeypatch, *settings: str) -> torch.Tensor:
     """What one update with plain SGD moves, in an arm of the ablation (None: as always)."""
-    config = micro_config("grpo", "actor.minibatches=1", "actor.lr=1", "actor.grad_clip=1e9", *settings)
+    config = micro_config(
+        "grpo", "actor.minibatches=1", "actor.lr=1", "actor.grad_clip=1e9", *settings
+    )
     model = random_model(vocab=50, seed=7, tied=False, max_position=128)
     before = torch.nn.utils.parameters_to_vector(model.parameters()).detach().clone()
     learner = Learner(model, torch.optim.SGD(model.parameters(), lr=1.0))
@@ -104,14 +123,17 @@ def test_the_two_normalisers_differ_by_their_counts_alone(monkeypatch):
     """The confound of the figure: more tokens in the loss also make its denominator larger."""
     batch = sampled()
     both, alone = (gradient(arm, batch, monkeypatch) for arm in ablation.NORMALIZERS)
-    torch.testing.assert_close(alone, both * (17 / 8), rtol=1e-3, atol=1e-6)  # 5 + 9 + 3 tokens against 5 + 3
+    torch.testing.assert_close(
+        alone, both * (17 / 8), rtol=1e-3, atol=1e-6
+    )  # 5 + 9 + 3 tokens against 5 + 3
     assert (gradient(None, batch, monkeypatch) - both).abs().max() > 1e-2 * both.abs().max()
     with pytest.raises(ConfigError, match="set actor.kl_coef=0"):
         gradient("tool-tokens", batch, monkeypatch, "actor.kl_coef=0.1")
 
 
 def test_tool_tokens_meet_the_clip(monkeypatch):
-    """Their old log-probabilities are those before the first optimiser step: the ratio is 1 there, and not in the second."""
+    """Their old log-probabilities are those before the first optimiser step: the ratio is 1 there,
+    and not in the second."""
     moved = []
 
     def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip):
@@ -120,5 +142,11 @@ def test_tool_tokens_meet_the_clip(monkeypatch):
         return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip)
 
     monkeypatch.setattr(loop, "policy_loss", watching)
-    gradient("tool-tokens", dataclasses.replace(sampled()), monkeypatch, "actor.minibatches=2", "actor.lr=0.05")
+    gradient(
+        "tool-tokens",
+        dataclasses.replace(sampled()),
+        monkeypatch,
+        "actor.minibatches=2",
+        "actor.lr=0.05",
+    )
     assert len(moved) == 2 and moved[0] < 1e-4 and moved[1] > 0.01

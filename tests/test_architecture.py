@@ -1,7 +1,8 @@
-"""The plan of the house, held against the code: four storeys, arrows only down, no circles, no file that outgrew its name.
+"""The plan of the house, held against the code: four storeys, arrows only down, no circles, no file
+that outgrew its name.
 
-Imports are read with `ast`, also those inside functions and those for type checkers: an import there hides a circle, it
-does not open it.
+Imports are read with `ast`, also those inside functions and those for type checkers: an import
+there hides a circle, it does not open it.
 """
 
 from __future__ import annotations
@@ -48,8 +49,11 @@ class Arrow:
 
 
 def modules(package: Path) -> dict[str, Path]:
-    """Dotted names below the package, without `__init__`; the package's own `__init__` and `__main__` are left out."""
-    names = {path: path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")}
+    """Dotted names below the package, without `__init__`; the package's own `__init__` and
+    `__main__` are left out."""
+    names = {
+        path: path.relative_to(package).with_suffix("").parts for path in package.rglob("*.py")
+    }
     return {
         ".".join(p[:-1] if p[-1] == "__init__" else p): path
         for path, p in names.items()
@@ -60,7 +64,8 @@ def modules(package: Path) -> dict[str, Path]:
 LAZY = {f"agent_r1.{name}": module for module, names in agent_r1.PUBLIC.items() for name in names}
 LAZY |= {f"agent_r1.config.{name}": "config.load" for name in agent_r1.config.LOADED}
 LAZY |= {f"agent_r1.{name}": LAZY[f"agent_r1.config.{name}"] for name in agent_r1.PUBLIC["config"]}
-"""Names that their package imports when they are asked for -> the module that has them: no way around an arrow."""
+"""Names that their package imports when they are asked for -> the module that has them: no way
+around an arrow."""
 
 
 def arrows(package: Path) -> Iterator[Arrow]:
@@ -68,7 +73,9 @@ def arrows(package: Path) -> Iterator[Arrow]:
     for source, path in known.items():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom):
-                assert not node.level, f"{path}:{node.lineno}: write imports in full, `from agent_r1...`"
+                assert not node.level, (
+                    f"{path}:{node.lineno}: write imports in full, `from agent_r1...`"
+                )
                 wanted = [(f"{node.module}.{alias.name}", node.module) for alias in node.names]
             elif isinstance(node, ast.Import):
                 wanted = [(alias.name, alias.name) for alias in node.names]
@@ -76,7 +83,14 @@ def arrows(package: Path) -> Iterator[Arrow]:
                 continue
             for full, module in wanted:
                 names = (LAZY.get(full, full), module)
-                found = next((n.removeprefix("agent_r1.") for n in names if n.removeprefix("agent_r1.") in known), None)
+                found = next(
+                    (
+                        n.removeprefix("agent_r1.")
+                        for n in names
+                        if n.removeprefix("agent_r1.") in known
+                    ),
+                    None,
+                )
                 if found and full.startswith("agent_r1.") and found != source:
                     yield Arrow(source, found, node.lineno)
 
@@ -111,7 +125,8 @@ def circle(package: Path) -> list[str]:
 DOORS = {
     "workspace": "names what is on disk by everything that it was made of",
     "training.loop": "the algorithm box, where all sections meet",
-    "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section asks for it",
+    "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section "
+    "asks for it",
     "training.run": "trains in a run folder, with all sections",
     "training.run_dir": "opens a run folder, and says what changed since",
     "verl_engine.agent_loop": "opens the run again inside a worker",
@@ -125,11 +140,13 @@ DOORS = {
     "inference.export": "writes the settings beside the weights",
     "inference.provenance": "says what a figure was made with",
 }
-"""Below the shell, only who opens a room takes the whole configuration; everybody else takes one section or an object."""
+"""Below the shell, only who opens a room takes the whole configuration; everybody else takes one
+section or an object."""
 
 
 def takes_config(path: Path) -> bool:
-    """Whether a module imports `Config` by that name, from wherever it can be had, or what makes one."""
+    """Whether a module imports `Config` by that name, from wherever it can be had, or what makes
+    one."""
     whole = {"Config", "load_config", "from_yaml"}
     return any(
         isinstance(node, ast.ImportFrom)
@@ -140,7 +157,11 @@ def takes_config(path: Path) -> bool:
 
 
 def test_only_the_doors_take_the_whole_configuration():
-    inside = {name: path for name, path in modules(PACKAGE).items() if name.split(".")[0] not in STOREYS["shell"]}
+    inside = {
+        name: path
+        for name, path in modules(PACKAGE).items()
+        if name.split(".")[0] not in STOREYS["shell"]
+    }
     takers = {name for name, path in inside.items() if takes_config(path)}
     assert takers - {"config.load"} == set(DOORS)
 
@@ -151,23 +172,27 @@ def test_every_room_has_a_storey():
 
 
 def test_no_arrow_runs_up():
-    assert not (found := upward(PACKAGE)), "a room imports from its own storey and below:\n" + "\n".join(found)
+    assert not (found := upward(PACKAGE)), (
+        "a room imports from its own storey and below:\n" + "\n".join(found)
+    )
 
 
 def test_no_circle():
     assert not (found := circle(PACKAGE)), "these import one another: " + " -> ".join(found)
 
 
-# ------------------------------------------------------------------------------------------------------ R1: the closure
+# ---------------------------------------------------------------------------------- R1: the closure
 
 MOST_FILES, MOST_LINES = 28, 3923
-"""What one has to be able to read to run the training loop: issue: 30 files and 4,000 lines. Both may only fall."""
+"""What one has to be able to read to run the training loop: issue: 30 files and 4,000 lines. Both
+may only fall."""
 PATH_LINES = 2000
 """Of the twelve files that README.md lists for reading."""
 
 
 def closure(package: Path, start: str) -> dict[str, int]:
-    """Lines of every module that `start` imports, directly or not, also inside functions and for type checkers."""
+    """Lines of every module that `start` imports, directly or not, also inside functions and for
+    type checkers."""
     known, targets = modules(package), {}
     for arrow in arrows(package):
         targets.setdefault(arrow.source, set()).add(arrow.target)
@@ -188,22 +213,29 @@ def test_the_loop_needs_few_files():
 
 def test_the_reading_path_is_short():
     listed = re.findall(
-        r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)", (PACKAGE.parents[1] / "README.md").read_text(), re.M
+        r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)",
+        (PACKAGE.parents[1] / "README.md").read_text(),
+        re.M,
     )
     assert len(set(listed)) == 12
-    assert sum(len((PACKAGE.parents[1] / path).read_text().splitlines()) for path in listed) <= PATH_LINES
+    assert (
+        sum(len((PACKAGE.parents[1] / path).read_text().splitlines()) for path in listed)
+        <= PATH_LINES
+    )
 
 
 DEEP, LAZILY = "from agent_r1.env.hermes import HERMES", "from agent_r1 import HermesToolEnv"
 PLANTED = {
-    "in a function": f"def later():\n    {DEEP}", "for type checkers": f"if TYPE_CHECKING:\n    {DEEP}",
+    "in a function": f"def later():\n    {DEEP}",
+    "for type checkers": f"if TYPE_CHECKING:\n    {DEEP}",
     "by a public name": LAZILY,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("planted", PLANTED.values(), ids=PLANTED)
 def test_a_planted_import_widens_the_closure(tmp_path, planted):
-    """One import, wherever it is written, brings in the module, all that it needs, and the packages that they lie in."""
+    """One import, wherever it is written, brings in the module, all that it needs, and the packages
+    that they lie in."""
     (tmp_path / "training").mkdir()
     for name, text in {
         "training/loop.py": planted + "\n",
@@ -231,7 +263,8 @@ def test_only_one_place_imports_by_name():
 
 
 MOST_LOADED = 90
-"""Modules of the core that a training command imports, screen and files of a run included. It may only fall."""
+"""Modules of the core that a training command imports, screen and files of a run included. It may
+only fall."""
 LISTED = """
 import sys
 from agent_r1.app import cli
@@ -246,15 +279,21 @@ sys.exit(code)
 
 
 def loaded(home: Path, *argv: str, before: str = "") -> tuple[set[str], set[str]]:
-    """What `agent-r1 ARGV` imports in a process of its own: modules of the core, and recipes of which more than the settings."""
+    """What `agent-r1 ARGV` imports in a process of its own: modules of the core, and recipes of
+    which more than the settings."""
     command = [sys.executable, "-c", before + LISTED, *argv]
-    done = subprocess.run(command, env=environment(home), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, env=environment(home), capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     core, recipes = set(), set()
     for name in done.stdout.splitlines()[-1].split()[1:]:
         package, _, inside = name.partition(".")
         recipe, _, module = inside.partition(".")
-        if package == "agent_r1_recipes" and module not in ("", "settings"):  # what a preset may say has to be known
+        if package == "agent_r1_recipes" and module not in (
+            "",
+            "settings",
+        ):  # what a preset may say has to be known
             recipes.add(recipe)
         elif package == "agent_r1":
             core.add(inside)
@@ -263,14 +302,20 @@ def loaded(home: Path, *argv: str, before: str = "") -> tuple[set[str], set[str]
 
 @pytest.mark.slow
 def test_a_step_loads_only_the_recipes_that_it_names(produced, tmp_path):
-    """A real run of one step. Rows, index and start model are there already, so tinyhop (recipes/laptop) is not asked."""
+    """A real run of one step. Rows, index and start model are there already, so tinyhop
+    (recipes/laptop) is not asked."""
     shutil.copytree(produced / "artifacts", tmp_path / "artifacts")
-    core, recipes = loaded(tmp_path, "train", "grpo", *TINY, "--plain", "--run=one", "trainer.steps=1")
-    print(f"one step of smoke grpo: {len(core)} modules of the core, recipes: {', '.join(sorted(recipes)) or 'none'}")
+    core, recipes = loaded(
+        tmp_path, "train", "grpo", *TINY, "--plain", "--run=one", "trainer.steps=1"
+    )
+    print(
+        f"one step of smoke grpo: {len(core)} modules of the core, recipes: "
+        f"{', '.join(sorted(recipes)) or 'none'}"
+    )
     assert not recipes and len(core) <= MOST_LOADED, sorted(core)
 
 
-# ----------------------------------------------------------------------------------------- R2: the core names no recipe
+# --------------------------------------------------------------------- R2: the core names no recipe
 
 
 def named_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -282,7 +327,11 @@ def named_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
             parts = [node.value]
         elif isinstance(node, ast.Dict):
             parts = [key for key in node.keys if key]
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "startswith":
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "startswith"
+        ):
             parts = node.args
         else:
             continue
@@ -336,7 +385,7 @@ def test_a_planted_name_is_found(code):
     assert ("gigpo" in registered()) and "gigpo" in [text for text, _ in named_in(ast.parse(code))]
 
 
-# ------------------------------------------------------------------------------- R3: recipes use the public interface
+# ------------------------------------------------------------- R3: recipes use the public interface
 
 
 def deep(file: Path) -> set[str]:
@@ -352,7 +401,9 @@ def deep(file: Path) -> set[str]:
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("agent_r1.")}
         elif isinstance(node, ast.ImportFrom) and node.module == "agent_r1":
-            found |= {f"agent_r1.{alias.name}" for alias in node.names if alias.name not in PUBLIC_NAMES}
+            found |= {
+                f"agent_r1.{alias.name}" for alias in node.names if alias.name not in PUBLIC_NAMES
+            }
     return found
 
 
@@ -364,27 +415,47 @@ MOST_NAMES = 85
 def test_the_public_interface_is_small_and_each_name_is_documented():
     assert len(PUBLIC_NAMES) - 1 <= MOST_NAMES
     found = {name: getattr(agent_r1, name) for name in PUBLIC_NAMES - {"__version__"}}
-    assert not [name for name, value in found.items() if callable(value) and not inspect.getdoc(value)]
+    assert not [
+        name for name, value in found.items() if callable(value) and not inspect.getdoc(value)
+    ]
 
 
 def past_its_readme(file: Path) -> set[str]:
     """Find imports of recipes that this recipe's README does not name, and of other test files."""
-    imports = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Import | ast.ImportFrom)]
-    modules = {name.removeprefix("from ").removeprefix("import ").split()[0] for name in map(ast.unparse, imports)}
+    imports = [
+        node
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    modules = {
+        name.removeprefix("from ").removeprefix("import ").split()[0]
+        for name in map(ast.unparse, imports)
+    }
     recipe = file.relative_to(file.parents[1 + (file.parent.name == "tests")]).parts[0]
     readme = file.parents[file.parent.name == "tests"] / "README.md"
     named = {recipe, *re.findall(r"recipes/(\w+)", readme.read_text() if readme.exists() else "")}
-    others = {name for name in modules if name.startswith("agent_r1_recipes.") and name.split(".")[1] not in named}
+    others = {
+        name
+        for name in modules
+        if name.startswith("agent_r1_recipes.") and name.split(".")[1] not in named
+    }
     return others | {name for name in modules if name.startswith("test_")}
 
 
 @pytest.mark.parametrize(
-    "recipe", sorted(path.name for path in RECIPES.iterdir() if path.is_dir() and not path.name.startswith("_"))
+    "recipe",
+    sorted(
+        path.name for path in RECIPES.iterdir() if path.is_dir() and not path.name.startswith("_")
+    ),
 )
 def test_a_recipe_and_its_tests_use_the_public_interface(recipe):
     """Tests may use what tests/ shares (conftest.py and its modules), never another test file."""
     files = [*(RECIPES / recipe).glob("*.py"), *(RECIPES / recipe).glob("tests/*.py")]
-    assert not {f"{file.relative_to(RECIPES)}: {name}" for file in files for name in deep(file) | past_its_readme(file)}
+    assert not {
+        f"{file.relative_to(RECIPES)}: {name}"
+        for file in files
+        for name in deep(file) | past_its_readme(file)
+    }
 
 
 @pytest.mark.parametrize("folder", ["", "tests/"], ids=["recipe", "tests"])
@@ -408,7 +479,9 @@ def test_a_planted_import_of_a_recipe_is_found(tmp_path, folder, line, found):
     (tmp_path / "mine/README.md").write_text("Needs recipes/judge.")
     allowed = "from agent_r1 import Sampling\nfrom agent_r1.tool import tool\n"
     file.write_text(
-        allowed + "import agent_r1_recipes.judge.judge\nfrom agent_r1_recipes.mine import code\nimport runs\n"
+        allowed
+        + "import agent_r1_recipes.judge.judge\nfrom agent_r1_recipes.mine import code\nimport "
+        "runs\n"
     )
     assert not deep(file) | past_its_readme(file)
     file.write_text(allowed + line)
@@ -416,11 +489,14 @@ def test_a_planted_import_of_a_recipe_is_found(tmp_path, folder, line, found):
 
 
 def test_the_picture_shows_what_is_there():
-    """The tree of docs/architecture.md names every room and file of the package's first level, and nothing else."""
+    """The tree of docs/architecture.md names every room and file of the package's first level, and
+    nothing else."""
     text = (PACKAGE.parents[1] / "docs/architecture.md").read_text()
     tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
     shown = set(re.findall(r"(?<![\w./])(?:\w+\.py|\w+/)(?=[\s,]|$)", tree))
-    there = {p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"}
+    there = {
+        p.name + "/" * p.is_dir() for p in PACKAGE.iterdir() if p.is_dir() or p.suffix == ".py"
+    }
     there -= {"__init__.py", "__main__.py", "__pycache__/"}
     assert shown == there
 
@@ -436,5 +512,7 @@ def test_what_it_would_say(tmp_path, inside):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     line = 3 if inside else 2
-    assert upward(tmp_path) == [f"core.py:{line}: ground imports training.loop, which lies above (learner)"]
+    assert upward(tmp_path) == [
+        f"core.py:{line}: ground imports training.loop, which lies above (learner)"
+    ]
     assert set(circle(tmp_path)) == {"core", "training.loop"}

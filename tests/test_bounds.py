@@ -1,4 +1,5 @@
-"""Answers from outside: one helper bounds their seconds, bytes and nesting, for everybody who asks a server."""
+"""Answers from outside: one helper bounds their seconds, bytes and nesting, for everybody who asks
+a server."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ from agent_r1_recipes.judge import judge
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
 pytestmark = pytest.mark.timeout(30)
-"""The deadlines in these tests are of about half a second, and what they guard against never ends."""
+"""The deadlines in these tests are of about half a second, and what they guard against never
+ends."""
 
 
 def refusal(call, *args) -> str:
@@ -39,7 +41,11 @@ def refusal(call, *args) -> str:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_one_helper_bounds_seconds_bytes_and_nesting(kind):
-    says = {"flood": "more than 100000 bytes", "gzip": "compresses", "deep": "nested deeper than 64"}
+    says = {
+        "flood": "more than 100000 bytes",
+        "gzip": "compresses",
+        "deep": "nested deeper than 64",
+    }
     with hostile(kind) as url, pytest.raises((TimeoutError, ValueError)) as refused:
         bounds.fetch("GET", url, within_s=0.3, max_bytes=100_000).json()
     assert says.get(kind, "no whole answer within 0.3 s") in str(refused.value)
@@ -48,10 +54,14 @@ def test_one_helper_bounds_seconds_bytes_and_nesting(kind):
 @pytest.mark.parametrize("kind", ["drip", "flood", "gzip", "deep"])
 def test_a_hostile_retriever_costs_one_search_its_deadline(kind):
     with hostile(kind) as url:
-        # Only the drip is stopped by its deadline: a busy machine may need more than 0.3 s to read the others' bytes.
+        # Only the drip is stopped by its deadline: a busy machine may need more than 0.3 s to read
+        # the others' bytes.
         remote = service.RemoteIndex(f"{url}/retrieve", timeout_s=0.3 if kind == "drip" else 10)
         said = refusal(remote.search, ["a"], 3)
-    says = {"drip": "does not answer (no whole answer within 0.3 s)", "deep": "refused /retrieve (200: [[[["}
+    says = {
+        "drip": "does not answer (no whole answer within 0.3 s)",
+        "deep": "refused /retrieve (200: [[[[",
+    }
     assert says.get(kind, "is it a search service?") in said
 
 
@@ -69,16 +79,19 @@ def test_a_hostile_sandbox_ends_its_own_call(kind):
 def test_a_hostile_environment_is_refused_before_it_is_entered(kind):
     row = {"prompt": [{"role": "user", "content": "?"}], "agent_name": "openenv"}
     with hostile(kind) as url:
-        said = refusal(make_env, row, {}, OpenEnvSettings(name="openenv", url=url, tool_timeout_s=0.3))
+        said = refusal(
+            make_env, row, {}, OpenEnvSettings(name="openenv", url=url, tool_timeout_s=0.3)
+        )
     assert "no OpenEnv server answers" in said
 
 
-# ------------------------------------------------------------------------------------------------------------ rewards
+# ------------------------------------------------------------------------------------------ rewards
 
 
 @contextmanager
 def judge_of(answers: dict[str, list[bytes]]):
-    """A judge that gives full marks, but to answers with one of these words in them what a hostile server says instead."""
+    """A judge that gives full marks, but to answers with one of these words in them what a hostile
+    server says instead."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
@@ -120,12 +133,18 @@ def test_a_bad_verdict_costs_its_own_episode_and_not_the_batch(monkeypatch):
             order.append(answer)
 
     async def batch(one: judge.Judge):
-        return await asyncio.gather(*(score(one, answer, 0.1 * (answer == "later")) for answer in answers))
+        return await asyncio.gather(
+            *(score(one, answer, 0.1 * (answer == "later")) for answer in answers)
+        )
 
     with judge_of({f"a {kind}": HOSTILE[kind] for kind in kinds}) as url:
         *bad, honest, later = asyncio.run(batch(judge.Judge(url, "wise")))
-    assert honest == later == 1.0 and order[-1] == "about a drip", "neither waits for the verdict that drips"
-    for verdict, says in zip(bad, ["nested deeper", "compresses", "more than 65536", "within 0.7 s"], strict=True):
+    assert honest == later == 1.0 and order[-1] == "about a drip", (
+        "neither waits for the verdict that drips"
+    )
+    for verdict, says in zip(
+        bad, ["nested deeper", "compresses", "more than 65536", "within 0.7 s"], strict=True
+    ):
         assert "gives no verdict: " in verdict and says in verdict
 
 
@@ -149,4 +168,6 @@ def test_a_reward_that_does_not_come_costs_its_episode_alone(chat):
     tasks = [Task(row, str(i), str(i)) for i, row in enumerate(rows)]
     slow, clingy, plain = asyncio.run(run_episodes(loop, tasks, Sampling(400)))
     assert clingy.reward == plain.reward == 1.0
-    assert slow.reward == 0 and slow.error == "outcome: no result after 0.4 s (env.episode_timeout_s)"
+    assert (
+        slow.reward == 0 and slow.error == "outcome: no result after 0.4 s (env.episode_timeout_s)"
+    )

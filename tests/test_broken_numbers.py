@@ -1,4 +1,5 @@
-"""A number that is not finite ends a run before it does harm: nothing bad is saved, nothing good is pruned, one line."""
+"""A number that is not finite ends a run before it does harm: nothing bad is saved, nothing good is
+pruned, one line."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ import shutil
 
 import pytest
 import torch
-from conftest import ScriptedPolicy, call, clone_steps, fails_with, make_env_loop, random_model, task, tiny_model
+from conftest import (
+    ScriptedPolicy,
+    call,
+    clone_steps,
+    fails_with,
+    make_env_loop,
+    random_model,
+    task,
+    tiny_model,
+)
 from runs import TINY, curve, lines, main, steps
 from safetensors.torch import load_file
 
@@ -32,17 +42,26 @@ def home(produced, tmp_path_factory):
 @pytest.mark.parametrize(
     ("algorithm", "minibatches", "rate", "said", "recorded"),
     [
-        ("grpo", 4, 1e20, "step 3: the policy has a gradient of norm nan; the update was skipped", 2),
+        (
+            "grpo",
+            4,
+            1e20,
+            "step 3: the policy has a gradient of norm nan; the update was skipped",
+            2,
+        ),
         ("grpo", 1, 1e39, "step 3: the policy has weights that are not finite and is not saved", 3),
     ],
 )
 def test_a_run_that_breaks_keeps_its_good_checkpoints(
     home, monkeypatch, capsys, algorithm, minibatches, rate, said, recorded
 ):
-    """A learning rate that explodes in step 3: either the next gradient is no number, or the weights are not."""
+    """A learning rate that explodes in step 3: either the next gradient is no number, or the
+    weights are not."""
     monkeypatch.setenv("AGENT_R1_HOME", str(home))
     decay, temperatures = loop.linear_decay, []
-    monkeypatch.setattr(loop, "linear_decay", lambda step, *plan: rate if step == 3 else decay(step, *plan))
+    monkeypatch.setattr(
+        loop, "linear_decay", lambda step, *plan: rate if step == 3 else decay(step, *plan)
+    )
     evaluate = run.evaluate
 
     def noting(*args, temperature, **options):
@@ -51,8 +70,18 @@ def test_a_run_that_breaks_keeps_its_good_checkpoints(
 
     monkeypatch.setattr(run, "evaluate", noting)
     name = f"{algorithm}-{minibatches}"
-    settings = ["trainer.steps=5", "trainer.save_every=1", "trainer.eval_every=2", "rollout.temperature=0.9"]
-    settings += [f"actor.minibatches={minibatches}", "actor.lr=1", "actor.grad_clip=1e-6", "critic.warmup_steps=0"]
+    settings = [
+        "trainer.steps=5",
+        "trainer.save_every=1",
+        "trainer.eval_every=2",
+        "rollout.temperature=0.9",
+    ]
+    settings += [
+        f"actor.minibatches={minibatches}",
+        "actor.lr=1",
+        "actor.grad_clip=1e-6",
+        "critic.warmup_steps=0",
+    ]
     assert main("train", algorithm, *TINY, *settings, "--plain", f"--run={name}") == 1
     errors = capsys.readouterr().err.strip().splitlines()
     assert errors[-1].startswith(f"agent-r1: {said}") and "--run NAME" in errors[-1], errors
@@ -93,7 +122,10 @@ def test_shards_of_verl_with_broken_weights_are_refused(tmp_path):
     model_files.save_model(model, tmp_path / "base", 0, 0)
     weights = model_files.to_hf(model)
     weights["model.norm.weight"][3] = math.inf
-    torch.save({name: t.detach().clone() for name, t in weights.items()}, tmp_path / "model_world_size_1_rank_0.pt")
+    torch.save(
+        {name: t.detach().clone() for name, t in weights.items()},
+        tmp_path / "model_world_size_1_rank_0.pt",
+    )
     (tmp_path / "out").mkdir()
     with fails_with("broken_weights"):
         write_merged(tmp_path, tmp_path / "base", tmp_path / "out")

@@ -1,7 +1,8 @@
-"""`agent-r1 chat` as people and programs call it: through a pseudo-terminal, through pipes, with one question.
+"""`agent-r1 chat` as people and programs call it: through a pseudo-terminal, through pipes, with
+one question.
 
-The model is the agent that ships with the laptop recipe, in a run folder of its own. What needs no terminal and no signal runs
-in this process.
+The model is the agent that ships with the laptop recipe, in a run folder of its own. What needs no
+terminal and no signal runs in this process.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def home(agent_home, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def chat_command(home, monkeypatch, capsys):
-    """A function that runs `agent-r1 chat ARGV` with that standard input; it returns exit code, output, errors."""
+    """A function that runs `agent-r1 chat ARGV` with that standard input; it returns exit code,
+    output, errors."""
     monkeypatch.setenv("AGENT_R1_HOME", str(home))
     monkeypatch.chdir(home)
 
@@ -51,7 +53,7 @@ def chat_command(home, monkeypatch, capsys):
     return run
 
 
-# ------------------------------------------------------------------------------------------------ a pseudo-terminal
+# -------------------------------------------------------------------------------- a pseudo-terminal
 
 
 class Terminal:
@@ -60,9 +62,15 @@ class Terminal:
     def __init__(self, command: list, env: dict[str, str], cwd: Path):
         self.master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=env, cwd=cwd, start_new_session=True,
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
-        )  # fmt: skip
+        )
         os.close(slave)
         self.shown = ""
         self._seen = 0
@@ -135,9 +143,17 @@ def test_a_session_in_a_terminal(home):
     env.pop("NO_COLOR", None)
     terminal = Terminal([sys.executable, "-c", SLOW, "chat"], env, home)
     opening = terminal.expect("\x1b[1;36m> ")
-    opening = " ".join(re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split())  # the terminal breaks and colours lines
-    assert "runs/laptop-grpo/checkpoints/step_000140, transformers; tools: search over tinyhop-" in opening
-    assert "prompt: none; temperature 1," in opening and "each question starts a new conversation" in opening
+    opening = " ".join(
+        re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split()
+    )  # the terminal breaks and colours lines
+    assert (
+        "runs/laptop-grpo/checkpoints/step_000140, transformers; tools: search over tinyhop-"
+        in opening
+    )
+    assert (
+        "prompt: none; temperature 1," in opening
+        and "each question starts a new conversation" in opening
+    )
     assert "type a number to ask one" in opening
 
     terminal.send(f"1{ENTER}")
@@ -154,7 +170,11 @@ def test_a_session_in_a_terminal(home):
     terminal.send(CTRL_C)
     terminal.expect("interrupted; the conversation is as it was before")
     terminal.expect("> \x1b[0m")
-    time.sleep(0.3)  # a signal that meets Python between showing the prompt and waiting for a key waits for the key
+    time.sleep(
+        0.3
+        # a signal that meets Python between showing the prompt and waiting for a key waits for the
+        # key
+    )
     terminal.send(CTRL_C)
     terminal.expect("(leave with Ctrl-D or /quit)")
     terminal.send(UP + ENTER)  # history
@@ -164,7 +184,9 @@ def test_a_session_in_a_terminal(home):
     terminal.expect("interrupted")
 
     terminal.expect("> ")
-    terminal.send("\x1b[200~" + "lorem ipsum\n" * 8500 + "\x1b[201~" + ENTER)  # a paste, as terminals bracket it
+    terminal.send(
+        "\x1b[200~" + "lorem ipsum\n" * 8500 + "\x1b[201~" + ENTER
+    )  # a paste, as terminals bracket it
     terminal.expect("the question alone takes")
     terminal.expect("> ")
     terminal.send(f"2{ENTER}")
@@ -176,7 +198,7 @@ def test_a_session_in_a_terminal(home):
     assert "Traceback" not in terminal.shown
 
 
-# ------------------------------------------------------------------------------------------------------------- pipes
+# -------------------------------------------------------------------------------------------- pipes
 
 
 def test_json_gives_what_evaluation_gets(home, chat_command):
@@ -184,14 +206,21 @@ def test_json_gives_what_evaluation_gets(home, chat_command):
     model, config = find_model("laptop-grpo")
     rows = Workspace(config).load_rows("test")[:3]
     questions = [row["prompt"][-1]["content"] for row in rows]
-    code, out, _ = chat_command("--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n")
+    code, out, _ = chat_command(
+        "--json", "--temperature", "0", stdin="\n\n".join(questions) + "\n/clear\n"
+    )
     records = [json.loads(line) for line in out.splitlines()]
     assert [record["question"] for record in records] == questions
     with open_agent(model, config) as agent:
         done = play_rows(agent, rows, 0.0, lambda trajectory: None)
     for record, trajectory in zip(records, done, strict=True):
-        assert record["turns"] == [agent.chat.turn_text(step.action_ids) for step in trajectory.steps]
-        assert (record["reward"], record["stop_reason"]) == (trajectory.reward, trajectory.stop_reason.value)
+        assert record["turns"] == [
+            agent.chat.turn_text(step.action_ids) for step in trajectory.steps
+        ]
+        assert (record["reward"], record["stop_reason"]) == (
+            trajectory.reward,
+            trajectory.stop_reason.value,
+        )
     assert code == int(any(record["answer"] is None for record in records))
 
 
@@ -212,23 +241,43 @@ def test_one_question(chat_command):
     record = json.loads(line)
     assert code == again == int(record["answer"] is None) and "sampled token" in out
     assert "temperature 0.5," in chat_command(*question, "--temperature", "0.5")[2]
-    assert record["answer"] in out if record["answer"] else errors.splitlines()[-1].startswith("agent-r1: ")
+    assert (
+        record["answer"] in out
+        if record["answer"]
+        else errors.splitlines()[-1].startswith("agent-r1: ")
+    )
 
 
 def test_a_script_through_standard_input(chat_command):
-    script = b"1\n/why\n\xff\xfe broken bytes\n/nonsense\n" + b"x" * 100_000 + b"\n/tools\n/quit\nnever asked\n"
+    script = (
+        b"1\n/why\n\xff\xfe broken bytes\n/nonsense\n"
+        + b"x" * 100_000
+        + b"\n/tools\n/quit\nnever asked\n"
+    )
     code, out, errors = chat_command(stdin=script)
-    assert "expected: " in out and "search(query)" in out and "trained with its own tools only" not in out
-    assert "unknown command /nonsense" in out and "the question alone takes" in out and "never asked" not in out
+    assert (
+        "expected: " in out
+        and "search(query)" in out
+        and "trained with its own tools only" not in out
+    )
+    assert (
+        "unknown command /nonsense" in out
+        and "the question alone takes" in out
+        and "never asked" not in out
+    )
     assert code == 1 and "the question alone takes" in errors.splitlines()[-1]
     assert "trained with its own tools only" in chat_command("env.tools=[]", stdin="/tools\n")[1]
 
 
-def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(chat_command, monkeypatch):
+def test_a_server_that_fails_in_mid_answer_and_the_conversation_that_survives_it(
+    chat_command, monkeypatch
+):
     """A server process of its own that fails over HTTP (fake_vllm.py), in place of vLLM."""
     monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
     monkeypatch.setenv("FAKE_VLLM", "cut")
     code, out, _ = chat_command("--backend", "vllm", stdin="One?\nTwo?\n/tools\n")
-    notes = [line for line in out.splitlines() if line.startswith("* ") and "one small world" not in line]
+    notes = [
+        line for line in out.splitlines() if line.startswith("* ") and "one small world" not in line
+    ]
     assert code == 1 and len(notes) == 2 and "RuntimeError: the engine core has died" in notes[0]
     assert "search(query)" in out.splitlines()[-1]

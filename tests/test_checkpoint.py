@@ -17,7 +17,12 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.rollout import model_files
 from agent_r1.training import checkpoint
-from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, save_checkpoint, verify_checkpoint
+from agent_r1.training.checkpoint import (
+    list_checkpoints,
+    read_checkpoint,
+    save_checkpoint,
+    verify_checkpoint,
+)
 from agent_r1.training.tiny_model import save_tokenizer
 
 
@@ -37,7 +42,7 @@ def names(folder: Path) -> list[str]:
     return sorted(p.name for p in folder.iterdir())
 
 
-# --------------------------------------------------------------------------------------------------- there and back
+# ----------------------------------------------------------------------------------- there and back
 
 
 def test_what_is_saved_is_read(tmp_path):
@@ -65,7 +70,7 @@ def test_old_checkpoints_are_pruned_and_the_newest_kept(tmp_path):
     assert read_checkpoint(tmp_path / "step_100000", "f00d") == (100_000, {"v": 2})
 
 
-# -------------------------------------------------------------------------------------------------- interrupted saves
+# -------------------------------------------------------------------------------- interrupted saves
 
 
 def test_an_interrupted_save_leaves_the_old_one_and_the_next_save_works(tmp_path):
@@ -83,7 +88,9 @@ def test_an_interrupted_save_leaves_the_old_one_and_the_next_save_works(tmp_path
     assert names(tmp_path) == ["step_000010", "step_000020"]
 
 
-@pytest.mark.parametrize("moment", ["in the model", "before the state", "before the manifest", "before the renaming"])
+@pytest.mark.parametrize(
+    "moment", ["in the model", "before the state", "before the manifest", "before the renaming"]
+)
 def test_kill_9_leaves_the_old_one(tmp_path, monkeypatch, moment):
     save(tmp_path, 10)
 
@@ -112,7 +119,7 @@ def test_kill_9_leaves_the_old_one(tmp_path, monkeypatch, moment):
     assert names(tmp_path) == ["step_000010", "step_000020"]
 
 
-# ---------------------------------------------------------------------------------------------------------- no space
+# ----------------------------------------------------------------------------------------- no space
 
 
 def test_no_space_says_so_and_keeps_what_is_there(tmp_path, monkeypatch):
@@ -124,13 +131,17 @@ def test_no_space_says_so_and_keeps_what_is_there(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", full)
     with fails_with("cannot_write"):
         save(tmp_path, 20, keep=2)
-    assert names(tmp_path) == ["step_000009", "step_000010"]  # nothing is pruned before there is something newer
+    assert names(tmp_path) == [
+        "step_000009",
+        "step_000010",
+    ]  # nothing is pruned before there is something newer
     assert read_checkpoint(tmp_path / "step_000010", "f00d")[0] == 10
 
 
 @pytest.fixture
 def small_files_only():
-    """The operating system refuses to write more than 60 kB into one file: a full disk, as the C++ and Rust writers see it."""
+    """The operating system refuses to write more than 60 kB into one file: a full disk, as the C++
+    and Rust writers see it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
     yield
@@ -147,13 +158,17 @@ def test_a_disk_that_fills_up_while_tensors_are_written_says_so_too(tmp_path, sm
         backend = Tokenizer(models.WordLevel({str(i): i for i in range(10_000)}, unk_token="0"))
         save_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend), part)
 
-    for write, state in ((write_model, {}), (long_tokenizer, {}), (little, {"m": torch.zeros(100_000)})):
+    for write, state in (
+        (write_model, {}),
+        (long_tokenizer, {}),
+        (little, {"m": torch.zeros(100_000)}),
+    ):
         with fails_with("cannot_write"):
             save(tmp_path, 20, write=write, state=state)
         assert names(tmp_path) == []
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.fixture
@@ -194,7 +209,8 @@ def test_a_checkpoint_of_another_version_is_refused(saved):
 
 
 def test_a_checkpoint_can_hold_no_code(saved):
-    """A pickle that would run a command is refused by torch itself, even with a fitting checksum."""
+    """A pickle that would run a command is refused by torch itself, even with a fitting
+    checksum."""
 
     class Evil:
         def __reduce__(self):

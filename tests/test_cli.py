@@ -1,6 +1,7 @@
 """The command line: what it refuses, how it says so, and its exit codes.
 
-0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted; the last line on standard error has cause and remedy.
+0 done, 1 failed, 2 wrong usage or configuration, 130 interrupted; the last line on standard error
+has cause and remedy.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from agent_r1.data.storage import read_rows, write_rows
 from agent_r1.training.run_dir import RunDir, only_trainer
 from agent_r1.workspace import Workspace
 
-SMALL = [*TINY, "cold_start.copy_steps=3", "cold_start.mix_steps=3", "trainer.steps=3", "trainer.save_every=1"]
+SMALL = [
+    *TINY,
+    "cold_start.copy_steps=3",
+    "cold_start.mix_steps=3",
+    "trainer.steps=3",
+    "trainer.save_every=1",
+]
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A home with a finished run `done` of three steps, and its first half in `half`. Copy it before changing it."""
+    """A home with a finished run `done` of three steps, and its first half in `half`. Copy it
+    before changing it."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("home")
         patch.setenv("AGENT_R1_HOME", str(folder))
@@ -40,7 +48,11 @@ def made(tmp_path_factory):
         done, half = folder / "runs" / "done", folder / "runs" / "half"
         shutil.copytree(done, half)
         shutil.rmtree(half / "checkpoints" / "step_000003")  # killed before its last checkpoint
-        shutil.copytree(done / "checkpoints" / "step_000002", half / "checkpoints" / "step_000002", dirs_exist_ok=True)
+        shutil.copytree(
+            done / "checkpoints" / "step_000002",
+            half / "checkpoints" / "step_000002",
+            dirs_exist_ok=True,
+        )
         yield folder
 
 
@@ -74,7 +86,7 @@ def refused(capsys, code: int, *argv: str) -> str:
     return errors.splitlines()[-1]
 
 
-# ------------------------------------------------------------------------------------------- help, and how to ask
+# ----------------------------------------------------------------------------- help, and how to ask
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -83,7 +95,10 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
     assert main("new", "my-task") == 0
     capsys.readouterr()
     assert main(name, "--help") == 0
-    examples = [shlex.split(line) for line in capsys.readouterr().out.partition("examples:\n")[2].splitlines()]
+    examples = [
+        shlex.split(line)
+        for line in capsys.readouterr().out.partition("examples:\n")[2].splitlines()
+    ]
     assert examples and all(line[:2] == ["agent-r1", name] for line in examples)
     for example in examples:
         arguments = cli.parse_command_line(example[1:])
@@ -92,26 +107,38 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
             load_config(arguments.preset or "laptop", model + arguments.settings)
         elif "settings" in arguments:
             preset = cli._config(arguments).preset
-            assert preset in example or {"--run", "--model"} & set(example) or Path(preset).is_file()
+            assert (
+                preset in example or {"--run", "--model"} & set(example) or Path(preset).is_file()
+            )
 
 
 WITHOUT_TORCH = [
-    ["--help"], ["train", "--preset", "nope"], ["data", "x=1"], ["doctor", "--suggest-preset"],
-    *(["train", "--preset", preset, "--dry-run"] for preset in ("laptop", "pocket", "tinyquest", "hotpotqa-4xh100")),
-]  # fmt: skip
+    ["--help"],
+    ["train", "--preset", "nope"],
+    ["data", "x=1"],
+    ["doctor", "--suggest-preset"],
+    *(
+        ["train", "--preset", preset, "--dry-run"]
+        for preset in ("laptop", "pocket", "tinyquest", "hotpotqa-4xh100")
+    ),
+]
 
 
 def test_help_refusals_and_plans_do_not_wait_for_torch(tmp_path):
     """Without verl, which needs PyTorch to validate its configuration."""
     code = (
-        "import contextlib, sys; from agent_r1.app.cli import main; from agent_r1.ground import machine\n"
+        "import contextlib, sys; from agent_r1.app.cli import main; from agent_r1.ground import "
+        "machine\n"
         "machine.installed = lambda package: None\n"
         f"for argv in {WITHOUT_TORCH}:\n"
         "    with contextlib.suppress(SystemExit): main(argv)\n"
-        "    loaded = {'torch', 'transformers', 'pyarrow', 'faiss', 'matplotlib'} & set(sys.modules)\n"
+        "    loaded = {'torch', 'transformers', 'pyarrow', 'faiss', 'matplotlib'} & "
+        "set(sys.modules)\n"
         "    assert not loaded, (argv, loaded)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -119,7 +146,9 @@ def test_help_refusals_and_plans_do_not_wait_for_torch(tmp_path):
 def planned(monkeypatch):
     """What `train --dry-run` was to plan: (configuration, name of the run)."""
     seen = []
-    monkeypatch.setattr("agent_r1.app.plan.print_plan", lambda config, run, price: seen.append((config, run)))
+    monkeypatch.setattr(
+        "agent_r1.app.plan.print_plan", lambda config, run, price: seen.append((config, run))
+    )
     return seen
 
 
@@ -139,7 +168,7 @@ def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
     ]
 
 
-# ----------------------------------------------------------------------------------------------- what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 BAD_USAGE = {  # of settings there is more in test_config.py
     "unknown command": (["trian"], "did you mean 'train'?"),
@@ -147,8 +176,11 @@ BAD_USAGE = {  # of settings there is more in test_config.py
     "unknown key": (["data", "data.trian=3"], "did you mean 'data.train'?"),
     "unknown algorithm": (["train", "grop"], "did you mean 'grpo'?"),
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),
-    "demonstrations without search": (["cold-start", "env.tools=[]"], "this task has no demonstrator"),
-}  # fmt: skip
+    "demonstrations without search": (
+        ["cold-start", "env.tools=[]"],
+        "this task has no demonstrator",
+    ),
+}
 
 
 @pytest.mark.parametrize(("argv", "said"), BAD_USAGE.values(), ids=BAD_USAGE)
@@ -159,7 +191,10 @@ def test_wrong_usage(empty, capsys, argv, said):
 
 MISSING = {  # in which order the stages are asked for: test_stages.py
     "data": (["index", *TINY], "agent-r1 data --preset smoke --seed 0"),
-    "run to evaluate": (["eval", *TINY, "--run=nope"], "nope does not exist; run `agent-r1 train` first"),
+    "run to evaluate": (
+        ["eval", *TINY, "--run=nope"],
+        "nope does not exist; run `agent-r1 train` first",
+    ),
     "run to report": (["report", "--run=nope"], "name a run with --run (there are: none yet)"),
     "rollouts": (["inspect", "nope.jsonl"], "nope.jsonl does not exist; runs/<name>/rollouts/"),
     "model to start from": (["train", *TINY, "model.path=/nope"], "no model at model.path=/nope"),
@@ -173,7 +208,8 @@ def test_what_is_missing(empty, capsys, argv, said):
 
 
 def test_an_evaluation_of_a_run_honours_every_option_and_leaves_its_card_alone(home, capsys):
-    """Each of them was ignored without --model: the test set was evaluated instead, into eval.json."""
+    """Each of them was ignored without --model: the test set was evaluated instead, into
+    eval.json."""
     before, out, file = tree(home), home.parent / "cards", home.parent / "mine.parquet"
     run, card = ["eval", "--run=done"], {}
     options = {
@@ -190,11 +226,17 @@ def test_an_evaluation_of_a_run_honours_every_option_and_leaves_its_card_alone(h
         assert main(*run, *words, f"--out={out / name}") == 0
         card[name] = json.loads((out / name / "1.json").read_text())
     assert {name: (c["split"], c["n"], c["temperature"]) for name, c in card.items()} == {
-        "plain": ("test", 2, 0.0), "val": ("val", 2, 0.0), "sampled": ("test", 2, 0.7), "told": ("test", 2, 0.0),
-        "file": ("mine", 3, 0.0), "start": ("test", 2, 0.0),
-    }  # fmt: skip
+        "plain": ("test", 2, 0.0),
+        "val": ("val", 2, 0.0),
+        "sampled": ("test", 2, 0.7),
+        "told": ("test", 2, 0.0),
+        "file": ("mine", 3, 0.0),
+        "start": ("test", 2, 0.0),
+    }
     assert card["val"]["rows_hash"] != card["plain"]["rows_hash"]
-    assert card["told"]["prompt_hash"] != card["plain"]["prompt_hash"] == card["start"]["prompt_hash"]
+    assert (
+        card["told"]["prompt_hash"] != card["plain"]["prompt_hash"] == card["start"]["prompt_hash"]
+    )
     assert card["start"]["model_hash"] != card["plain"]["model_hash"]
     assert tree(home) == before and "temperature 0.7, " in capsys.readouterr().out
 
@@ -206,7 +248,7 @@ def test_a_run_that_is_running_is_not_called_unfinished(home, capsys):
         assert "another process is training" in refused(capsys, 1, *train)
 
 
-# --------------------------------------------------------------------------------------------- damaged checkpoints
+# ------------------------------------------------------------------------------ damaged checkpoints
 
 
 def flip_a_byte(checkpoint):
@@ -226,7 +268,7 @@ def test_deleting_the_damaged_checkpoint_helps_as_it_was_said(home, made, capsys
     assert len(lines(run)) == 3
 
 
-# ------------------------------------------------------------------------------------- nowhere to write, no space
+# ----------------------------------------------------------------------- nowhere to write, no space
 
 
 @pytest.mark.parametrize("place", ["/proc/nowhere", "file"])
@@ -251,7 +293,10 @@ def limited(kilobytes: int):
 
 NO_SPACE = {
     "cold start": (["cold-start", "cold_start.mix_steps=4"], 50),
-    "later checkpoint, state": (["train", "grpo", "--run=half", "--resume", "trainer.rollouts_every=0"], 200),
+    "later checkpoint, state": (
+        ["train", "grpo", "--run=half", "--resume", "trainer.rollouts_every=0"],
+        200,
+    ),
     "rollouts": (["train", "grpo", "--run=new", "trainer.save_every=3"], 30),
 }
 
@@ -259,25 +304,33 @@ NO_SPACE = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("argv", "kilobytes"), NO_SPACE.values(), ids=NO_SPACE)
 def test_no_space(home, capsys, argv, kilobytes):
-    """One line, no half thing under a whole one's name, everything that was there still there, and then it goes on."""
+    """One line, no half thing under a whole one's name, everything that was there still there, and
+    then it goes on."""
     before = {
-        name: digest for name, digest in tree(home).items() if not name.endswith(("config.yaml", "metrics.jsonl"))
+        name: digest
+        for name, digest in tree(home).items()
+        if not name.endswith(("config.yaml", "metrics.jsonl"))
     }
     command = [argv[0], *SMALL, *argv[1:]]
     with limited(kilobytes):
         said = refused(capsys, 1, *command)
-    assert ("File too large" in said or "trainer.pt" in said) and ("free" in said or "make room" in said), said
+    assert ("File too large" in said or "trainer.pt" in said) and (
+        "free" in said or "make room" in said
+    ), said
     assert before.items() <= tree(home).items()
     assert leftovers(home) == []
     for folder in (home / "artifacts").iterdir():
-        assert folder.name.startswith(".") or folder.name in {name.split("/")[1] for name in before if "/" in name}
+        assert folder.name.startswith(".") or folder.name in {
+            name.split("/")[1] for name in before if "/" in name
+        }
     assert main(*command, *(["--resume"] if argv[0] == "train" else [])) == 0
 
 
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
-        (OSError(errno.ENOSPC, "No space left", "/a/file"), 1, "/a/file: No space left; check space and permissions"),
+        (OSError(errno.ENOSPC, "No space left", "/a/file"), 1, "/a/file: No space left; check "
+            "space and permissions"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )  # fmt: skip
@@ -295,7 +348,7 @@ def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
         cli.main(["data"])
 
 
-# ------------------------------------------------------------------------------------------------ eval, report, inspect
+# ---------------------------------------------------------------------------- eval, report, inspect
 
 
 def test_the_stages_after_training(home, capsys):
@@ -312,10 +365,12 @@ def test_the_stages_after_training(home, capsys):
     capsys.readouterr()
     assert main("eval", "grpo", *SMALL, "--run=done") == 0
     assert "already done" in capsys.readouterr().out
-    assert "has not finished its 3 steps" in refused(capsys, 1, "eval", "grpo", *SMALL, "--run=half")
+    assert "has not finished its 3 steps" in refused(
+        capsys, 1, "eval", "grpo", *SMALL, "--run=half"
+    )
 
 
-# --------------------------------------------------------------------------------------------- models of other kinds
+# ---------------------------------------------------------------------------- models of other kinds
 
 
 def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp_path, capsys):
@@ -325,14 +380,22 @@ def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp
     (model / "chat_template.jinja").write_text(CHATML)
     before = tree(home)
     for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):
-        assert "does not show the tools to the model" in refused(capsys, 2, *command, *SMALL, f"model.path={model}")
+        assert "does not show the tools to the model" in refused(
+            capsys, 2, *command, *SMALL, f"model.path={model}"
+        )
     assert tree(home) == before and not (home / "runs" / "new").exists()
     assert main("train", "grpo", *SMALL, "--run=new") == 0  # the same name, other settings
 
 
-def test_a_run_that_failed_before_its_first_step_holds_nobody_to_its_settings(home, capsys, monkeypatch):
+def test_a_run_that_failed_before_its_first_step_holds_nobody_to_its_settings(
+    home, capsys, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "wandb", None)
     options = ["train", "grpo", *SMALL, "--run=new"]
-    assert "not installed" in refused(capsys, 2, *options, "trainer.loggers=[wandb]", "actor.lr=0.1")
+    assert "not installed" in refused(
+        capsys, 2, *options, "trainer.loggers=[wandb]", "actor.lr=0.1"
+    )
     assert main(*options) == 0
-    assert "actor.lr: 0.0005 there, 0.1 now" in refused(capsys, 1, *options, "actor.lr=0.1")  # now something has run
+    assert "actor.lr: 0.0005 there, 0.1 now" in refused(
+        capsys, 1, *options, "actor.lr=0.1"
+    )  # now something has run

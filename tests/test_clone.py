@@ -1,4 +1,5 @@
-"""Cloning: the loss is that of action tokens, runs repeat, and the model learns enough for RL to begin."""
+"""Cloning: the loss is that of action tokens, runs repeat, and the model learns enough for RL to
+begin."""
 
 from __future__ import annotations
 
@@ -37,10 +38,13 @@ def test_the_loss_is_the_mean_cross_entropy_of_action_tokens(micro, chat, demons
 
 
 def test_nothing_is_learnt_of_what_a_tool_said(micro, chat, demonstrations):
-    """Other words behind the last action change no gradient: with the same masks as in RL, only actions count."""
+    """Other words behind the last action change no gradient: with the same masks as in RL, only
+    actions count."""
     row = demonstrations[0]
     first_action = row.action_mask.index(1)
-    half = type(row)(0, "g", row.input_ids[:], [0] * len(row.input_ids), row.logprobs, row.rewards, row.step_ids)
+    half = type(row)(
+        0, "g", row.input_ids[:], [0] * len(row.input_ids), row.logprobs, row.rewards, row.step_ids
+    )
     half.action_mask[first_action] = 1
     seen = row.input_ids[: first_action + 1]
     changed = type(row)(**vars(half) | {"input_ids": seen + [5] * (len(row.input_ids) - len(seen))})
@@ -61,8 +65,11 @@ def test_an_epoch_of_cloning_sees_every_row_once(demonstrations, seed, tokens):
 
 
 def test_the_cloned_model_plays_the_task_badly(micro, chat, cloned_model):
-    """What RL needs to begin with: well-formed calls and answers in most episodes, and right answers in few."""
-    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=16, max_context=micro.config.rollout.max_context)
+    """What RL needs to begin with: well-formed calls and answers in most episodes, and right
+    answers in few."""
+    policy = LocalPolicy(
+        cloned_model, chat.stop_ids, slots=16, max_context=micro.config.rollout.max_context
+    )
     done = evaluate(
         make_loop(policy, chat, micro.tools, micro.config.rollout, micro.config.env),
         micro.rows("train"),
@@ -71,7 +78,8 @@ def test_the_cloned_model_plays_the_task_badly(micro, chat, cloned_model):
     )
     answered = sum(t.stop_reason is StopReason.ANSWERED for t in done) / len(done)
     calls = sum(t.metrics["tool_calls"] for t in done)
-    # Wide bounds: which episodes fail depends on the last bit of float32, hence on the machine. Untrained, both are 0.
+    # Wide bounds: which episodes fail depends on the last bit of float32, hence on the machine.
+    # Untrained, both are 0.
     assert answered > 0.35 and calls / len(done) > 0.2
     assert sum(t.metrics["invalid_calls"] for t in done) < 0.5 * calls
     assert sum(t.metrics["em"] for t in done) / len(done) < 0.8

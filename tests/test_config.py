@@ -27,7 +27,7 @@ from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
 
-# ---------------------------------------------------------------------------------------------------------- layers
+# ------------------------------------------------------------------------------------------- layers
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -64,14 +64,18 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
     file.write_text(f"algorithm: grpo\n{section}: {{{key}: {value}}}\nseed: 4\n")
     config = from_yaml(file)
     assert (getattr(getattr(config, owner), name), config.seed) == (value, 4)
-    with pytest.raises(ConfigError, match=f"^unknown configuration key '{old}'; it is {NEW_NAMES[old]} now;"):
+    with pytest.raises(
+        ConfigError, match=f"^unknown configuration key '{old}'; it is {NEW_NAMES[old]} now;"
+    ):
         load_config("smoke", [f"{old}={value}"])
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():
     assert renamed_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
     assert renamed_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
-    assert renamed_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.3, 0.7]
+    assert renamed_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})[
+        "score_ci95"
+    ] == [0.3, 0.7]
 
 
 def test_later_layers_win(tmp_path, monkeypatch):
@@ -80,11 +84,14 @@ def test_later_layers_win(tmp_path, monkeypatch):
         "ppo: {actor: {lr: 0.2}, rollout: {prompts_per_step: 2}}\ngrpo: {trainer: {steps: 9}}\n"
     )
     monkeypatch.setattr(
-        "agent_r1.config.recipes.preset_files", lambda: {file.stem: file for file in tmp_path.glob("*.yaml")}
+        "agent_r1.config.recipes.preset_files",
+        lambda: {file.stem: file for file in tmp_path.glob("*.yaml")},
     )
     grpo = load_config("mine")
     assert (grpo.algorithm, grpo.actor.lr, grpo.trainer.steps) == ("grpo", 0.1, 9)
-    assert grpo.rollout.prompts_per_step == Config().rollout.prompts_per_step  # the default in settings.py
+    assert (
+        grpo.rollout.prompts_per_step == Config().rollout.prompts_per_step
+    )  # the default in settings.py
     ppo = load_config("mine", ["actor.lr=0.3"], algorithm="ppo")
     assert (ppo.actor.lr, ppo.trainer.steps, ppo.rollout.prompts_per_step) == (0.3, 7, 2)
     assert load_config("mine", ["algorithm=ppo"]).actor.lr == 0.2  # the same, said as an override
@@ -100,16 +107,26 @@ def test_overrides_are_read_as_yaml(seed):
     ]
     config = load_config("smoke", overrides, seed=seed)
     assert config.trainer.loggers == ["wandb", "tensorboard"] and config.actor.lr == 1e-4
-    assert config.advantage.normalize_std is False and config.model.path is None and config.seed == seed
+    assert (
+        config.advantage.normalize_std is False
+        and config.model.path is None
+        and config.seed == seed
+    )
 
 
 def test_a_table_replaces_the_one_below_it():
-    """Merged, the shares of kinds that were not named would stay, and the mixture would not be what was written."""
-    config = load_config("laptop", ["data.mix={1-hop: 1}", "cold_start.behaviours={good: 0.5, guess: 0.5}"])
-    assert config.data.mix == {"1-hop": 1.0} and config.cold_start.behaviours == {"good": 0.5, "guess": 0.5}
+    """Merged, the shares of kinds that were not named would stay, and the mixture would not be what
+    was written."""
+    config = load_config(
+        "laptop", ["data.mix={1-hop: 1}", "cold_start.behaviours={good: 0.5, guess: 0.5}"]
+    )
+    assert config.data.mix == {"1-hop": 1.0} and config.cold_start.behaviours == {
+        "good": 0.5,
+        "guess": 0.5,
+    }
 
 
-# ------------------------------------------------------------------------------------------------------ what is refused
+# ---------------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -139,7 +156,10 @@ def test_a_table_replaces_the_one_below_it():
         (["model.heads=3"], "indivisible_heads"),
         (["algorithm=grpo", "rollout.samples_per_prompt=1"], "group_of_one"),
         (["actor.lora_rank=8"], "lora_without_verl"),
-        (["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "critic.minibatches=3"], "indivisible_batch"),
+        (
+            ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "critic.minibatches=3"],
+            "indivisible_batch",
+        ),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -149,12 +169,18 @@ def test_what_no_run_can_do_is_refused(overrides, code):
 
 
 def test_a_gpu_preset_is_prepared_in_small():
-    """The batches of training have nothing to do with the data: `agent-r1 data --preset musique data.train=40` was refused."""
+    """The batches of training have nothing to do with the data: `agent-r1 data --preset musique
+    data.train=40` was refused."""
     few = ["data.train=40", "data.val=4", "data.test=4"]
     for command in ("data", "index", "tools", "try", "search-server"):
-        assert cli._config(cli.parse_command_line([command, "--preset", "musique", *few])).data.train == 40
+        assert (
+            cli._config(cli.parse_command_line([command, "--preset", "musique", *few])).data.train
+            == 40
+        )
         with fails_with("unknown_index"):
-            cli._config(cli.parse_command_line([command, "--preset", "musique", *few, "search.index=x"]))
+            cli._config(
+                cli.parse_command_line([command, "--preset", "musique", *few, "search.index=x"])
+            )
     with fails_with("too_few_questions"):
         cli._config(cli.parse_command_line(["train", "--preset", "musique", *few]))
 
@@ -181,10 +207,12 @@ def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overri
     try:
         assert isinstance(load_config("smoke", overrides), Config)
     except ConfigError as error:
-        assert str(error).strip() and len(str(error).splitlines()) <= 1 + sum(o.count("\n") for o in overrides)
+        assert str(error).strip() and len(str(error).splitlines()) <= 1 + sum(
+            o.count("\n") for o in overrides
+        )
 
 
-# --------------------------------------------------------------------------------------------------- a run's config.yaml
+# ------------------------------------------------------------------------------ a run's config.yaml
 
 
 @pytest.mark.parametrize(
@@ -196,7 +224,9 @@ def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overri
         ("[" * 50_000, "damaged_config"),  # libyaml's own reader would end the process
         ("a" + ": {a" * 50_000, "damaged_config"),
         (
-            "a: [&a0 [x, x], " + ", ".join(f"&a{n} [{f'*a{n - 1}, ' * 10}]" for n in range(1, 9)) + "]",
+            "a: [&a0 [x, x], "
+            + ", ".join(f"&a{n} [{f'*a{n - 1}, ' * 10}]" for n in range(1, 9))
+            + "]",
             "damaged_config",
         ),
         ("- a\n- b", "wrong_type"),
@@ -211,7 +241,10 @@ def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, code):
 def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_else():
     base = load_config("smoke")
     assert fingerprint(base) == fingerprint(load_config("smoke")) and len(fingerprint(base)) == 8
-    changed = [load_config("smoke", [o]) for o in ("seed=1", "actor.lr=0.5", "data.mix={1-hop: 1}", "verl.ranks=2")]
+    changed = [
+        load_config("smoke", [o])
+        for o in ("seed=1", "actor.lr=0.5", "data.mix={1-hop: 1}", "verl.ranks=2")
+    ]
     assert len({fingerprint(c) for c in (base, *changed)}) == 5
     aside = (
         "trainer.threads=3",
@@ -226,7 +259,8 @@ def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_
 
 
 def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch, tmp_path):
-    """`auto` is bfloat16 on CUDA wherever there is a GPU, and none of their figures was measured so."""
+    """`auto` is bfloat16 on CUDA wherever there is a GPU, and none of their figures was measured
+    so."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
     assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
@@ -255,42 +289,55 @@ def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, tm
     assert device_names(trainer.device, trainer.dtype) == ("cpu", name)
 
 
-# ------------------------------------------------------------------------------------------------- owners of settings
+# ------------------------------------------------------------------------------- owners of settings
 
 
 def test_the_core_has_few_settings_of_its_own():
-    """The others stand with their owners: recipes, verl's engine, the cold start. `--dry-run` knows them all."""
+    """The others stand with their owners: recipes, verl's engine, the cold start. `--dry-run` knows
+    them all."""
     mine = {
         f"{section}.{key}"
         for section, field in core.Config.model_fields.items()
         for key in getattr(field.annotation, "model_fields", {section: field})
     }
     print(f"{len(mine)} of {len(KEYS)} settings are the core's")
-    assert len(mine) <= 80 and mine < {*KEYS, *(f"{name}.{name}" for name in ("preset", "algorithm", "engine", "seed"))}
+    assert len(mine) <= 80 and mine < {
+        *KEYS,
+        *(f"{name}.{name}" for name in ("preset", "algorithm", "engine", "seed")),
+    }
 
 
 @pytest.mark.parametrize("key", ["env.judge_url", "verl.ranks"])
 def test_a_setting_of_another_owner_is_known_to_the_hint(key):
-    with pytest.raises(ConfigError, match=rf"^unknown configuration key '{key}x' \(did you mean '{key}'\?\)"):
+    with pytest.raises(
+        ConfigError, match=rf"^unknown configuration key '{key}x' \(did you mean '{key}'\?\)"
+    ):
         load_config("smoke", [f"{key}x=1"])
 
 
 def test_dry_run_lists_every_setting(capsys):
     assert cli.main(["train", "--preset", "smoke", "--dry-run"]) == 0
     said = yaml.safe_load(re.split(r"\n\w+ +(?:to do|done)", capsys.readouterr().out)[0])
-    assert {f"{section}.{key}" for section, of in said.items() if isinstance(of, dict) for key in of} >= set(KEYS)
+    assert {
+        f"{section}.{key}" for section, of in said.items() if isinstance(of, dict) for key in of
+    } >= set(KEYS)
 
 
 def documented() -> list[str]:
     """Every `section.key=value` of README, lessons and docs whose value is written out."""
     root = Path(__file__).parents[1]
-    pages = [root / "README.md", *(root / "docs").rglob("*.md"), *(root / "recipes").glob("*/README.md")]
+    pages = [
+        root / "README.md",
+        *(root / "docs").rglob("*.md"),
+        *(root / "recipes").glob("*/README.md"),
+    ]
     words = rf"\b(?:{'|'.join(name for name in Config.model_fields)})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
     return sorted({found for page in pages for found in re.findall(words, page.read_text())})
 
 
 def test_every_setting_in_the_docs_is_known():
-    """Keys, and not what goes with what: a line may name one of several settings, or write FOLDER for a value."""
+    """Keys, and not what goes with what: a line may name one of several settings, or write FOLDER
+    for a value."""
     assert len(documented()) > 100
     for said in documented():
         try:

@@ -1,4 +1,5 @@
-"""Many connections to a model server at once: as many as an evaluation on eight GPUs opens, and some that break."""
+"""Many connections to a model server at once: as many as an evaluation on eight GPUs opens, and
+some that break."""
 
 from __future__ import annotations
 
@@ -26,12 +27,17 @@ from agent_r1.rollout.rollouts import run_episodes
 def model_server(
     wanted: int = 1, ids: tuple[int, ...] = (5,), break_off: frozenset[int] = frozenset()
 ) -> Iterator[str]:
-    """A server on the loopback that answers once `wanted` requests are there together, or after three seconds.
+    """A server on the loopback that answers once `wanted` requests are there together, or after
+    three seconds.
 
     The requests numbered in `break_off` get no answer.
     """
     waiting, ready, everybody = [0], threading.Event(), asyncio.Event()
-    choice = {"token_ids": ids, "logprobs": {"token_logprobs": [-0.1] * len(ids)}, "finish_reason": "stop"}
+    choice = {
+        "token_ids": ids,
+        "logprobs": {"token_logprobs": [-0.1] * len(ids)},
+        "finish_reason": "stop",
+    }
     body = json.dumps({"choices": [choice]}).encode()
 
     async def answer(reader, writer):
@@ -44,7 +50,10 @@ def model_server(
         with suppress(TimeoutError):
             await asyncio.wait_for(everybody.wait(), 3)
         if number not in break_off:
-            writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+            writer.write(
+                b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
+                + body
+            )
         writer.close()
 
     async def serve():
@@ -79,15 +88,25 @@ print(collections.Counter(type(answer).__name__ for answer in asyncio.run(ask())
 
 @pytest.mark.slow
 def test_a_login_shells_limit_of_open_files_is_no_limit_of_requests():
-    """As bash at login has 1,024, and an evaluation on four GPUs opens as many connections; here a quarter of both."""
+    """As bash at login has 1,024, and an evaluation on four GPUs opens as many connections; here a
+    quarter of both."""
     with model_server(wanted=300) as url:
-        command = ["bash", "-c", 'ulimit -Sn 256 && exec "$0" -c "$1" "$2"', sys.executable, ASK, url]
+        command = [
+            "bash",
+            "-c",
+            'ulimit -Sn 256 && exec "$0" -c "$1" "$2"',
+            sys.executable,
+            ASK,
+            url,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "Counter({'Generation': 300})", done.stdout + done.stderr
 
 
 def play(chat, url: str, episodes: int, diagnose=None):
-    policy = ServerPolicy(url, "k", "agent", (chat.tokenizer.convert_tokens_to_ids("<|im_end|>"),), diagnose)
+    policy = ServerPolicy(
+        url, "k", "agent", (chat.tokenizer.convert_tokens_to_ids("<|im_end|>"),), diagnose
+    )
     policy.chat = chat
     loop = make_env_loop(policy, lambda row: HermesToolEnv({}, EnvConfig()))
     tasks = [task(question_row(), session=str(i), group=str(i)) for i in range(episodes)]

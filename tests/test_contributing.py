@@ -1,4 +1,5 @@
-"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: what it adds is offered, trained with, and works."""
+"""CONTRIBUTING.md, followed to the letter on a copy of the source tree: what it adds is offered,
+trained with, and works."""
 
 from __future__ import annotations
 
@@ -45,7 +46,12 @@ print(first.info["tool_calls"][0]["content"], first.reward)
 def tree(tmp_path) -> Path:
     """A copy of the sources with the recipe of the page in it."""
     for name in ("src", "recipes"):
-        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(
+            ROOT / name,
+            tmp_path / name,
+            symlinks=True,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     section = PAGE.split("### A recipe in full\n")[1].split("\n## ")[0]
     steps = STEP.findall(section)
@@ -72,17 +78,24 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     # The preset: its name, its four steps, the smoke run beneath it.
     run = tree / "runs" / "frugal-median"
     config = yaml.safe_load((run / "config.yaml").read_text())
-    assert (config["preset"], config["algorithm"], config["env"]["name"]) == ("frugal", "median", "frugal")
+    assert (config["preset"], config["algorithm"], config["env"]["name"]) == (
+        "frugal",
+        "median",
+        "frugal",
+    )
     assert len(lines(run)) == config["trainer"]["steps"] == 4 and config["search"]["top_k"] == 2
 
-    # The estimator: in each step, every sampled token has what its formula gives for the group. The environment: its price.
+    # The estimator: in each step, every sampled token has what its formula gives for the group. The
+    # environment: its price.
     moved = paid = 0
     for file in sorted((run / "rollouts").glob("step_*.jsonl")):
         groups = defaultdict(list)
         for record in map(json.loads, file.read_text().splitlines()):
             groups[record["group_id"]].append(record)
             calls = sum(len(step["info"].get("tool_calls", ())) for step in record["steps"])
-            assert record["reward"] == pytest.approx(sum(record["reward_parts"].values()) - 0.05 * calls)
+            assert record["reward"] == pytest.approx(
+                sum(record["reward_parts"].values()) - 0.05 * calls
+            )
             paid += calls
         for members in groups.values():
             for record in members:

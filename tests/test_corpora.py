@@ -50,8 +50,16 @@ WORDS = [f"w{i}" for i in range(230)]
 
 def page(name: str, title: str, *paragraphs: str) -> dict:
     """A line of kilt_knowledgesource.json."""
-    return {"_id": name, "wikipedia_id": name, "wikipedia_title": title, "text": [f"{title}\n", *paragraphs],
-            "anchors": [], "categories": "Novels", "history": {}, "wikidata_info": {}}  # fmt: skip
+    return {
+        "_id": name,
+        "wikipedia_id": name,
+        "wikipedia_title": title,
+        "text": [f"{title}\n", *paragraphs],
+        "anchors": [],
+        "categories": "Novels",
+        "history": {},
+        "wikidata_info": {},
+    }
 
 
 @pytest.mark.parametrize(
@@ -70,11 +78,21 @@ def page(name: str, title: str, *paragraphs: str) -> dict:
             [{"id": "0", "contents": '"Moby-Dick"\nA novel\nof two lines.'}],
             [("0", "Moby-Dick", "A novel\nof two lines.")],
         ),
-        ("ours.jsonl", [{"id": "a", "title": "Moby-Dick", "text": "A novel."}], [("a", "Moby-Dick", "A novel.")]),
+        (
+            "ours.jsonl",
+            [{"id": "a", "title": "Moby-Dick", "text": "A novel."}],
+            [("a", "Moby-Dick", "A novel.")],
+        ),
         (
             "kilt.jsonl",
             [
-                page("12", "Moby", " ".join(WORDS[:150]) + "\n", "Section::::Plot.\n", " ".join(WORDS[150:])),
+                page(
+                    "12",
+                    "Moby",
+                    " ".join(WORDS[:150]) + "\n",
+                    "Section::::Plot.\n",
+                    " ".join(WORDS[150:]),
+                ),
                 page("13", "Whales", "BULLET::::- Sperm whale\n", "BULLET::::1. Blue whale\n"),
                 page("14", "Empty"),
             ],
@@ -88,9 +106,9 @@ def page(name: str, title: str, *paragraphs: str) -> dict:
 def test_a_corpus_in_each_published_form(tmp_path, one_file, name, lines, found):
     corpus = write_jsonl(tmp_path / name, lines)
     folder = made(tmp_path, one_file, corpus=str(corpus))
-    assert [(p.id, p.title, p.text) for p in passages_in(folder)] == found and str(corpus) in manifest_of(folder)[
-        "sources"
-    ]
+    assert [(p.id, p.title, p.text) for p in passages_in(folder)] == found and str(
+        corpus
+    ) in manifest_of(folder)["sources"]
 
 
 def test_a_corrupt_line_of_a_corpus_is_named(tmp_path, one_file):
@@ -104,27 +122,39 @@ def test_a_corrupt_line_of_a_corpus_is_named(tmp_path, one_file):
     ]
     corpus = tmp_path / "c.jsonl"
     corpus.write_text("\n".join([good, "", *(line for line, _ in bad)]))
-    with pytest.raises(AgentR1Error, match=r"5 of 6 records are corrupt: line 3 \(no JSON\), line 4 \(_id: input"):
+    with pytest.raises(
+        AgentR1Error, match=r"5 of 6 records are corrupt: line 3 \(no JSON\), line 4 \(_id: input"
+    ):
         made(tmp_path, one_file, corpus=str(corpus))
     folder = made(tmp_path, one_file, corpus=str(corpus), skip_bad=True)
     assert [(p.id, p.title, p.text) for p in passages_in(folder)] == [("1", "A", "x")]
-    assert manifest_of(folder)["skipped"] == [f"{corpus}: line {n} ({why})" for n, (_, why) in enumerate(bad, start=3)]
+    assert manifest_of(folder)["skipped"] == [
+        f"{corpus}: line {n} ({why})" for n, (_, why) in enumerate(bad, start=3)
+    ]
 
 
 SPELLINGS = [
-    ("Björk Guðmundsdóttir", "Bjo\u0308rk Guðmundsdo\u0301ttir"), ("AT&T Corporation", "AT&amp;T Corporation"),
-    ("IPod Touch", "iPod_Touch"), ("The  Wire", "The Wire"), ("Rock 'n' Roll", "Rock &#39;n&#39; Roll"),
-]  # fmt: skip
+    ("Björk Guðmundsdóttir", "Bjo\u0308rk Guðmundsdo\u0301ttir"),
+    ("AT&T Corporation", "AT&amp;T Corporation"),
+    ("IPod Touch", "iPod_Touch"),
+    ("The  Wire", "The Wire"),
+    ("Rock 'n' Roll", "Rock &#39;n&#39; Roll"),
+]
 
 
 @pytest.mark.parametrize(("ours", "theirs"), SPELLINGS)
 def test_a_title_is_the_same_however_it_is_spelt(ours, theirs):
-    assert title_key(ours) == title_key(theirs) and title_key(title_key(theirs)) == title_key(theirs)
+    assert title_key(ours) == title_key(theirs) and title_key(title_key(theirs)) == title_key(
+        theirs
+    )
     env = HermesToolEnv({}, EnvConfig())
     env.row = {"extra_info": {"supporting": [ours, "Other", theirs]}}
     env.titles = {theirs}
     assert env.evidence() == 0.5
-    row = {"prompt": [{"content": f"Is {theirs} older than Other?"}], "reward_model": {"ground_truth": ["yes"]}}
+    row = {
+        "prompt": [{"content": f"Is {theirs} older than Other?"}],
+        "reward_model": {"ground_truth": ["yes"]},
+    }
     row["extra_info"] = {"supporting": ["Other", ours]}
     assert [lookup["entity"] for lookup in lookups_of(row)] == [ours, "Other"]
 
@@ -136,8 +166,12 @@ def test_titles_that_differ_are_two():
 
 def test_the_recall_of_an_index_counts_titles_in_any_spelling(tmp_path):
     corpus = write_jsonl(
-        tmp_path / "c.jsonl", [{"id": str(i), "title": t, "text": "x"} for i, (_, t) in enumerate(SPELLINGS)]
+        tmp_path / "c.jsonl",
+        [{"id": str(i), "title": t, "text": "x"} for i, (_, t) in enumerate(SPELLINGS)],
     )
     build_index(corpus, tmp_path / "index", make_encoder("ngram", 512))
-    rows = [{"prompt": [{"content": ours}], "extra_info": {"supporting": [ours]}} for ours, _ in SPELLINGS]
+    rows = [
+        {"prompt": [{"content": ours}], "extra_info": {"supporting": [ours]}}
+        for ours, _ in SPELLINGS
+    ]
     assert title_recall(PassageIndex.load(tmp_path / "index"), rows, len(SPELLINGS)) == 1.0

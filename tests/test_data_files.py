@@ -55,7 +55,9 @@ def test_verify_sees_a_changed_byte_and_a_missing_file(copy):
         changed = bytearray(content)
         changed[len(content) // 2] ^= 1
         (copy / name).write_bytes(changed)
-        with pytest.raises(AgentR1Error, match=f"{name} has changed since it was made.*make the data again"):
+        with pytest.raises(
+            AgentR1Error, match=f"{name} has changed since it was made.*make the data again"
+        ):
             verify(copy)
         (copy / name).unlink()
         with pytest.raises(AgentR1Error, match=f"{name} is missing"):

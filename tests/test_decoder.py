@@ -1,4 +1,5 @@
-"""Room 5, the model: the arithmetic of Llama, Qwen2 and Qwen3 as `transformers` has it, and its folder format both ways."""
+"""Room 5, the model: the arithmetic of Llama, Qwen2 and Qwen3 as `transformers` has it, and its
+folder format both ways."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ SHAPES = {
     "tied": {},
     "untied": {"tied": False},
     "one key head": {"kv_heads": 1},
-    "three layers, other constants": {"layers": 3, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "tied": False},
+    "three layers, other constants": {
+        "layers": 3,
+        "rope_theta": 1e6,
+        "rms_norm_eps": 1e-5,
+        "tied": False,
+    },
     "llama": {"family": "llama", "rope_theta": 1e5},
     "llama, wide heads": {"family": "llama", "head_width": 12, "tied": False},
     "qwen3": {"family": "qwen3"},
@@ -41,7 +47,9 @@ def logits_of(model: Decoder, ids_BT: torch.Tensor) -> torch.Tensor:
 def test_logits_are_those_of_transformers(shape, tmp_path):
     model = random_model(vocab=97, seed=1, **shape)
     save_model(model, tmp_path, eos_token_id=3, pad_token_id=0)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32, local_files_only=True)
+    theirs = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, local_files_only=True
+    )
     assert type(theirs).__name__ == FAMILIES[model.shape.family]
     ids_BT = torch.randint(0, 97, (3, 40), generator=torch.Generator().manual_seed(0))
     ours, theirs = logits_of(model, ids_BT), theirs(ids_BT).logits
@@ -49,13 +57,17 @@ def test_logits_are_those_of_transformers(shape, tmp_path):
     assert (ours - theirs).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("shape", [{}, {"family": "llama"}, {"family": "qwen3", "head_width": 16}], ids=str)
+@pytest.mark.parametrize(
+    "shape", [{}, {"family": "llama"}, {"family": "qwen3", "head_width": 16}], ids=str
+)
 @torch.no_grad()
 def test_a_folder_written_by_transformers_can_be_read(shape, tmp_path):
     """Version 5 nests rope_theta in rope_parameters; both spellings are understood."""
     model = random_model(vocab=97, seed=1, rope_theta=5e5, tied=False, **shape)
     save_model(model, tmp_path / "ours", 3, 0)
-    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(tmp_path / "theirs")
+    AutoModelForCausalLM.from_pretrained(tmp_path / "ours", dtype=torch.float32).save_pretrained(
+        tmp_path / "theirs"
+    )
     again = load_model(tmp_path / "theirs")
     assert again.shape == model.shape
     assert_equal_weights(again, model)
@@ -83,19 +95,23 @@ def test_weights_may_be_spread_over_several_files(tmp_path):
     names = sorted(tensors)
     (tmp_path / "model.safetensors").unlink()
     for i, part in enumerate((names[::2], names[1::2])):
-        save_file({name: tensors[name] for name in part}, tmp_path / f"model-0000{i}-of-00002.safetensors")
+        save_file(
+            {name: tensors[name] for name in part}, tmp_path / f"model-0000{i}-of-00002.safetensors"
+        )
     assert_equal_weights(load_model(tmp_path), model)
 
 
 def test_parameters_are_counted_by_hand():
-    model = random_model(vocab=10, hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=6, tied=True)
+    model = random_model(
+        vocab=10, hidden_size=8, layers=1, heads=2, kv_heads=1, intermediate_size=6, tied=True
+    )
     embed, norms = 10 * 8, 3 * 8
     attention = (8 + 4 + 4) * 8 + (8 + 4 + 4) + 8 * 8  # q, k, v with biases; the output without
     mlp = 3 * 8 * 6
     assert model.parameter_count == embed + norms + attention + mlp
 
 
-# ------------------------------------------------------------------------------------------------------- rotations
+# ---------------------------------------------------------------------------------------- rotations
 
 
 @torch.no_grad()
@@ -103,13 +119,16 @@ def test_the_future_and_the_padding_change_nothing():
     model = random_model(vocab=50)
     ids = torch.randint(0, 50, (1, 20), generator=torch.Generator().manual_seed(0))
     padded = torch.cat((ids[:, :12], torch.zeros(1, 8, dtype=torch.long)), dim=1)
-    torch.testing.assert_close(logits_of(model, ids)[:, :12], logits_of(model, padded)[:, :12], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        logits_of(model, ids)[:, :12], logits_of(model, padded)[:, :12], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("queries", [1, 4, 16])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(6, 2), (3, 3)])
 def test_bfloat16_attends_as_float32(queries, heads, kv_heads):
-    """Our products against PyTorch's attention: with a mask of bools, with the same mask as numbers, and causal."""
+    """Our products against PyTorch's attention: with a mask of bools, with the same mask as
+    numbers, and causal."""
     g = torch.Generator().manual_seed(0)
     q = torch.randn(2, heads, queries, 8, generator=g)
     k, v = (torch.randn(2, kv_heads, 16, 8, generator=g) for _ in range(2))
@@ -117,13 +136,17 @@ def test_bfloat16_attends_as_float32(queries, heads, kv_heads):
     visible[..., 0] = True  # no empty row
     numbers = torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     for mask in (visible, numbers, None) if queries == 16 else (visible, numbers):
-        theirs = scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=heads != kv_heads)
-        ours = attend(q.bfloat16(), k.bfloat16(), v.bfloat16(), mask.bfloat16() if mask is numbers else mask)
+        theirs = scaled_dot_product_attention(
+            q, k, v, mask, is_causal=mask is None, enable_gqa=heads != kv_heads
+        )
+        ours = attend(
+            q.bfloat16(), k.bfloat16(), v.bfloat16(), mask.bfloat16() if mask is numbers else mask
+        )
         assert ours.dtype is torch.bfloat16
         torch.testing.assert_close(ours.float(), theirs, rtol=0, atol=0.03)
 
 
-# -------------------------------------------------------------------------------------------------------- refusals
+# ----------------------------------------------------------------------------------------- refusals
 
 
 @pytest.fixture
@@ -219,7 +242,8 @@ def test_older_llamas_do_not_say_that_each_head_has_its_own_keys(tmp_path):
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_a_config_without_a_word_about_tied_embeddings_is_untied(family, tmp_path):
-    """transformers writes what differs from its default, and that is untied: the output projection would be lost."""
+    """transformers writes what differs from its default, and that is untied: the output projection
+    would be lost."""
     model = random_model(family=family, tied=False)
     save_model(model, tmp_path, 3, 0)
     change_config(tmp_path, tie_word_embeddings=None)

@@ -1,4 +1,5 @@
-"""Demonstrations of one's own, played and recorded: what the model learns from is what the agent will see."""
+"""Demonstrations of one's own, played and recorded: what the model learns from is what the agent
+will see."""
 
 from __future__ import annotations
 
@@ -56,30 +57,43 @@ def test_what_is_learnt_from_are_the_players_turns_alone(monkeypatch):
         '<think>double it</think><tool_call>\n{"name": "double", "arguments": {"x": 7}}\n</tool_call><|im_end|>'
         "<think>go on</think><answer>14</answer><|im_end|>"
     )
-    # The ids are those that the episode loop would show: prompt with the tools, then the continuation behind each turn.
+    # The ids are those that the episode loop would show: prompt with the tools, then the
+    # continuation behind each turn.
     messages, schema = episodes[7].messages, [double.schema()]
     prompt = chat.prompt_ids([m for m in messages[:-3]], schema)
     assert row.input_ids[: len(prompt)] == prompt
-    assert chat.decode(row.input_ids) == chat.tokenizer.apply_chat_template(messages, schema, tokenize=False).rstrip(
-        "\n"
-    )
+    assert chat.decode(row.input_ids) == chat.tokenizer.apply_chat_template(
+        messages, schema, tokenize=False
+    ).rstrip("\n")
 
 
 def test_recorded_conversations_give_the_same_sequences(monkeypatch, tmp_path):
     """... with calls as text or in OpenAI's form, which need not spell the thought."""
     episodes = played(monkeypatch, good, ROWS)
     chat = ChatFormat(train_tokenizer(d.texts_of(episodes), 400))
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"messages": e.messages}) + "\n" for e in episodes))
+    (tmp_path / "a.jsonl").write_text(
+        "".join(json.dumps({"messages": e.messages}) + "\n" for e in episodes)
+    )
     read = d.read_episodes(tmp_path / "a.jsonl", {"double": double}, EnvConfig())
-    assert [vars(r) for r in d.sequences(read, chat, 320)] == [vars(r) for r in d.sequences(episodes, chat, 320)]
+    assert [vars(r) for r in d.sequences(read, chat, 320)] == [
+        vars(r) for r in d.sequences(episodes, chat, 320)
+    ]
 
     call = {"id": "1", "type": "function", "function": {"name": "double", "arguments": '{"x": 7}'}}
     messages = [m for m in episodes[7].messages[:-3]]
-    messages += [{"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "tool", "content": "14"}]
+    messages += [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "14"},
+    ]
     messages += [{"role": "assistant", "content": "<answer>14</answer>"}]
-    (tmp_path / "b.jsonl").write_text(json.dumps({"messages": messages, "tools": [double.schema()]}))
+    (tmp_path / "b.jsonl").write_text(
+        json.dumps({"messages": messages, "tools": [double.schema()]})
+    )
     turn = d.read_episodes(tmp_path / "b.jsonl", {}, EnvConfig())[0].messages[-3]
-    assert turn == {"role": "assistant", "content": Hermes.call("double", x=7).partition("</think>")[2]}
+    assert turn == {
+        "role": "assistant",
+        "content": Hermes.call("double", x=7).partition("</think>")[2],
+    }
 
 
 def test_what_does_not_fit_is_left_out_and_most_of_it_refused(monkeypatch):

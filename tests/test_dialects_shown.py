@@ -1,4 +1,5 @@
-"""Every dialect on the screen, by hand, in the instructions of a task and in recorded demonstrations."""
+"""Every dialect on the screen, by hand, in the instructions of a task and in recorded
+demonstrations."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_the_task_leaves_it_to_the_dialect_how_one_answers(dialect):
         assert "<" not in told and told.endswith(
             " Your answer is as short as it can be: a name, a date, a number, yes or no."
         )
-    assert asked[0]["content"].startswith("You answer questions with the help of a search tool; let what you read tell")
+    assert asked[0]["content"].startswith(
+        "You answer questions with the help of a search tool; let what you read tell"
+    )
 
 
 @pytest.mark.parametrize("dialect", [*GOLDEN, "hermes"])
@@ -48,15 +51,22 @@ def test_recorded_demonstrations_begin_as_episodes_do(dialect, qwen_chat, tmp_pa
     row = question_row("17 * 23 + 4?", ("395",), agent_name=dialect)
     line = {"messages": [*row["prompt"], {"role": "assistant", "content": "<answer>395</answer>"}]}
     (tmp_path / "a.jsonl").write_text(json.dumps(line))
-    (recorded,) = sequences(read_episodes(tmp_path / "a.jsonl", TOOLS, EnvConfig(name=dialect)), qwen_chat, 4000)
+    (recorded,) = sequences(
+        read_episodes(tmp_path / "a.jsonl", TOOLS, EnvConfig(name=dialect)), qwen_chat, 4000
+    )
     asked = played(dialect, qwen_chat, ["I do not know."]).steps[0].observation_ids
     assert recorded.input_ids[: recorded.action_mask.index(1)] == asked
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([*PIECES, "<tool_call>", "Thought:", " ", "`", "<b", "é"]), max_size=12).map("".join))
+@given(
+    st.lists(
+        st.sampled_from([*PIECES, "<tool_call>", "Thought:", " ", "`", "<b", "é"]), max_size=12
+    ).map("".join)
+)
 def test_what_streams_is_what_a_whole_turn_gives(text):
-    """Streaming shows each part once, as it grows, and ends with the same text as a turn that came in one piece."""
+    """Streaming shows each part once, as it grows, and ends with the same text as a turn that came
+    in one piece."""
     for dialect in [*GOLDEN, "hermes", "harmony"]:
         streamed, whole = streamed_and_whole(text, EnvConfig(name=dialect))
         assert streamed == whole, dialect
@@ -65,7 +75,11 @@ def test_what_streams_is_what_a_whole_turn_gives(text):
 SEEN = {
     "hermes": ("thought: go on", "search(query: Marn)", "thought: go on"),
     "retool": ("The product first.", "python(code: print(17 * 23))", "thought: And 4."),
-    "mathtir": ("The product first.", "python(code: print(17 * 23))", "And 4, so it is $\\boxed{395}$."),
+    "mathtir": (
+        "The product first.",
+        "python(code: print(17 * 23))",
+        "And 4, so it is $\\boxed{395}$.",
+    ),
     "react": ("thought: Look it up.", "search(query: Marn)", "thought: I know."),
     "harmony": ("thought: Look it up.", "search(query: Marn)", "thought: I know."),
 }
@@ -80,7 +94,8 @@ def test_thoughts_calls_and_answers_are_shown_alike(dialect, qwen_chat, harmony_
         turns = [harmony_chat.encode_trusted(turn) for turn in HARMONY]
     elif dialect == "hermes":
         turns = [
-            environment("hermes").dialect.write_turn(said) for said in (ToolCall("search", {"query": "Marn"}), "395")
+            environment("hermes").dialect.write_turn(said)
+            for said in (ToolCall("search", {"query": "Marn"}), "395")
         ]
     agent, file = make_agent(Streaming(chat, turns), chat, TOOLS.values()), io.StringIO()
     agent.config.env.name, agent.config.env.tool_timeout_s = dialect, 60.0
@@ -105,29 +120,44 @@ def test_by_hand_one_writes_as_the_agent_would(dialect):
     ends = [env.dialect.end_token(turn) for turn in (written, expand("= 395", TOOLS, env.dialect))]
     assert ends == (["<|call|>", "<|return|>"] if dialect == "harmony" else [None, None])
     help_ = " ".join(how_to(env.dialect, {tool.name: tool}).split())
-    assert f"{tool.name} {key}=..." in help_ and " ".join(written.replace(value, "...").split()) in help_
+    assert (
+        f"{tool.name} {key}=..." in help_
+        and " ".join(written.replace(value, "...").split()) in help_
+    )
 
 
 def test_a_dialect_knows_nothing_of_what_an_answer_is_worth():
     foreign = ("reward", "data", "rollout", "env.base", "env.questions")
-    assert not [a for a in arrows(PACKAGE) if a.source == "env.dialect" and a.target.startswith(foreign)]
+    assert not [
+        a for a in arrows(PACKAGE) if a.source == "env.dialect" and a.target.startswith(foreign)
+    ]
     for file in (PACKAGE.parents[1] / "recipes/dialects").glob("*.py"):
-        assert not re.search("from agent_r1[.](reward|data|rollout|env.base|env.questions)", file.read_text())
+        assert not re.search(
+            "from agent_r1[.](reward|data|rollout|env.base|env.questions)", file.read_text()
+        )
 
 
 def test_the_first_dialect_is_imported_without_what_other_environments_need():
     code = "import sys, agent_r1.env.hermes; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
     foreign = ("agent_r1_recipes", "agent_r1.search", "faiss", "torch", "httpx")
-    assert "agent_r1.env.questions" in loaded and not [name for name in loaded if name.startswith(foreign)]
+    assert "agent_r1.env.questions" in loaded and not [
+        name for name in loaded if name.startswith(foreign)
+    ]
 
 
 def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
     env = EnvConfig(name="harmony")
     check_dialect(harmony_chat, env, tools=True)
-    with pytest.raises(ConfigError, match="requires the control token <.start.>, which this model lacks"):
+    with pytest.raises(
+        ConfigError, match="requires the control token <.start.>, which this model lacks"
+    ):
         check_dialect(qwen_chat, env, tools=True)
     other = copy.deepcopy(harmony_chat.tokenizer)
     other.chat_template = QWEN25  # which takes results of role `tool` alone
-    with pytest.raises(ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"):
+    with pytest.raises(
+        ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"
+    ):
         check_dialect(ChatFormat(other), env, tools=True)

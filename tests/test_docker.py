@@ -1,6 +1,7 @@
 """Dockerfile, .dockerignore and speedrun.sh on a machine without a Docker engine.
 
-The Dockerfile is read. speedrun.sh runs with a `docker` on the PATH that writes down how it was called.
+The Dockerfile is read. speedrun.sh runs with a `docker` on the PATH that writes down how it was
+called.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from agent_r1.verl_engine import VERL
 GPU_PINS = read_pins((ROOT / "requirements" / "verl-gpu.txt").read_text())
 
 
-# --------------------------------------------------------------------------------------------------- the Dockerfile
+# ----------------------------------------------------------------------------------- the Dockerfile
 
 
 def instructions() -> list[tuple[str, str]]:
-    """(instruction, arguments) of the Dockerfile, with continued lines joined and comments left out."""
+    """(instruction, arguments) of the Dockerfile, with continued lines joined and comments left
+    out."""
     text = re.sub(r"^\s*#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE)
     joined = re.sub(r"\\\n\s*", "", text)
     return [tuple(line.split(maxsplit=1)) for line in joined.splitlines() if line.strip()]
@@ -47,7 +49,8 @@ def copied() -> list[str]:
 
 
 def ignored(path: str) -> bool:
-    """What .dockerignore says of a path: the last pattern that matches it or a folder above it decides."""
+    """What .dockerignore says of a path: the last pattern that matches it or a folder above it
+    decides."""
     answer = False
     for line in (ROOT / ".dockerignore").read_text().splitlines():
         pattern = line.removeprefix("!")
@@ -57,7 +60,10 @@ def ignored(path: str) -> bool:
             if pattern.startswith("**/"):
                 hit = any(fnmatch.fnmatch(part, pattern[3:]) for part in parts)
             else:
-                hit = any(fnmatch.fnmatch(p, pattern) and p.count("/") == pattern.count("/") for p in above)
+                hit = any(
+                    fnmatch.fnmatch(p, pattern) and p.count("/") == pattern.count("/")
+                    for p in above
+                )
             if hit:
                 answer = not line.startswith("!")
     return answer
@@ -73,17 +79,24 @@ def test_what_is_copied_is_there_and_reaches_the_builder():
 
 
 def test_the_pins_of_the_image_cover_what_the_project_needs():
-    """Everything that pyproject.toml names, the optional parts too, but what only development takes."""
+    """Everything that pyproject.toml names, the optional parts too, but what only development
+    takes."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     for_a_cpu = ("dev", "pocket")  # a GGUF file is read by the preset pocket alone
-    optional = (wanted for extra, wanted in project["optional-dependencies"].items() if extra not in for_a_cpu)
+    optional = (
+        wanted
+        for extra, wanted in project["optional-dependencies"].items()
+        if extra not in for_a_cpu
+    )
     wanted = [Requirement(line) for line in (*project["dependencies"], *itertools.chain(*optional))]
     assert len(wanted) > 15
     for needed in wanted:
         if needed.name == "agent-r1":  # an extra that brings another one
             continue
         version = GPU_PINS[canonicalize_name(needed.name)]
-        assert needed.specifier.contains(version, prereleases=True), f"{needed} and {version} in the image"
+        assert needed.specifier.contains(version, prereleases=True), (
+            f"{needed} and {version} in the image"
+        )
     assert GPU_PINS["verl"] == VERL
     text = (ROOT / "requirements" / "verl-gpu.txt").read_text()
     [tag] = re.findall(r"flash_attn-\S+-(cp\d+)-cp\d+-linux_x86_64\.whl", text)
@@ -100,7 +113,9 @@ def test_the_pins_are_what_verl_asks_for():
     for need in asked:
         extras = ("", "verl-core", "vllm")
         name = re.sub(r"[-_.]+", "-", need.name).lower()
-        if name != "verl" and (not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in extras)):
+        if name != "verl" and (
+            not need.marker or any(need.marker.evaluate({"extra": extra}) for extra in extras)
+        ):
             assert need.specifier.contains(GPU_PINS[name]), f"{need} and {GPU_PINS[name]}"
             checked.add(name)
     assert {"torch", "vllm", "transformers", "ray", "tensordict", "torchvision"} <= checked
@@ -114,7 +129,9 @@ def image(tmp_path) -> dict[str, str]:
         target = root / source
         target.parent.mkdir(parents=True, exist_ok=True)
         if (ROOT / source).is_dir():
-            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+            shutil.copytree(
+                ROOT / source, target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
+            )
         else:
             shutil.copy(ROOT / source, target)
     venv.mkdir(parents=True)
@@ -131,14 +148,17 @@ def test_the_copied_files_are_enough(image, tmp_path):
     project = (root / "pyproject.toml").read_text()
     assert re.search(r'readme = "README.md"', project) and (root / "README.md").exists()
     command = ["bash", root / "speedrun-nodocker.sh", "grpo", "--preset", "smoke", "--dry-run"]
-    settings = environment(tmp_path / "home") | {"AGENT_R1_VENV": image["venv"], "AGENT_R1_STACK": "cpu"}
+    settings = environment(tmp_path / "home") | {
+        "AGENT_R1_VENV": image["venv"],
+        "AGENT_R1_STACK": "cpu",
+    }
     done = subprocess.run(command, env=settings, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "environment" not in done.stdout, "everything is installed, so nothing is to do"
     assert "algorithm: grpo" in done.stdout
 
 
-# ------------------------------------------------------------------------------------------------------- speedrun.sh
+# -------------------------------------------------------------------------------------- speedrun.sh
 
 DOCKER = """#!/bin/bash
 printf '%s\\n' "$*" >> "$(dirname "$0")/calls"
@@ -155,18 +175,34 @@ def test_what_docker_is_told(tmp_path):
     (tmp_path / "mine.json").write_text("[]")
     settings = environment(home) | {"PATH": f"{programs}:/usr/bin:/bin", "HF_HOME": f"{home}/hf"}
     settings |= {"XDG_CACHE_HOME": f"{home}/c", "WANDB_API_KEY": "secret123"}
-    words = ["grpo", "--preset", "smoke", f"data.source={tmp_path}/mine.json", "data.corpus=beir-hotpotqa", "--dry-run"]
+    words = [
+        "grpo",
+        "--preset",
+        "smoke",
+        f"data.source={tmp_path}/mine.json",
+        "data.corpus=beir-hotpotqa",
+        "--dry-run",
+    ]
     done = subprocess.run(
-        [ROOT / "speedrun.sh", *words], env=settings, cwd=home, stdin=subprocess.DEVNULL, capture_output=True, text=True
+        [ROOT / "speedrun.sh", *words],
+        env=settings,
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     calls = (programs / "calls").read_text().splitlines()
-    [build], [run] = ([line for line in calls if line.startswith(verb)] for verb in ("build", "run"))
+    [build], [run] = (
+        [line for line in calls if line.startswith(verb)] for verb in ("build", "run")
+    )
     assert "STACK=cpu" in build
     for words in ("--rm --init --shm-size", f"--user {os.getuid()}:{os.getgid()}", f"-v {home}/runs:{home}/runs",
                   f"-v {home}/artifacts:{home}/artifacts", f"-v {home}/hf:/cache/huggingface",
                   f"-v {tmp_path}/mine.json:{tmp_path}/mine.json:ro", f"-e AGENT_R1_HOME={home}", "-e WANDB_API_KEY",
                   "agent-r1:cpu bash speedrun-nodocker.sh grpo"):  # fmt: skip
         assert words in run, words
-    assert "--gpus" not in run and "beir-hotpotqa:" not in run, "no GPU; the name of a corpus is not a file"
+    assert "--gpus" not in run and "beir-hotpotqa:" not in run, (
+        "no GPU; the name of a corpus is not a file"
+    )
     assert "secret123" not in done.stdout + done.stderr + run

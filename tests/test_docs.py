@@ -30,7 +30,9 @@ def test_the_readmes_curve_is_of_the_preset_as_it_stands():
     assert facts["steps"] == config.trainer.steps
     assert (facts["preset"], facts["algorithm"]) == ("laptop", "ppo")
     before, after = (f"{facts[name]:.3f}".lstrip("0") for name in ("before", "after"))
-    assert re.search(rf"\| {facts['seed']} \| {before} \|.*\| {after} \|", LAPTOP)  # the row of its seed
+    assert re.search(
+        rf"\| {facts['seed']} \| {before} \|.*\| {after} \|", LAPTOP
+    )  # the row of its seed
     assert before in README and after in README
 
 
@@ -41,13 +43,18 @@ def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
     config = load_config("smoke", TINY[1:])
     worlds = tool["world_of"](config)
     for split in ("train", "val", "test", "cold"):
-        asked = {lookup["entity"] for row in Workspace(config).load_rows(split) for lookup in lookups_of(row)}
+        asked = {
+            lookup["entity"]
+            for row in Workspace(config).load_rows(split)
+            for lookup in lookups_of(row)
+        }
         assert asked and {worlds[name] for name in asked} == {split}
 
 
 @pytest.fixture(scope="session")
 def laptop_world(tmp_path_factory):
-    """(test questions, passages by title) of the laptop preset's world, seed 0: the one that a newcomer has."""
+    """(test questions, passages by title) of the laptop preset's world, seed 0: the one that a
+    newcomer has."""
     folder = tmp_path_factory.mktemp("laptop") / "data"
     build(load_config("laptop").data, 0, folder)
     asked = {row["prompt"][-1]["content"] for row in read_rows(folder / "test.parquet")}
@@ -55,7 +62,8 @@ def laptop_world(tmp_path_factory):
 
 
 def told() -> list[str]:
-    """All that a newcomer reads before the first question: README, docs, help texts (they stand in the source)."""
+    """All that a newcomer reads before the first question: README, docs, help texts (they stand in
+    the source)."""
     places = (
         "README.md",
         "CONTRIBUTING.md",
@@ -77,7 +85,14 @@ def test_every_example_question_can_be_answered(laptop_world):
     assert len(found) >= 8 and set(found) <= questions
     # And every made-up name is somebody's, where it is used as an example.
     name = re.compile(rf"\b(?:{'|'.join(HEADS)})(?:{'|'.join(TAILS)})\b", re.IGNORECASE)
-    text = "\n".join((README, LAPTOP, (ROOT / "docs/architecture.md").read_text(), (ROOT / "docs/data.md").read_text()))
+    text = "\n".join(
+        (
+            README,
+            LAPTOP,
+            (ROOT / "docs/architecture.md").read_text(),
+            (ROOT / "docs/data.md").read_text(),
+        )
+    )
     names = {word for word in name.findall(text) if word.istitle()}
     assert {"Sosnum", "Bumvel"} <= names <= passages.keys()
     for quoted in re.findall(r"^> (.+)$", LAPTOP, re.MULTILINE):
@@ -86,14 +101,19 @@ def test_every_example_question_can_be_answered(laptop_world):
 
 
 def test_every_test_that_a_page_names_is_there():
-    """A page that cites a test as evidence must not outlive it: files, functions, and parts of `make long`."""
+    """A page that cites a test as evidence must not outlive it: files, functions, and parts of
+    `make long`."""
     files = [*ROOT.glob("tests/*.py"), *ROOT.glob("recipes/*/tests/*.py")]
     tests = "\n".join(path.read_text() for path in files)
     there = {path.name for path in files} | set(re.findall(r"^def (test_\w+)", tests, re.MULTILINE))
     parts = {path.stem for path in ROOT.glob("benchmarks/long/[a-z]*.py")}
     pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("notebooks/*.ipynb")]
     named = {str(page.relative_to(ROOT)): page.read_text() for page in pages}
-    cited = {(page, name) for page, text in named.items() for name in re.findall(r"\btest_\w+(?:\.py)?", text)}
+    cited = {
+        (page, name)
+        for page, text in named.items()
+        for name in re.findall(r"\btest_\w+(?:\.py)?", text)
+    }
     # `agent-r1 new` writes this file into the task of the tutorial.
     cited.remove(("docs/tutorial/your-own-task-in-30-minutes.md", "test_task.py"))
     long = r"make long`?(?: PART=|, part )'?(\w+)"

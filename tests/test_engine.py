@@ -1,4 +1,5 @@
-"""Room 5, the engine: its cache against a full forward pass, its noise against its neighbours, its slots, its failures."""
+"""Room 5, the engine: its cache against a full forward pass, its noise against its neighbours, its
+slots, its failures."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def next_logprobs(model, ids: list[int]) -> torch.Tensor:
     return model.logits(hidden)[0, -1].log_softmax(-1)
 
 
-def greedy_by_hand(model, ids: list[int], max_tokens: int, stop=(STOP,)) -> tuple[list[int], list[float]]:
+def greedy_by_hand(
+    model, ids: list[int], max_tokens: int, stop=(STOP,)
+) -> tuple[list[int], list[float]]:
     """A full forward pass for each token."""
     tokens, logprobs = [], []
     for _ in range(max_tokens):
@@ -77,13 +80,13 @@ def assert_logprobs(model, ids, generation: Generation, temperature=1.0) -> None
         ids.append(token)
 
 
-# ----------------------------------------------------------------------------------------- the cache tells the truth
+# ------------------------------------------------------------------------ the cache tells the truth
 
 
 @pytest.mark.parametrize("slots", [8, 3])
 def test_decoding_over_several_turns_equals_a_full_forward_pass(model, slots):
-    """Five episodes of different lengths, four turns each, tool results of different lengths in between, and a slot for
-    each of them, or not."""
+    """Five episodes of different lengths, four turns each, tool results of different lengths in
+    between, and a slot for each of them, or not."""
 
     async def episode(policy, number):
         ids = prompt(number, 5 + 7 * number)
@@ -107,7 +110,8 @@ def test_decoding_over_several_turns_equals_a_full_forward_pass(model, slots):
 
 
 def test_equal_conversations_are_computed_once_until_they_part(model, monkeypatch):
-    """Eight samples of a prompt, two turns each: every log-probability is that of a full pass, from far fewer tokens."""
+    """Eight samples of a prompt, two turns each: every log-probability is that of a full pass, from
+    far fewer tokens."""
     computed, forward = [], type(model).forward
 
     def counted(self, ids_BT, *rest):
@@ -132,11 +136,14 @@ def test_equal_conversations_are_computed_once_until_they_part(model, monkeypatc
     for first, ids, second in episodes:
         assert_logprobs(model, prompt(1), first, 0.05)
         assert_logprobs(model, ids, second, 0.05)
-    assert sum(computed) < 0.7 * sum(len(ids) + len(second.token_ids) for _, ids, second in episodes)
+    assert sum(computed) < 0.7 * sum(
+        len(ids) + len(second.token_ids) for _, ids, second in episodes
+    )
 
 
 def test_only_new_tokens_are_read(model):
-    """Turn two reads the tool's tokens and the last sampled one, which was never fed to the model."""
+    """Turn two reads the tool's tokens and the last sampled one, which was never fed to the
+    model."""
 
     async def main():
         first = await policy.generate(prompt(0, 20), GREEDY, "s")
@@ -157,7 +164,9 @@ def test_a_rewritten_context_reads_what_differs(model):
         rewritten = prompt(0, 20)[:15] + prompt(2, 9)
         generation = await policy.generate(rewritten, GREEDY, "s")
         assert policy.stats.prefill_tokens == 9
-        shorter = rewritten[:18]  # a prefix of what is cached: its last token is read again, for its hidden state
+        shorter = rewritten[
+            :18
+        ]  # a prefix of what is cached: its last token is read again, for its hidden state
         again = await policy.generate(shorter, GREEDY, "s")
         assert policy.stats.prefill_tokens == 9 + 1
         return (rewritten, generation), (shorter, again)
@@ -186,9 +195,13 @@ def test_samples_of_one_prompt_read_it_once(model):
 def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_model):
     """Whole episodes in TinyHop, tools and all, sampled at a temperature that is not 1."""
     config = micro.config
-    policy = LocalPolicy(cloned_model, chat.stop_ids, slots=6, max_context=config.rollout.max_context)
+    policy = LocalPolicy(
+        cloned_model, chat.stop_ids, slots=6, max_context=config.rollout.max_context
+    )
     loop = make_loop(policy, chat, micro.tools, config.rollout, config.env)
-    tasks = [Task(row, str(i), str(i), derive_seed(0, i)) for i, row in enumerate(micro.rows("val") * 2)]
+    tasks = [
+        Task(row, str(i), str(i), derive_seed(0, i)) for i, row in enumerate(micro.rows("val") * 2)
+    ]
     trajectories = asyncio.run(run_episodes(loop, tasks, Sampling(48, temperature=0.7)))
     batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])
     assert max(len(t.steps) for t in trajectories) > 1 and batch.mask_BT.sum() > 300
@@ -197,7 +210,7 @@ def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_m
     assert (logprobs_BT - batch.logprobs_BT).abs().max() < 1e-4
 
 
-# ------------------------------------------------------------------------------------- noise belongs to the request
+# --------------------------------------------------------------------- noise belongs to the request
 
 
 def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(model):
@@ -219,7 +232,7 @@ def test_the_same_seed_gives_the_same_tokens_alone_and_in_company(model):
     assert another.token_ids != first.token_ids
 
 
-# -------------------------------------------------------------------------------------------------------------- limits
+# ------------------------------------------------------------------------------------------- limits
 
 
 def test_a_turn_ends_with_the_stop_token_or_at_its_limit(model):
@@ -229,12 +242,19 @@ def test_a_turn_ends_with_the_stop_token_or_at_its_limit(model):
     stop = tokens[5]
     until = tokens.index(stop) + 1
     stopped = asyncio.run(make_policy(model, stop=(stop, 59)).generate(wanted, GREEDY, "s"))
-    assert (stopped.token_ids, stopped.finish_reason) == (tokens[:until], "stop")  # the stop token included
-    cut = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(until - 1, 0.0), "s"))
+    assert (stopped.token_ids, stopped.finish_reason) == (
+        tokens[:until],
+        "stop",
+    )  # the stop token included
+    cut = asyncio.run(
+        make_policy(model, stop=(stop,)).generate(wanted, Sampling(until - 1, 0.0), "s")
+    )
     assert (cut.token_ids, cut.finish_reason) == (tokens[: until - 1], "length")
     one = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(1, 0.0), "s"))
     assert one.token_ids == tokens[:1]
-    exact = asyncio.run(make_policy(model, stop=(stop,)).generate(wanted, Sampling(until, 0.0), "s"))
+    exact = asyncio.run(
+        make_policy(model, stop=(stop,)).generate(wanted, Sampling(until, 0.0), "s")
+    )
     assert exact.finish_reason == "stop"  # a turn that ends with its last token was not cut off
 
 
@@ -248,7 +268,8 @@ def test_the_context_is_a_limit_too(model):
 
 
 def test_a_full_neighbour_is_left_in_peace(model):
-    """An episode whose context is full rides along in its slot while others decode: nothing of it may be overwritten."""
+    """An episode whose context is full rides along in its slot while others decode: nothing of it
+    may be overwritten."""
 
     async def main():
         full = await policy.generate(prompt(0, 20), Sampling(12, 0.0), "full")
@@ -261,7 +282,7 @@ def test_a_full_neighbour_is_left_in_peace(model):
     assert_greedy(model, [*shorter, 7], generation, max_tokens=3, stop=())
 
 
-# -------------------------------------------------------------------------------------------------------------- slots
+# -------------------------------------------------------------------------------------------- slots
 
 
 @pytest.fixture
@@ -286,7 +307,8 @@ async def visit_a_tool(policy, number: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("slots", [2, 8])
 def test_no_clock_decides_who_shares_a_batch(model, delays, slots):
-    """All episodes are at their tool at once, and some wait for a slot: the machine's speed must not change a bit."""
+    """All episodes are at their tool at once, and some wait for a slot: the machine's speed must
+    not change a bit."""
 
     async def main():
         await asyncio.gather(*(visit_a_tool(policy, number, 0) for number in range(5)))
@@ -308,12 +330,15 @@ class SlowIndex:
 
 
 def batches_beside(model, seconds) -> list[list[str]]:
-    """Episodes that generate and search, each in its own rhythm: who decoded beside whom, pass by pass."""
+    """Episodes that generate and search, each in its own rhythm: who decoded beside whom, pass by
+    pass."""
 
     async def episode(number):
         ids = prompt(number, 5 + number)
         for turn in range(4):
-            said = await policy.generate(ids, Sampling(3 + (number + turn) % 4, temperature=0.0), f"s{number}")
+            said = await policy.generate(
+                ids, Sampling(3 + (number + turn) % 4, temperature=0.0), f"s{number}"
+            )
             hits = await searcher.search(f"{number % 5}.{turn}", 1)
             ids = ids + said.token_ids + prompt(len(hits), 2 + number % 2)
         policy.release(f"s{number}")
@@ -340,7 +365,9 @@ def test_slots_of_finished_episodes_are_closed_up(model):
     """When gaps open, live conversations move to the front: their caches must move with them."""
 
     async def main():
-        firsts = await asyncio.gather(*(policy.generate(prompt(i, 6 + i), GREEDY, f"s{i}") for i in range(8)))
+        firsts = await asyncio.gather(
+            *(policy.generate(prompt(i, 6 + i), GREEDY, f"s{i}") for i in range(8))
+        )
         for i in (0, 1, 2, 4, 6):
             policy.release(f"s{i}")
         seconds = []
@@ -358,7 +385,8 @@ def test_slots_of_finished_episodes_are_closed_up(model):
 
 
 def test_a_session_can_be_released_in_mid_flight(model):
-    """One slot: its owner is cancelled while it decodes, another one while it waits in line; the third gets the slot."""
+    """One slot: its owner is cancelled while it decodes, another one while it waits in line; the
+    third gets the slot."""
 
     async def main():
         doomed = asyncio.create_task(policy.generate(prompt(1), Sampling(60, 0.0), "doomed"))
@@ -377,7 +405,8 @@ def test_a_session_can_be_released_in_mid_flight(model):
 
 
 def test_one_engine_serves_one_event_loop_after_another(model):
-    """The trainer calls `asyncio.run` once a step; a loop that was broken off must not hang the next one."""
+    """The trainer calls `asyncio.run` once a step; a loop that was broken off must not hang the
+    next one."""
     policy = make_policy(model)
     assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY, "a")))
 
@@ -391,7 +420,9 @@ def test_one_engine_serves_one_event_loop_after_another(model):
 
     with pytest.raises(KeyError):
         asyncio.run(broken_off())
-    assert_greedy(model, prompt(2), asyncio.run(asyncio.wait_for(policy.generate(prompt(2), GREEDY, "c"), 20)))
+    assert_greedy(
+        model, prompt(2), asyncio.run(asyncio.wait_for(policy.generate(prompt(2), GREEDY, "c"), 20))
+    )
 
 
 def test_new_weights_are_taken_over():
@@ -405,13 +436,15 @@ def test_new_weights_are_taken_over():
     assert_greedy(theirs, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
 
 
-# ------------------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 @pytest.mark.parametrize("part", ["decode", "read"])
 def test_a_failure_of_the_engine_reaches_everyone_who_waits(model, part):
     async def main():
-        calls = [policy.generate(prompt(i), GREEDY, f"s{i}") for i in range(6)]  # two of them get no slot
+        calls = [
+            policy.generate(prompt(i), GREEDY, f"s{i}") for i in range(6)
+        ]  # two of them get no slot
         return await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 20)
 
     def fail(*args):
@@ -428,7 +461,7 @@ def test_a_failure_of_the_engine_reaches_everyone_who_waits(model, part):
     assert_greedy(model, prompt(0), asyncio.run(policy.generate(prompt(0), GREEDY)))
 
 
-# ----------------------------------------------------------------------------------------------------- sample_tokens
+# ------------------------------------------------------------------------------------ sample_tokens
 
 
 def draw(logits, uniform, temperature=1.0):
@@ -443,16 +476,23 @@ PROBS = torch.tensor([0.4, 0.0, 0.3, 0.2, 0.06, 0.04])
 
 
 def test_the_uniform_number_picks_by_the_cumulative_distribution():
-    tokens, logprobs, _ = draw(PROBS.log(), [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.959, 0.961, 0.9999999])
+    tokens, logprobs, _ = draw(
+        PROBS.log(), [0.0, 0.39, 0.41, 0.69, 0.71, 0.89, 0.91, 0.959, 0.961, 0.9999999]
+    )
     assert tokens.tolist() == [0, 0, 2, 2, 3, 3, 4, 4, 5, 5]
-    assert logprobs.tolist() == pytest.approx([math.log(PROBS[t]) for t in tokens.tolist()], abs=1e-5)
+    assert logprobs.tolist() == pytest.approx(
+        [math.log(PROBS[t]) for t in tokens.tolist()], abs=1e-5
+    )
     for tail in ([], [-math.inf] * 5):
-        assert draw([0.1] * 1000 + tail, [1 - 2**-24])[0].item() == 999  # the largest number below one
+        assert (
+            draw([0.1] * 1000 + tail, [1 - 2**-24])[0].item() == 999
+        )  # the largest number below one
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5, 2.0])
 def test_samples_follow_the_distribution(temperature):
-    """Chi-square at a fixed seed; 4 degrees of freedom, so 18.5 is exceeded once in a thousand seeds."""
+    """Chi-square at a fixed seed; 4 degrees of freedom, so 18.5 is exceeded once in a thousand
+    seeds."""
     expected = (PROBS.log() / temperature).softmax(-1)
     n = 20_000
     uniform = torch.rand(n, generator=torch.Generator().manual_seed(0))
@@ -462,7 +502,9 @@ def test_samples_follow_the_distribution(temperature):
     chi_square = ((counts - n * expected)[support] ** 2 / (n * expected[support])).sum()
     assert chi_square < 18.5
     assert logprobs.tolist() == pytest.approx(expected.log()[tokens].tolist(), abs=1e-4)
-    assert entropies.tolist() == pytest.approx([-sum(p * math.log(p) for p in expected.tolist() if p)] * n, abs=1e-4)
+    assert entropies.tolist() == pytest.approx(
+        [-sum(p * math.log(p) for p in expected.tolist() if p)] * n, abs=1e-4
+    )
 
 
 def test_a_batch_may_mix_temperatures_and_zero_takes_the_most_likely_token():

@@ -23,7 +23,11 @@ class Counting(BaseTool):
     """Counts how often it was executed."""
 
     name, description = "search", "Counts."
-    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
 
     def __init__(self):
         super().__init__()
@@ -50,7 +54,7 @@ def step(env: AgentEnv, text: str, finish_reason="stop") -> StepResult:
     return asyncio.run(env.step(Action(text, finish_reason)))
 
 
-# ---------------------------------------------------------------------------------------------- reading what it wrote
+# ---------------------------------------------------------------------------- reading what it wrote
 
 
 @pytest.mark.parametrize(
@@ -60,7 +64,11 @@ def step(env: AgentEnv, text: str, finish_reason="stop") -> StepResult:
         ("search(query)", True, "not valid JSON"),
         ('{"name": "a", "arguments": {}} {"name": "b", "arguments": {}}', True, "not valid JSON"),
         ("[" * 10_000, True, "not valid JSON"),
-        ("9" * 5_000, True, "not valid JSON"),  # Python refuses to read integers of that many digits
+        (
+            "9" * 5_000,
+            True,
+            "not valid JSON",
+        ),  # Python refuses to read integers of that many digits
         ("[]", True, 'no "name"'),
         ('{"name": 3, "arguments": {}}', True, 'no "name"'),
         ('{"name": "search"}', True, 'no "arguments" object'),
@@ -73,20 +81,37 @@ def test_a_malformed_call_says_what_is_wrong_with_it(body, closed, why):
 
 
 def test_several_calls_are_read_in_order_and_each_on_its_own():
-    text = call(query="one") + "and <tool_call>broken" + call("find", query="two") + "<tool_call>open"
+    text = (
+        call(query="one") + "and <tool_call>broken" + call("find", query="two") + "<tool_call>open"
+    )
     names = [(c.name, c.arguments, c.error is None) for c in hermes().extract_tool_calls(text)]
     assert names == [
-        ("search", {"query": "one"}, True), ("", {}, False), ("find", {"query": "two"}, True), ("", {}, False)
-    ]  # fmt: skip
+        ("search", {"query": "one"}, True),
+        ("", {}, False),
+        ("find", {"query": "two"}, True),
+        ("", {}, False),
+    ]
 
 
-@pytest.mark.parametrize("thought", ["<think>{}</think>", "<think>{}", "<think>a</think>b<think>{}</think>"])
+@pytest.mark.parametrize(
+    "thought", ["<think>{}</think>", "<think>{}", "<think>a</think>b<think>{}</think>"]
+)
 def test_a_call_inside_a_thought_is_a_thought(thought):
     assert hermes().extract_tool_calls(thought.format(call(query="x"))) == []
-    assert len(hermes().extract_tool_calls(f"<think>{call(query='x')}</think>{call(query='y')}")) == 1
+    assert (
+        len(hermes().extract_tool_calls(f"<think>{call(query='x')}</think>{call(query='y')}")) == 1
+    )
 
 
-TAGS = ["<tool_call>", "</tool_call>", "<think>", "</think>", "<answer>", "</answer>", "<tool_response>"]
+TAGS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<think>",
+    "</think>",
+    "<answer>",
+    "</answer>",
+    "<tool_response>",
+]
 WORDS = [
     "{",
     "}",
@@ -101,10 +126,15 @@ WORDS = [
     "[" * 3000,
 ]
 WORDS += ["Oslo", "<tool_", "call>", "<answer", "<"]
-model_text = st.lists(st.one_of(st.sampled_from(TAGS + WORDS), st.text(max_size=8)), max_size=12).map("".join)
+model_text = st.lists(
+    st.one_of(st.sampled_from(TAGS + WORDS), st.text(max_size=8)), max_size=12
+).map("".join)
 json_text = st.recursive(
     st.none() | st.booleans() | st.floats() | st.text(max_size=5),
-    lambda x: st.lists(x, max_size=3) | st.dictionaries(st.sampled_from(["name", "arguments", "query"]), x, max_size=3),
+    lambda x: (
+        st.lists(x, max_size=3)
+        | st.dictionaries(st.sampled_from(["name", "arguments", "query"]), x, max_size=3)
+    ),
     max_leaves=8,
 ).map(json.dumps)
 
@@ -119,10 +149,16 @@ def test_parsing_never_raises(body, closed):
 
 @settings(deadline=None, max_examples=100)
 @given(
-    st.lists(st.one_of(st.text(max_size=20), model_text, json_text.map("<tool_call>{}</tool_call>".format)), max_size=4)
+    st.lists(
+        st.one_of(
+            st.text(max_size=20), model_text, json_text.map("<tool_call>{}</tool_call>".format)
+        ),
+        max_size=4,
+    )
 )
 def test_no_episode_raises_whatever_the_agent_writes(turns):
-    """Neither a step nor the outcome; and what is recorded of a call can be written to a rollouts file."""
+    """Neither a step nor the outcome; and what is recorded of a call can be written to a rollouts
+    file."""
     env = hermes(Counting())
     for text in turns:
         result = step(env, text)
@@ -136,21 +172,30 @@ def test_no_episode_raises_whatever_the_agent_writes(turns):
 
 @pytest.mark.parametrize("depth", [10, 950, 5000])
 def test_what_could_be_parsed_can_be_recorded(search, depth):
-    """A rollouts file holds the arguments as JSON: nesting that can be read must not be too deep to be written."""
+    """A rollouts file holds the arguments as JSON: nesting that can be read must not be too deep to
+    be written."""
     body = '{"name": "search", "arguments": {"query": ' + "[" * depth + "]" * depth + "}}"
     result = step(hermes(search), f"<tool_call>{body}</tool_call>")
     assert not result.done and search.queries == []
     json.dumps({"steps": [{"info": result.info}]})
 
 
-# ------------------------------------------------------------------------------------------------- what comes of calls
+# ------------------------------------------------------------------------------ what comes of calls
 
 
 def test_results_come_back_one_message_a_call_in_order(search):
-    result = step(hermes(search), call(query="one") + call("find", query="two") + call(query="three"))
-    roles, texts = zip(*((m["role"], m["content"]) for m in result.observation.messages), strict=True)
+    result = step(
+        hermes(search), call(query="one") + call("find", query="two") + call(query="three")
+    )
+    roles, texts = zip(
+        *((m["role"], m["content"]) for m in result.observation.messages), strict=True
+    )
     assert roles == ("tool",) * 3
-    assert texts[0] == "result 1" and "unknown tool 'find'; available: search" in texts[1] and texts[2] == "result 2"
+    assert (
+        texts[0] == "result 1"
+        and "unknown tool 'find'; available: search" in texts[1]
+        and texts[2] == "result 2"
+    )
 
 
 def test_calls_of_one_turn_run_concurrently():
@@ -158,7 +203,11 @@ def test_calls_of_one_turn_run_concurrently():
 
     class Meet(BaseTool):
         name, description = "meet", "Waits for the other call."
-        parameters = {"type": "object", "properties": {"wait": {"type": "boolean"}}, "required": ["wait"]}
+        parameters = {
+            "type": "object",
+            "properties": {"wait": {"type": "boolean"}},
+            "required": ["wait"],
+        }
 
         async def execute(self, args):
             await event.wait() if args["wait"] else event.set()
@@ -203,7 +252,7 @@ def test_invalid_calls_of_one_turn_are_in_a_row_too(search):
     assert both.stop_reason is StopReason.INVALID_CALLS
 
 
-# ---------------------------------------------------------------------------------------------- why an episode stopped
+# --------------------------------------------------------------------------- why an episode stopped
 
 GOOD = "<think>done</think><answer>Marn</answer>"
 
@@ -226,14 +275,20 @@ class Hanging(Counting):
 ENDINGS = {
     StopReason.ANSWERED: {"script": [call(query="x"), GOOD]},
     StopReason.NO_ANSWER: {"script": [call(query="x"), "I give up"]},
-    StopReason.MAX_TURNS: {"script": [call(query=q) for q in "abcdefghi"], "config": {"max_turns": 3}},
+    StopReason.MAX_TURNS: {
+        "script": [call(query=q) for q in "abcdefghi"],
+        "config": {"max_turns": 3},
+    },
     StopReason.MAX_TOKENS: {"script": [call(query="x"), ("cut", call(query="y"))]},
     StopReason.CONTEXT_OVERFLOW: {
         "script": [call(query=q) for q in "abcdefghi"],
         "config": {"max_turns": 9},
         "max_context": 150,
     },
-    StopReason.TOOL_BUDGET: {"script": [call(query="x"), call(query="x") * 2], "config": {"max_tool_calls": 2}},
+    StopReason.TOOL_BUDGET: {
+        "script": [call(query="x"), call(query="x") * 2],
+        "config": {"max_tool_calls": 2},
+    },
     StopReason.INVALID_CALLS: {"script": ["<tool_call>x"] * 9, "config": {"max_invalid_calls": 3}},
     StopReason.TIME_OUT: {"script": [call(query="x")], "tool": Hanging, "timeout_s": 0.05},
     StopReason.ERROR: {"script": [call(query="x")], "env": Crashing},
@@ -245,7 +300,10 @@ def run_to_the_end(
 ) -> tuple[Trajectory, BaseTool]:
     used = tool()
     policy = ScriptedPolicy(
-        chat, lambda s, turn, ids: cut(chat, script[turn][1]) if script[turn][0] == "cut" else script[turn]
+        chat,
+        lambda s, turn, ids: (
+            cut(chat, script[turn][1]) if script[turn][0] == "cut" else script[turn]
+        ),
     )
     settings = EnvConfig(**({"tool_timeout_s": 60.0, "call_reward": 0.1} | (config or {})))
     loop = make_env_loop(policy, lambda row: env({"search": used}, settings), **limits)
@@ -254,7 +312,8 @@ def run_to_the_end(
 
 @pytest.mark.parametrize("reason", StopReason, ids=str)
 def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
-    """Also when the episode was cut off behind a tool result: the outcome never sits on a masked token."""
+    """Also when the episode was cut off behind a tool result: the outcome never sits on a masked
+    token."""
     trajectory, _ = run_to_the_end(chat, **ENDINGS[reason])
     assert trajectory.stop_reason is reason
     assert (trajectory.error is not None) == reason.failed
@@ -264,7 +323,9 @@ def test_every_stop_reason_is_reached_and_pays_on_the_last_action(chat, reason):
     last = trajectory.steps[-1]
     assert last.done and last.action_ids
     [row] = trajectory_rows(trajectory, 0)
-    ends = [i for i, mask in enumerate(row.action_mask) if mask and not (row.action_mask + [0])[i + 1]]
+    ends = [
+        i for i, mask in enumerate(row.action_mask) if mask and not (row.action_mask + [0])[i + 1]
+    ]
     assert row.rewards[ends[-1]] == pytest.approx(outcome)
     assert sum(row.rewards) == pytest.approx(trajectory.reward)
     assert [i for i, r in enumerate(row.rewards) if r and not row.action_mask[i]] == []
@@ -284,16 +345,23 @@ def test_a_turn_cut_by_the_end_of_the_context_is_an_overflow_and_not_a_long_turn
     script = [("cut", "word word")]
     roomy, _ = run_to_the_end(chat, script, max_context=prompt + 50, max_tokens_per_turn=50)
     tight, _ = run_to_the_end(chat, script, max_context=prompt + 49, max_tokens_per_turn=50)
-    assert (roomy.stop_reason, tight.stop_reason) == (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW)
+    assert (roomy.stop_reason, tight.stop_reason) == (
+        StopReason.MAX_TOKENS,
+        StopReason.CONTEXT_OVERFLOW,
+    )
 
 
 def test_a_prompt_that_fills_the_context_ends_without_a_step(chat):
     trajectory, _ = run_to_the_end(chat, [GOOD], max_context=10)
-    assert (trajectory.stop_reason, trajectory.steps, trajectory.reward) == (StopReason.CONTEXT_OVERFLOW, [], 0)
+    assert (trajectory.stop_reason, trajectory.steps, trajectory.reward) == (
+        StopReason.CONTEXT_OVERFLOW,
+        [],
+        0,
+    )
     assert trajectory_rows(trajectory, 0) == []
 
 
-# ------------------------------------------------------------------------------------------------------------- rewards
+# ------------------------------------------------------------------------------------------ rewards
 
 
 def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
@@ -305,27 +373,41 @@ def test_process_rewards_sit_on_the_last_token_of_their_call(chat):
     paid = {i: reward for i, reward in enumerate(row.rewards) if reward}
     assert list(paid.values()) == pytest.approx([0.1, -0.1, 0.1, 0.1, 1.0])
     *calls, outcome = paid
-    assert {i: reward for i, reward in enumerate(row.columns["process_BT"]) if reward} == {i: paid[i] for i in calls}
+    assert {i: reward for i, reward in enumerate(row.columns["process_BT"]) if reward} == {
+        i: paid[i] for i in calls
+    }
     said = [chat.decode(row.input_ids[row.step_ids.index(row.step_ids[i]) : i + 1]) for i in calls]
-    assert said == [call(query="x"), call("find"), call(query="y"), call(query="y") + call(query="z")]
-    assert outcome == max(i for i, mask in enumerate(row.action_mask) if mask)  # its turn's last token
+    assert said == [
+        call(query="x"),
+        call("find"),
+        call(query="y"),
+        call(query="y") + call(query="z"),
+    ]
+    assert outcome == max(
+        i for i, mask in enumerate(row.action_mask) if mask
+    )  # its turn's last token
 
 
 def test_calls_that_end_the_episode_are_paid_on_the_way(chat):
     trajectory, _ = run_to_the_end(chat, [call("find"), call("find")])
     assert trajectory.stop_reason is StopReason.INVALID_CALLS
-    assert [len(s.token_rewards) for s in trajectory.steps] == [1, 1] and trajectory.process == pytest.approx(-0.2)
+    assert [len(s.token_rewards) for s in trajectory.steps] == [
+        1,
+        1,
+    ] and trajectory.process == pytest.approx(-0.2)
 
 
 def test_a_tool_that_fails_is_not_the_agents_fault(chat):
     """It pays nothing, costs nothing, and does not count as an invalid call."""
-    trajectory, _ = run_to_the_end(chat, [call(query="x"), GOOD], {"max_invalid_calls": 1}, tool=Broken)
+    trajectory, _ = run_to_the_end(
+        chat, [call(query="x"), GOOD], {"max_invalid_calls": 1}, tool=Broken
+    )
     assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.steps[0].reward == 0.0
     assert trajectory.steps[0].info["tool_calls"][0]["error"] == ToolErrorKind.TOOL_ERROR
     assert trajectory.metrics["failed_calls"] == 1 and trajectory.metrics["invalid_calls"] == 0
 
 
-# ---------------------------------------------------------------------------------------------------------- by name
+# ------------------------------------------------------------------------------------------ by name
 
 
 def test_a_row_chooses_its_environment_and_its_tools(search):
@@ -333,6 +415,9 @@ def test_a_row_chooses_its_environment_and_its_tools(search):
     other.name = "other"
     tools = {"search": search, "other": other}
     for silent in ({}, {"tools": None}, None):
-        assert list(make_env(question_row(env_kwargs=silent), tools, EnvConfig()).tools) == ["search", "other"]
+        assert list(make_env(question_row(env_kwargs=silent), tools, EnvConfig()).tools) == [
+            "search",
+            "other",
+        ]
     only = make_env(question_row(env_kwargs={"tools": ["other"]}), tools, EnvConfig())
     assert isinstance(only, HermesToolEnv) and list(only.tools) == ["other"]

@@ -1,4 +1,5 @@
-"""Room 5, the episode loop: nobody waits for the slowest, limits and seeds reach the policy, failures stay where they are."""
+"""Room 5, the episode loop: nobody waits for the slowest, limits and seeds reach the policy,
+failures stay where they are."""
 
 from __future__ import annotations
 
@@ -8,7 +9,15 @@ import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, question_row, task
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Generation, Observation, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1.core import (
+    Generation,
+    Observation,
+    Sampling,
+    Step,
+    StepResult,
+    StopReason,
+    Trajectory,
+)
 from agent_r1.env import AgentEnv, HermesToolEnv, Outcome
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Task, derive_seed
@@ -21,14 +30,20 @@ ANSWER = "<answer>Marn</answer>"
 
 class Echo(BaseTool):
     name, description = "search", "Says what it was asked."
-    parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
+    parameters = {
+        "type": "object",
+        "properties": {"query": {"type": "string"}},
+        "required": ["query"],
+    }
 
     async def execute(self, args):
         return f"about {args['query']}"
 
 
 def hermes_loop(policy, **limits) -> AgentEnvLoop:
-    return make_env_loop(policy, lambda row: HermesToolEnv({"search": Echo()}, EnvConfig()), **limits)
+    return make_env_loop(
+        policy, lambda row: HermesToolEnv({"search": Echo()}, EnvConfig()), **limits
+    )
 
 
 def run(loop, *tasks: Task, sampling=Sampling(400), **options) -> list[Trajectory]:  # noqa: B008 (frozen)
@@ -49,11 +64,12 @@ def test_an_environment_is_closed_before_its_episode_is_over(chat):
     assert played.stop_reason is StopReason.ANSWERED and closed == ["Who founded Vexlor?"]
 
 
-# ----------------------------------------------------------------------------------------------- side by side
+# ------------------------------------------------------------------------------------- side by side
 
 
 def test_no_episode_waits_for_the_slowest(chat):
-    """One episode cannot go on until all others have *finished*: in lockstep this would never end."""
+    """One episode cannot go on until all others have *finished*: in lockstep this would never
+    end."""
 
     async def script(session, turn, prompt_ids):
         if session == "slow":
@@ -69,7 +85,9 @@ def test_no_episode_waits_for_the_slowest(chat):
         nonlocal others_done
         others_done = asyncio.Event()
         tasks = [task(session=name, group=name) for name in ("a", "b", "slow", "c", "d", "e")]
-        return await run_episodes(hermes_loop(ScriptedPolicy(chat, script)), tasks, Sampling(400), on_done)
+        return await run_episodes(
+            hermes_loop(ScriptedPolicy(chat, script)), tasks, Sampling(400), on_done
+        )
 
     others_done, order = None, []
     trajectories = asyncio.run(asyncio.wait_for(main(), 20))
@@ -79,7 +97,7 @@ def test_no_episode_waits_for_the_slowest(chat):
     assert all(t.stop_reason is StopReason.ANSWERED and len(t.steps) == 3 for t in trajectories)
 
 
-# ------------------------------------------------------------------------------------ what reaches the policy, and when
+# ---------------------------------------------------------------- what reaches the policy, and when
 
 
 def test_each_turn_sees_everything_so_far(chat):
@@ -115,12 +133,17 @@ def test_every_turn_has_a_seed_of_its_own_that_depends_on_the_task_alone(chat):
 
 def test_derived_seeds_are_fixed_and_unrelated():
     assert derive_seed(0, "rollout", 1, 2, 3) == derive_seed(0, "rollout", 1, 2, 3)
-    seeds = {derive_seed(run, step, sample) for run in range(10) for step in range(10) for sample in range(10)}
+    seeds = {
+        derive_seed(run, step, sample)
+        for run in range(10)
+        for step in range(10)
+        for sample in range(10)
+    }
     assert len(seeds) == 1000 and all(0 <= s < 2**64 for s in seeds)
     assert derive_seed(1, 23) != derive_seed(12, 3)
 
 
-# --------------------------------------------------------------------------------- context management: rewritten context
+# ------------------------------------------------------------ context management: rewritten context
 
 
 class Forgetful(AgentEnv):
@@ -134,19 +157,25 @@ class Forgetful(AgentEnv):
         self.turn += 1
         if self.turn == 3:
             return StepResult(None, 1.0, done=True, stop_reason=StopReason.ANSWERED)
-        return StepResult(Observation([{"role": "user", "content": f"word {self.turn}"}], rewrite=True), 1.0)
+        return StepResult(
+            Observation([{"role": "user", "content": f"word {self.turn}"}], rewrite=True), 1.0
+        )
 
 
 def test_a_rewritten_context_begins_a_new_prompt_and_a_new_row(chat):
-    [done] = run(make_env_loop(ScriptedPolicy(chat, ["a", "b", "c"]), lambda row: Forgetful()), task())
+    [done] = run(
+        make_env_loop(ScriptedPolicy(chat, ["a", "b", "c"]), lambda row: Forgetful()), task()
+    )
     prompts = [chat.prompt_ids([{"role": "user", "content": f"word {i}"}]) for i in range(3)]
     assert [s.observation_ids for s in done.steps] == prompts
     rows = trajectory_rows(done, 0)
-    assert [row.input_ids for row in rows] == [p + s.action_ids for p, s in zip(prompts, done.steps, strict=True)]
+    assert [row.input_ids for row in rows] == [
+        p + s.action_ids for p, s in zip(prompts, done.steps, strict=True)
+    ]
     assert [sum(row.rewards) for row in rows] == [1.0, 1.0, 1.0]
 
 
-# ------------------------------------------------------------------------------------------------------------ failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 class Failing(HermesToolEnv):
@@ -165,7 +194,10 @@ class Failing(HermesToolEnv):
 
 
 def failing_tasks(*where: str | None) -> list[Task]:
-    return [task(question_row(extra_info={"fail": fail}), session=str(i)) for i, fail in enumerate(where)]
+    return [
+        task(question_row(extra_info={"fail": fail}), session=str(i))
+        for i, fail in enumerate(where)
+    ]
 
 
 def test_what_an_environment_raises_stays_in_its_trajectory(chat):
@@ -173,7 +205,11 @@ def test_what_an_environment_raises_stays_in_its_trajectory(chat):
     loop = make_env_loop(policy, lambda row: Failing({}, EnvConfig()))
     fine, reset, step, _ = run(loop, *failing_tasks(None, "reset", "step", None))
     assert (fine.stop_reason, fine.error) == (StopReason.ANSWERED, None)
-    assert (reset.stop_reason, reset.error, reset.steps) == (StopReason.ERROR, "RuntimeError: no connection", [])
+    assert (reset.stop_reason, reset.error, reset.steps) == (
+        StopReason.ERROR,
+        "RuntimeError: no connection",
+        [],
+    )
     assert (step.stop_reason, step.error) == (StopReason.ERROR, "RuntimeError: lost connection")
     assert len(step.steps) == 1 and step.steps[0].done
     assert sorted(policy.released) == ["0", "1", "2", "3"]
@@ -185,7 +221,8 @@ class Broken(Echo):
 
 
 def test_when_most_tool_calls_fail_the_run_stops_with_the_reason(chat):
-    """Each agent gets to read the error, so no episode fails; trained on, all would learn not to search."""
+    """Each agent gets to read the error, so no episode fails; trained on, all would learn not to
+    search."""
     policy = ScriptedPolicy(chat, lambda session, turn, ids: (call(query="x"), ANSWER)[turn])
     loop = make_env_loop(policy, lambda row: HermesToolEnv({"search": Broken()}, EnvConfig()))
     assert run(loop, task())[0].metrics["failed_calls"] == 1
@@ -194,13 +231,16 @@ def test_when_most_tool_calls_fail_the_run_stops_with_the_reason(chat):
 
 
 def test_when_most_episodes_fail_the_run_stops_with_the_reason(chat):
-    loop = make_env_loop(ScriptedPolicy(chat, lambda s, t, i: ANSWER), lambda row: Failing({}, EnvConfig()))
+    loop = make_env_loop(
+        ScriptedPolicy(chat, lambda s, t, i: ANSWER), lambda row: Failing({}, EnvConfig())
+    )
     with fails_with("episodes_failed"):
         run(loop, *failing_tasks("reset", None, "reset", "step"))
 
 
 def test_a_failing_policy_stops_everything_with_its_own_error(chat):
-    """One line for the user, not a group of exceptions; and the others do not go on in the background."""
+    """One line for the user, not a group of exceptions; and the others do not go on in the
+    background."""
 
     async def script(session, turn, prompt_ids):
         if session == "bad":
@@ -227,14 +267,16 @@ def test_an_episode_that_takes_too_long_keeps_what_it_has(chat):
 
 
 def test_a_run_of_nothing_but_time_outs_ends_with_the_reason(chat):
-    """Each would be paid as wrong, and training would go on as if the agent had chosen to be slow."""
+    """Each would be paid as wrong, and training would go on as if the agent had chosen to be
+    slow."""
     policy = ScriptedPolicy(chat, lambda session, turn, ids: asyncio.Event().wait())
     with fails_with("episodes_failed"):
         run(hermes_loop(policy, timeout_s=0.02), *(task(session=str(i)) for i in range(3)))
 
 
 def test_a_time_out_of_the_policys_own_is_no_time_out_of_the_episode(chat):
-    """A socket's, or Ray's: it is raised as any failure of a policy, and not scored as the agent's slowness."""
+    """A socket's, or Ray's: it is raised as any failure of a policy, and not scored as the agent's
+    slowness."""
 
     async def script(session, turn, prompt_ids):
         raise TimeoutError("the rollout server does not answer")
@@ -253,12 +295,15 @@ def test_the_outcome_is_asked_for_exactly_once(chat):
 
     asked = []
     [done] = run(
-        make_env_loop(ScriptedPolicy(chat, [call(query="x"), ANSWER]), lambda r: Once({}, EnvConfig())), task()
+        make_env_loop(
+            ScriptedPolicy(chat, [call(query="x"), ANSWER]), lambda r: Once({}, EnvConfig())
+        ),
+        task(),
     )
     assert asked == [StopReason.ANSWERED] and done.reward == 1.0
 
 
-# --------------------------------------------------------------------------------------------- full control: AgentFlowBase
+# ---------------------------------------------------------------------- full control: AgentFlowBase
 
 
 class BestOfTwo(AgentFlowBase):
@@ -266,14 +311,18 @@ class BestOfTwo(AgentFlowBase):
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         prompt = self.chat.prompt_ids(list(task.row["prompt"]))
-        tries = await asyncio.gather(*(self.policy.generate(prompt, sampling, f"{task.session}-{i}") for i in range(2)))
+        tries = await asyncio.gather(
+            *(self.policy.generate(prompt, sampling, f"{task.session}-{i}") for i in range(2))
+        )
         best: Generation = max(tries, key=lambda g: len(g.token_ids))
         step = Step(prompt, best.token_ids, best.logprobs, reward=1.0, done=True)
         return Trajectory([step], task.group_id, StopReason.ANSWERED, task.row)
 
 
 def test_a_flow_of_ones_own_runs_like_the_generic_one(chat):
-    policy = ScriptedPolicy(chat, lambda session, turn, ids: "short" if session.endswith("0") else "much longer")
+    policy = ScriptedPolicy(
+        chat, lambda session, turn, ids: "short" if session.endswith("0") else "much longer"
+    )
     flow = BestOfTwo(policy, chat, hermes_loop(policy).limits)
     done = run(flow, task(session="x"), task(session="y"))
     assert [chat.decode(t.steps[0].action_ids) for t in done] == ["much longer<|im_end|>"] * 2

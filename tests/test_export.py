@@ -1,4 +1,5 @@
-"""Room 9, export: a folder that computes what the checkpoint computes, says how it was trained, and holds no code."""
+"""Room 9, export: a folder that computes what the checkpoint computes, says how it was trained, and
+holds no code."""
 
 from __future__ import annotations
 
@@ -44,14 +45,32 @@ def test_the_export_of_a_run(home, capsys):
     target, config = run / "export", from_yaml(run / "config.yaml")
     assert said.rstrip().endswith(f", in {target}") and "differ by at most" in said
     assert from_yaml(target / "agent_r1.yaml") == config
-    weights, exported = (load_file(f / "model.safetensors") for f in (checkpoint(home) / "model", target))
-    assert weights.keys() == exported.keys() and all(torch.equal(weights[k], exported[k]) for k in weights)
+    weights, exported = (
+        load_file(f / "model.safetensors") for f in (checkpoint(home) / "model", target)
+    )
+    assert weights.keys() == exported.keys() and all(
+        torch.equal(weights[k], exported[k]) for k in weights
+    )
     g, r = GenerationConfig.from_pretrained(target), config.rollout
-    assert (g.temperature, g.top_p, g.max_new_tokens) == (r.temperature, 1.0, r.max_tokens_per_turn) and g.do_sample
-    tokenizer, model = AutoTokenizer.from_pretrained(target), AutoModelForCausalLM.from_pretrained(target)
-    assert g.eos_token_id == [tokenizer.eos_token_id] and tokenizer.chat_template and model.config.model_type == "qwen2"
+    assert (g.temperature, g.top_p, g.max_new_tokens) == (
+        r.temperature,
+        1.0,
+        r.max_tokens_per_turn,
+    ) and g.do_sample
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(target),
+        AutoModelForCausalLM.from_pretrained(target),
+    )
+    assert (
+        g.eos_token_id == [tokenizer.eos_token_id]
+        and tokenizer.chat_template
+        and model.config.model_type == "qwen2"
+    )
     record = json.loads((target / "export.json").read_text())
-    assert 0 < record["max_logprob_difference"] < 1e-4 and record["checkpoint"] == "laptop-grpo/checkpoints/step_000140"
+    assert (
+        0 < record["max_logprob_difference"] < 1e-4
+        and record["checkpoint"] == "laptop-grpo/checkpoints/step_000140"
+    )
     assert str(home) not in "".join(f.read_text() for f in target.glob("*.json"))
     assert find_model(hf_path=str(target)) == (target, config)
 
@@ -63,7 +82,9 @@ def test_the_command_that_trains_it_again(settings):
     config = load_config("laptop", settings, seed=3)
     words = shlex.split(train_command(config))
     assert words[:7] == ["bash", "speedrun-nodocker.sh", "ppo", "--preset", "laptop", "--seed", "3"]
-    assert len(words) <= 7 + len([s for s in settings if "tools" not in s])  # only what differs from the preset
+    assert len(words) <= 7 + len(
+        [s for s in settings if "tools" not in s]
+    )  # only what differs from the preset
     assert load_config("laptop", words[7:], algorithm="ppo", seed=3) == config
 
 
@@ -71,7 +92,9 @@ def test_a_folder_of_somebody_else_is_left_alone(home, capsys):
     (home / "thesis").mkdir()
     (home / "thesis" / "draft.txt").write_text("five years")
     assert main("export", "--target-dir", str(home / "thesis")) == 1
-    assert "has other contents" in capsys.readouterr().err and (home / "thesis" / "draft.txt").exists()
+    assert (
+        "has other contents" in capsys.readouterr().err and (home / "thesis" / "draft.txt").exists()
+    )
     assert main("export", "--target-dir", str(home / "runs" / "laptop-grpo" / "config.yaml")) == 1
 
 
@@ -82,15 +105,18 @@ def test_without_a_run_random_tokens_are_compared_and_what_could_hold_code_stays
     (model / "modeling_evil.py").write_text("raise SystemExit")
     out = export(model, load_config("smoke"), home / "out")
     names = {path.name for path in out.iterdir()}
-    assert "model.safetensors" in names and not any(name.endswith((".bin", ".py")) for name in names)
+    assert "model.safetensors" in names and not any(
+        name.endswith((".bin", ".py")) for name in names
+    )
     assert json.loads((out / "export.json").read_text())["max_logprob_difference"] < 1e-4
     assert f"On {4 * 63} tokens" in (out / "README.md").read_text()
 
 
 @pytest.mark.parametrize("noise", [0.01, 0.1, math.nan])
 def test_an_export_that_computes_something_else_is_not_kept(home, monkeypatch, capsys, noise):
-    """Rounding that is far out on one token is no other model: sums of 28 layers in another order are small on average,
-    and above 1e-3 somewhere. Here the exported model's last norm is off by a share."""
+    """Rounding that is far out on one token is no other model: sums of 28 layers in another order
+    are small on average, and above 1e-3 somewhere. Here the exported model's last norm is off by a
+    share."""
     copy = room._copy
 
     def spoiled(source, target, patterns):
@@ -103,7 +129,11 @@ def test_an_export_that_computes_something_else_is_not_kept(home, monkeypatch, c
     code, target = main("export"), home / "runs" / "laptop-grpo" / "export"
     if noise == 0.01:
         record = json.loads((target / "export.json").read_text())
-        assert code == 0 and record["max_logprob_difference"] > 1e-3 and record["mean_logprob_difference"] < 3e-4
+        assert (
+            code == 0
+            and record["max_logprob_difference"] > 1e-3
+            and record["mean_logprob_difference"] < 3e-4
+        )
     else:
         assert code == 1 and "differ by" in capsys.readouterr().err
         assert not target.exists() and not list(home.rglob(".part*"))
@@ -127,7 +157,10 @@ def test_upload(home, monkeypatch, capsys):
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub)
     assert main("export", "--push-to-hub", "me/agent") == 0
     assert "https://hub.example/me/agent" in capsys.readouterr().out
-    assert calls[0] == ("me/agent", True) and {"README.md", "model.safetensors", "agent_r1.yaml"} <= calls[1]
+    assert (
+        calls[0] == ("me/agent", True)
+        and {"README.md", "model.safetensors", "agent_r1.yaml"} <= calls[1]
+    )
     with fails_with("upload_failed"):
         push(home / "runs" / "laptop-grpo" / "export", "me/forbidden")
 
@@ -138,7 +171,7 @@ def _forbidden():
     return httpx.Response(403, request=httpx.Request("POST", "http://localhost"))
 
 
-# ------------------------------------------------------------------------------------------------------ shards of verl
+# ----------------------------------------------------------------------------------- shards of verl
 
 TRAINER = """
 import json, os, sys, torch, torch.distributed as dist
@@ -176,14 +209,26 @@ sys.exit(os.waitpid(child, 0)[1] if child else 0)
 
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory, agent_home):
-    """NAME/global_step_12/ of three trainings in two ranks, beside what the trained model says of ids.json."""
+    """NAME/global_step_12/ of three trainings in two ranks, beside what the trained model says of
+    ids.json."""
     folder = tmp_path_factory.mktemp("elsewhere")
     for name in ("qwen2", "replicas", "llama"):
         shutil.copytree(checkpoint(agent_home) / "model", folder / "start" / name)
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    small |= {"intermediate_size": 48, "vocab_size": 401, "max_position_embeddings": 512}  # not even: two shards
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    small |= {
+        "intermediate_size": 48,
+        "vocab_size": 401,
+        "max_position_embeddings": 512,
+    }  # not even: two shards
     torch.manual_seed(0)
-    llama = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small, tie_word_embeddings=False))
+    llama = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **small, tie_word_embeddings=False)
+    )
     llama.save_pretrained(folder / "start" / "llama")
     (folder / "ids.json").write_text(json.dumps(list(range(5, 45))))
     subprocess.run([sys.executable, "-c", TRAINER, str(folder)], check=True, timeout=120)
@@ -192,9 +237,12 @@ def shards(tmp_path_factory, agent_home):
 
 
 def test_adapters_in_shards_are_merged(tmp_path):
-    """The names that verl's FSDP state has: the base layer inside `base_layer`, the adapter called `default`."""
+    """The names that verl's FSDP state has: the base layer inside `base_layer`, the adapter called
+    `default`."""
     generator = torch.Generator().manual_seed(0)
-    base, A, B, norm = (torch.randn(size, generator=generator) for size in ((6, 4), (2, 4), (6, 2), (4,)))
+    base, A, B, norm = (
+        torch.randn(size, generator=generator) for size in ((6, 4), (2, 4), (6, 2), (4,))
+    )
     layer = "base_model.model.model.layers.0.self_attn.q_proj"
     state = {
         f"{layer}.base_layer.weight": base.bfloat16(),
@@ -220,7 +268,8 @@ def bare(tmp_path, monkeypatch):
 
 
 def says(model, folder):
-    """Largest difference between the log-probabilities of a model folder and those of the trainer."""
+    """Largest difference between the log-probabilities of a model folder and those of the
+    trainer."""
     ids = torch.tensor(json.loads((folder.parent / "ids.json").read_text()))[None]
     with torch.inference_mode():
         logprobs = AutoModelForCausalLM.from_pretrained(model)(ids).logits.log_softmax(-1)
@@ -231,13 +280,24 @@ def says(model, folder):
 @pytest.mark.parametrize("name", ["qwen2", "llama", "replicas"])
 def test_shards_of_verl_become_a_model_wherever_they_are(shards, bare, name, capsys):
     out = bare / "out"
-    assert main("export", "--checkpoint-dir", str(shards / name), "--target-dir", str(out)) == 0  # the newest in there
+    assert (
+        main("export", "--checkpoint-dir", str(shards / name), "--target-dir", str(out)) == 0
+    )  # the newest in there
     assert says(out, shards / name) < 1e-5 < says(shards / "gone" / name, shards / name)
     assert load_tokenizer(out).chat_template and find_model(hf_path=str(out))[0] == out
     # Whose training it was is not known, so nothing is said of it.
-    assert not (out / "agent_r1.yaml").exists() and "Algorithm" not in (out / "README.md").read_text()
     assert (
-        main("export", "--checkpoint-dir", str(shards / name / "global_step_12/actor"), "--target-dir", str(out)) == 0
+        not (out / "agent_r1.yaml").exists() and "Algorithm" not in (out / "README.md").read_text()
+    )
+    assert (
+        main(
+            "export",
+            "--checkpoint-dir",
+            str(shards / name / "global_step_12/actor"),
+            "--target-dir",
+            str(out),
+        )
+        == 0
     )
     assert "already done" in capsys.readouterr().out
 
@@ -249,12 +309,17 @@ def test_shards_without_their_shape_ask_for_it(shards, bare, capsys):
     (actor / "huggingface" / "tokenizer.json").unlink()
     options = "export", "--checkpoint-dir", str(actor.parent), "--target-dir", str(bare / "out")
     assert (
-        main(*options) == 1 and "has no tokenizer.json" in (said := capsys.readouterr().err) and "--base-model" in said
+        main(*options) == 1
+        and "has no tokenizer.json" in (said := capsys.readouterr().err)
+        and "--base-model" in said
     )
     assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 0
     assert says(bare / "out", shards / "qwen2") < 1e-5
     (actor / "model_world_size_2_rank_1.pt").unlink()
-    assert main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 1 and "1 shards" in capsys.readouterr().err
+    assert (
+        main(*options, "--base-model", str(shards / "gone" / "qwen2")) == 1
+        and "1 shards" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -269,9 +334,14 @@ def test_shards_that_were_written_on_gpus_are_read_without_one(shards, bare):
         mesh = DeviceMesh("cuda", torch.arange(2), _init_backend=False, _rank=rank)
         parts = {
             name: DTensor(
-                part.to_local(), DTensorSpec(mesh, part.placements, part._spec.tensor_meta), requires_grad=False
+                part.to_local(),
+                DTensorSpec(mesh, part.placements, part._spec.tensor_meta),
+                requires_grad=False,
             )
             for name, part in torch.load(file, weights_only=True).items()
         }
         torch.save(parts, file)
-    assert main("export", "--checkpoint-dir", str(step)) == 0 and says(bare / "export", shards / "qwen2") < 1e-5
+    assert (
+        main("export", "--checkpoint-dir", str(step)) == 0
+        and says(bare / "export", shards / "qwen2") < 1e-5
+    )

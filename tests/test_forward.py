@@ -1,4 +1,5 @@
-"""Room 7, the forward pass of learning: log-probabilities, entropies and values at action tokens, and nothing elsewhere."""
+"""Room 7, the forward pass of learning: log-probabilities, entropies and values at action tokens,
+and nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -59,7 +60,9 @@ def test_logprobs_and_entropies_stand_at_action_tokens_alone(model, batch, tempe
     expected_logprobs, expected_entropy = by_hand(model, batch, temperature)
     torch.testing.assert_close(logprobs_BT.detach(), expected_logprobs, atol=1e-4, rtol=0)
     torch.testing.assert_close(entropy_BT.detach(), expected_entropy, atol=1e-4, rtol=0)
-    assert (logprobs_BT[batch.mask_BT == 0] == 0).all() and (logprobs_BT[batch.mask_BT == 1] < 0).all()
+    assert (logprobs_BT[batch.mask_BT == 0] == 0).all() and (
+        logprobs_BT[batch.mask_BT == 1] < 0
+    ).all()
     assert logprobs_BT.dtype == entropy_BT.dtype == torch.float32
 
 
@@ -75,7 +78,9 @@ def test_the_gradient_is_that_of_the_plain_computation(model, batch):
     model.zero_grad()
     B, T = batch.ids_BT.shape
     hidden = model(batch.ids_BT, torch.arange(T).expand(B, T), causal_attention)
-    logprobs = model.logits(hidden[:, :-1]).log_softmax(-1).gather(2, batch.ids_BT[:, 1:, None])[..., 0]
+    logprobs = (
+        model.logits(hidden[:, :-1]).log_softmax(-1).gather(2, batch.ids_BT[:, 1:, None])[..., 0]
+    )
     (logprobs * batch.mask_BT[:, 1:]).sum().backward()
     torch.testing.assert_close(ours, model.embed.weight.grad, atol=1e-4, rtol=1e-4)
     model.zero_grad()
@@ -91,7 +96,9 @@ def test_a_value_is_of_the_state_before_the_token(model, batch):
     torch.nn.init.constant_(critic.value.bias, 0.5)
     with torch.no_grad():
         values_BT = action_values(critic, batch)
-        hidden = model(batch.ids_BT[:1], torch.arange(batch.ids_BT.shape[1])[None], causal_attention)[0]
+        hidden = model(
+            batch.ids_BT[:1], torch.arange(batch.ids_BT.shape[1])[None], causal_attention
+        )[0]
     assert batch.mask_BT[0, 4] == 1 and batch.mask_BT[0, 3] == 0
     assert values_BT[0, 4].item() == pytest.approx(critic.value(hidden[3]).item(), abs=1e-5)
     assert (values_BT[batch.mask_BT == 0] == 0).all() and (values_BT[batch.mask_BT == 1] != 0).all()
@@ -105,22 +112,26 @@ def test_one_row_says_the_same_alone_and_in_company(model, batch):
             torch.testing.assert_close(alone[0], together[b, : alone.shape[1]], atol=1e-5, rtol=0)
 
 
-# ------------------------------------------------------------------------------------------------------------- trees
+# -------------------------------------------------------------------------------------------- trees
 
 
 def rows_that_begin_alike(seed: int) -> Batch:
-    """Two prompts' rows over three tokens: common beginnings, equal rows, a row that begins another, another first token."""
+    """Two prompts' rows over three tokens: common beginnings, equal rows, a row that begins
+    another, another first token."""
     g = torch.Generator().manual_seed(seed)
 
     def ids(low, high):
-        return torch.randint(1, 4, (int(torch.randint(low, high, (), generator=g)),), generator=g).tolist()
+        return torch.randint(
+            1, 4, (int(torch.randint(low, high, (), generator=g)),), generator=g
+        ).tolist()
 
     episodes = []
     for group in "ab":
         prompt = ids(6, 12)
         turns = [ids(1, 4) for _ in range(5)]
         episodes += [
-            trajectory_of((prompt, turn, 0.0), (prompt + turn + [7], ids(1, 4), 1.0), group=group) for turn in turns
+            trajectory_of((prompt, turn, 0.0), (prompt + turn + [7], ids(1, 4), 1.0), group=group)
+            for turn in turns
         ]
         episodes += [episodes[-1], trajectory_of((prompt, turns[-1], 0.0), group=group)]
         episodes += [trajectory_of(([9] + prompt, turns[0], 0.0), group=group)]
@@ -149,7 +160,9 @@ def test_a_tree_has_the_rows_logprobs_values_and_gradient(model, seed, max_token
         seen += index_B.tolist()
     assert sorted(seen) == list(range(len(batch)))
     for mine, gradient in zip([p.grad for p in critic.parameters()], expected, strict=True):
-        torch.testing.assert_close(mine, gradient, atol=1e-5 * float(gradient.abs().max()) + 1e-6, rtol=1e-4)
+        torch.testing.assert_close(
+            mine, gradient, atol=1e-5 * float(gradient.abs().max()) + 1e-6, rtol=1e-4
+        )
     critic.zero_grad()
 
 
@@ -166,7 +179,7 @@ def test_rows_without_common_beginnings_stay_rows(batch):
     assert all(part.tree is None for _, part in micro_batches_of(batch, 10_000))
 
 
-# ----------------------------------------------------------------------------------------------------- micro-batches
+# ------------------------------------------------------------------------------------ micro-batches
 
 
 @settings(deadline=None)

@@ -1,4 +1,5 @@
-"""`agent-r1 gpu-check` without a run: what it keeps of a preset, its key, and what it says of a phase."""
+"""`agent-r1 gpu-check` without a run: what it keeps of a preset, its key, and what it says of a
+phase."""
 
 from __future__ import annotations
 
@@ -19,24 +20,38 @@ def test_only_model_task_and_sizes_are_small(preset, algorithm):
     tiny = small(whole)
     assert tiny.verl == whole.verl.model_copy(update={"stall_timeout_s": 600})
     for section, names in {
-        "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high ratio_level",
+        "actor": "minibatches kl_coef kl_in kl_estimator grad_clip loss_aggregation clip_high "
+        "ratio_level",
         "critic": "minibatches",
         "rollout": "samples_per_prompt max_concurrent_episodes",
         "trainer": "device dtype max_tokens_per_microbatch recompute",
     }.items():
         for name in names.split():
-            assert getattr(getattr(tiny, section), name) == getattr(getattr(whole, section), name), name
-    assert (tiny.algorithm, tiny.data.name, tiny.model.path, tiny.trainer.steps) == (algorithm, "tinyhop", None, 2)
+            assert getattr(getattr(tiny, section), name) == getattr(
+                getattr(whole, section), name
+            ), name
+    assert (tiny.algorithm, tiny.data.name, tiny.model.path, tiny.trainer.steps) == (
+        algorithm,
+        "tinyhop",
+        None,
+        2,
+    )
     assert bool(tiny.cold_start.warm_steps) == bool(whole.cold_start.warm_steps)
 
 
 def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     config = load_config("hotpotqa-1x80gb", algorithm="grpo")
     about = measured_setup(config)
-    assert measured_setup(config) == about == measured_setup(changed(config, ["trainer.steps=7", "data.train=500"]))
+    assert (
+        measured_setup(config)
+        == about
+        == measured_setup(changed(config, ["trainer.steps=7", "data.train=500"]))
+    )
     assert about != measured_setup(changed(config, ["verl.offload=true"]))
     assert about != measured_setup(load_config("hotpotqa-1x80gb", algorithm="ppo"))
-    assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"]["torch"] == installed("torch")
+    assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"][
+        "torch"
+    ] == installed("torch")
     for name, other in {
         "code_version": dict,
         "installed": lambda name: "0",
@@ -54,12 +69,25 @@ def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsy
     def absent(check):
         raise gpu_check.NotRun("no GPU")
 
-    phases = [gpu_check.Phase(name, look, "driver", "another one") for name, look in
-              {"a": lambda check: "two", "b": absent, "c": fail, "d": lambda check: "never"}.items()]  # fmt: skip
+    phases = [
+        gpu_check.Phase(name, look, "driver", "another one")
+        for name, look in {
+            "a": lambda check: "two",
+            "b": absent,
+            "c": fail,
+            "d": lambda check: "never",
+        }.items()
+    ]
     found = run_phases(GpuCheck(load_config("smoke"), tmp_path), tuple(phases))
     assert [(one["phase"], one["status"], one["seen"]) for one in found] == [
-        ("a", "passed", "two"), ("b", "not run", "no GPU"), ("c", "failed", "RuntimeError: CUDA error: no kernel image"),
+        ("a", "passed", "two"),
+        ("b", "not run", "no GPU"),
+        ("c", "failed", "RuntimeError: CUDA error: no kernel image"),
         ("d", "not run", "c failed"),
-    ]  # fmt: skip
-    assert found[2]["means"] == "driver" and found[2]["remedy"] == "another one" and "means" not in found[0]
+    ]
+    assert (
+        found[2]["means"] == "driver"
+        and found[2]["remedy"] == "another one"
+        and "means" not in found[0]
+    )
     assert "no kernel image" in capsys.readouterr().err  # the traceback, for a report

@@ -1,6 +1,8 @@
-"""`agent-r1 gpu-check`: one real run on one CPU rank, and for each phase a planted fault that it must name, with a remedy.
+"""`agent-r1 gpu-check`: one real run on one CPU rank, and for each phase a planted fault that it
+must name, with a remedy.
 
-The faults are planted in copies of that run, and met by the real code of the phase. test_verl_train.py runs "resume" to its end.
+The faults are planted in copies of that run, and met by the real code of the phase.
+test_verl_train.py runs "resume" to its end.
 """
 
 from __future__ import annotations
@@ -39,7 +41,9 @@ from agent_r1.workspace import Workspace
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
+    pytest.mark.skipif(
+        installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
+    ),
 ]
 NOT_HERE = {"warm start"}
 """On one CPU rank, with a preset that has no warm start."""
@@ -49,7 +53,9 @@ POPEN = subprocess.Popen
 def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
     result = json.loads((checked / "result.json").read_text())
     status = {one["phase"]: one["status"] for one in result["phases"]}
-    assert result["passed"] and list(status) == [phase.name for phase in PHASES if phase.name != "resume"]
+    assert result["passed"] and list(status) == [
+        phase.name for phase in PHASES if phase.name != "resume"
+    ]
     assert {name for name, said in status.items() if said == "not run"} == NOT_HERE
     assert {said for name, said in status.items() if name not in NOT_HERE} == {"passed"}
     before = tree(checked)
@@ -64,7 +70,8 @@ def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
 
 @pytest.fixture
 def go(checked, tmp_path, monkeypatch):
-    """Go through some phases again, in a copy of the check, after a fault has been planted there."""
+    """Go through some phases again, in a copy of the check, after a fault has been planted
+    there."""
     folder = tmp_path / "copy"
     shutil.copytree(checked, folder, ignore=shutil.ignore_patterns("logs"))
     config = small(load_config("smoke", CHECK[2:], algorithm="grpo"))
@@ -105,7 +112,8 @@ def test_a_fault_of_the_warm_start(go):
 
 
 def test_a_driver_that_does_not_start(go, tmp_path, monkeypatch):
-    """As where a library of CUDA is missing: the real launcher, and a Ray that cannot be imported."""
+    """As where a library of CUDA is missing: the real launcher, and a Ray that cannot be
+    imported."""
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text(
         "raise ImportError('libcudart.so.13: cannot open shared object file')"
@@ -120,7 +128,8 @@ def test_a_driver_that_does_not_start(go, tmp_path, monkeypatch):
     [("sampling", SAMPLING), ("checkpoint: merge", CHECKPOINT), ("first weight sync", SYNC)],
 )
 def test_a_run_that_ends_in_a_phase(go, monkeypatch, said, phase):
-    """The real launcher, over a driver that writes down its phase and dies in the first or second step."""
+    """The real launcher, over a driver that writes down its phase and dies in the first or second
+    step."""
     lines = (go.folder / "runs" / "check" / "metrics.jsonl").read_text()
     shutil.move(go.folder / "runs" / "check" / "checkpoints", go.folder / "kept")
     shutil.rmtree(go.folder / "runs")
@@ -133,11 +142,19 @@ run = pathlib.Path({str(go.folder / "runs" / "check")!r})
 raise SystemExit(1)
 """
     monkeypatch.setattr(
-        launch.subprocess, "Popen", lambda command, **options: POPEN([sys.executable, "-c", code], **options)
+        launch.subprocess,
+        "Popen",
+        lambda command, **options: POPEN([sys.executable, "-c", code], **options),
     )
-    before = [START, SAMPLING, UPDATE][: 1 + [SAMPLING, UPDATE, CHECKPOINT].index(phase)] if phase != SYNC else [START]
+    before = (
+        [START, SAMPLING, UPDATE][: 1 + [SAMPLING, UPDATE, CHECKPOINT].index(phase)]
+        if phase != SYNC
+        else [START]
+    )
     found = go(*before, phase)
-    assert f"in step 2, {said}: RuntimeError: CUDA error" in found["seen"] and found["phase"] == phase
+    assert (
+        f"in step 2, {said}: RuntimeError: CUDA error" in found["seen"] and found["phase"] == phase
+    )
 
 
 def test_a_sampler_that_keeps_its_old_weights(go):
@@ -174,7 +191,9 @@ def test_an_export_with_other_weights(go, monkeypatch):
 
 def test_a_model_server_that_does_not_start(go, tmp_path, monkeypatch):
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho 'RuntimeError: Failed to find C compiler. Please specify via CC'\nexit 1\n")
+    python.write_text(
+        "#!/bin/sh\necho 'RuntimeError: Failed to find C compiler. Please specify via CC'\nexit 1\n"
+    )
     python.chmod(0o755)
     monkeypatch.setenv("AGENT_R1_VLLM", str(python))
     monkeypatch.setattr(stages, "_backend", lambda config, model: "vllm")
@@ -194,4 +213,7 @@ def test_a_check_that_failed_is_done_again_and_ends_the_speedrun(tmp_path, monke
         assert main("gpu-check", *CHECK, "--json") == 1
         out, errors = capsys.readouterr()
         assert "checked before" not in out and not json.loads(out.splitlines()[-1])["passed"]
-        assert errors.splitlines()[-1] == "agent-r1: gpu-check, export: no space. This means: that. Remedy: this"
+        assert (
+            errors.splitlines()[-1]
+            == "agent-r1: gpu-check, export: no space. This means: that. Remedy: this"
+        )

@@ -1,5 +1,6 @@
-"""The presets for GPUs and the arithmetic of their plan (plan.py), compared with figures worked out by hand, with
-`transformers`, with published steps and with the table in docs/presets.md. No GPU and no download is needed."""
+"""The presets for GPUs and the arithmetic of their plan (plan.py), compared with figures worked out
+by hand, with `transformers`, with published steps and with the table in docs/presets.md. No GPU and
+no download is needed."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def preset(name: str, *settings: str, algorithm: str = "grpo") -> tuple[Config, 
     return config, MODELS[config.model.path]
 
 
-# ---------------------------------------------------------------------------------------------------------- the presets
+# -------------------------------------------------------------------------------------- the presets
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
@@ -55,21 +56,30 @@ def test_a_preset_fits_the_gpu_and_the_data_that_it_names(name, algorithm):
 
 def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, monkeypatch):
     (tmp_path / "a.yaml").write_text(
-        "seed: 3\nrollout: {max_concurrent_episodes: 3}\nppo: {rollout: {max_concurrent_episodes: 5}, critic: {lr: 0.25}}\n"
+        "seed: 3\nrollout: {max_concurrent_episodes: 3}\nppo: {rollout: {max_concurrent_episodes: "
+        "5}, critic: {lr: 0.25}}\n"
     )
     (tmp_path / "b.yaml").write_text("extends: a\nrollout: {max_concurrent_episodes: 7}\n")
-    (tmp_path / "c.yaml").write_text("extends: b\nsteppo: {rollout: {max_concurrent_episodes: 9}}\n")
+    (tmp_path / "c.yaml").write_text(
+        "extends: b\nsteppo: {rollout: {max_concurrent_episodes: 9}}\n"
+    )
     presets = {file.stem: file for file in tmp_path.glob("*.yaml")}
     monkeypatch.setattr("agent_r1.config.recipes.preset_files", lambda: presets)
     slots = {
-        name: [load_config(name, algorithm=a).rollout.max_concurrent_episodes for a in ("grpo", "ppo", "steppo")]
+        name: [
+            load_config(name, algorithm=a).rollout.max_concurrent_episodes
+            for a in ("grpo", "ppo", "steppo")
+        ]
         for name in "abc"
     }
     assert slots == {"a": [3, 5, 5], "b": [7, 7, 7], "c": [7, 7, 9]}
     inherited = load_config("c", algorithm="steppo")
     assert (inherited.seed, inherited.critic.lr, inherited.preset) == (3, 0.25, "c")
     assert (
-        load_config("b", ["rollout.max_concurrent_episodes=11"], algorithm="ppo").rollout.max_concurrent_episodes == 11
+        load_config(
+            "b", ["rollout.max_concurrent_episodes=11"], algorithm="ppo"
+        ).rollout.max_concurrent_episodes
+        == 11
     )
 
 
@@ -94,14 +104,19 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     several = load_config("hotpotqa-8xh100", ["verl.nodes=2"], algorithm="grpo")
     alone = load_config("hotpotqa-8xh100", algorithm="grpo")
-    assert launch.driver_environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"] == "10.0.0.1:6379"
+    assert (
+        launch.driver_environment(several, "cuda", "mark", tmp_path)["RAY_ADDRESS"]
+        == "10.0.0.1:6379"
+    )
     assert "RAY_AUTH_TOKEN_PATH" not in launch.driver_environment(several, "cuda", "mark", tmp_path)
     assert "RAY_ADDRESS" not in launch.driver_environment(
         alone, "cuda", "mark", tmp_path
     )  # never another Ray by accident
     for name in machine.ALLOCATOR:  # expandable segments: vLLM's sleep breaks on them
         monkeypatch.setenv(name, "expandable_segments:True")
-    given = launch.driver_environment(alone, "cuda", "mark", tmp_path) | serve._environment("key", 4)
+    given = launch.driver_environment(alone, "cuda", "mark", tmp_path) | serve._environment(
+        "key", 4
+    )
     assert not machine.ALLOCATOR & given.keys() and "PATH" in given
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
@@ -111,19 +126,25 @@ def test_several_machines_share_a_ray_of_the_users(monkeypatch, tmp_path):
         launch.check_runnable(alone, "cuda", tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------ models and GPUs
+# ---------------------------------------------------------------------------------- models and GPUs
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen2.5-1.5B-Instruct", "Qwen/Qwen3-1.7B"])
 def test_parameters_are_those_that_transformers_builds(name):
-    """On the meta device: shapes, and not a byte of weights. Norms and biases are what the closed form leaves out."""
+    """On the meta device: shapes, and not a byte of weights. Norms and biases are what the closed
+    form leaves out."""
     s = MODELS[name]
     kind = transformers.Qwen3Config if "Qwen3" in name else transformers.Qwen2Config
     config = kind(
-        num_hidden_layers=s.layers, hidden_size=s.hidden, num_attention_heads=s.heads, num_key_value_heads=s.kv_heads,
-        intermediate_size=s.intermediate, vocab_size=s.vocab, tie_word_embeddings=s.tied,
+        num_hidden_layers=s.layers,
+        hidden_size=s.hidden,
+        num_attention_heads=s.heads,
+        num_key_value_heads=s.kv_heads,
+        intermediate_size=s.intermediate,
+        vocab_size=s.vocab,
+        tie_word_embeddings=s.tied,
         **({"head_dim": s.head_dim} if "Qwen3" in name else {}),
-    )  # fmt: skip
+    )
     with torch.device("meta"):
         model = transformers.AutoModelForCausalLM.from_config(config)
     assert s.parameters == pytest.approx(model.num_parameters(), rel=2e-4)
@@ -136,9 +157,14 @@ def test_parameters_are_those_that_transformers_builds(name):
 
 def test_a_local_folder_speaks_for_itself(tmp_path):
     raw = {
-        "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4,
-        "intermediate_size": 18944, "vocab_size": 152064, "max_position_embeddings": 32768,
-    }  # fmt: skip
+        "num_hidden_layers": 28,
+        "hidden_size": 3584,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
     assert find_shape("my/own", tmp_path) == LARGE
     assert find_shape("Qwen/Qwen2.5-7B-Instruct@main", tmp_path / "nowhere") == LARGE
@@ -147,20 +173,25 @@ def test_a_local_folder_speaks_for_itself(tmp_path):
         find_shape("Qwen/Qwen2.5-7B-instruct", tmp_path)
 
 
-# ----------------------------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 def test_a_step_by_hand():
-    """hotpotqa-4xh100, 640 episodes of 450 + 3 x 120 + 2 x 425 = 1,660 tokens, Qwen2.5-1.5B: 1.5436 B weights."""
+    """hotpotqa-4xh100, 640 episodes of 450 + 3 x 120 + 2 x 425 = 1,660 tokens, Qwen2.5-1.5B: 1.5436
+    B weights."""
     seconds = step_seconds(*preset("hotpotqa-4xh100"), GPUS["H100"])
-    # 2 x 1.5436e9 and, for attention, 2 x 28 x 12 x 128 x 1660 = 0.1428e9 operations a token, 3.230e9; times 1,062,400
-    # tokens is 3.431e15. 989e12 x .4 x sqrt(1536 / 4096) = 2.422e14 a second on each of four: 3.54 s.
+    # 2 x 1.5436e9 and, for attention, 2 x 28 x 12 x 128 x 1660 = 0.1428e9 operations a token,
+    # 3.230e9; times 1,062,400 tokens is 3.431e15. 989e12 x .4 x sqrt(1536 / 4096) = 2.422e14 a
+    # second on each of four: 3.54 s.
     assert seconds["log-probabilities"] == seconds["reference"] == pytest.approx(3.54, abs=0.01)
     assert seconds["actor's update"] == pytest.approx(14.17, abs=0.02)
-    # 160 episodes a server; the longest says 1,440 tokens, so on average 40 decode together. Each token reads 3.087e9 bytes
-    # of weights and 40 x 1,055 x 28,672 of cache, at 2.01e12 a second: 2.14 ms, and 6 ms beside that.
+    # 160 episodes a server; the longest says 1,440 tokens, so on average 40 decode together. Each
+    # token reads 3.087e9 bytes of weights and 40 x 1,055 x 28,672 of cache, at 2.01e12 a second:
+    # 2.14 ms, and 6 ms beside that.
     assert seconds["sampling: decoding"] == pytest.approx(1440 * 0.00814, abs=0.02)
-    assert seconds["sampling: tools, turns"] == 5 and seconds["weight sync"] == pytest.approx(3.62, abs=0.01)
+    assert seconds["sampling: tools, turns"] == 5 and seconds["weight sync"] == pytest.approx(
+        3.62, abs=0.01
+    )
     hours = run_hours(*preset("hotpotqa-4xh100"), seconds)
     assert hours["training"] == pytest.approx(200 * sum(seconds.values()) / 3600)
     # 2 x (7,405 + 1,000) questions are 26.3 steps' episodes, of 18.7 s each
@@ -169,8 +200,8 @@ def test_a_step_by_hand():
 
 @pytest.mark.parametrize("case", PUBLISHED, ids=lambda case: case["name"])
 def test_published_steps(case, monkeypatch):
-    """Within a factor of 1.5 where lengths were published with the times. For this very task only hours of 2025 are
-    known, without lengths: the plan's range must hold them."""
+    """Within a factor of 1.5 where lengths were published with the times. For this very task only
+    hours of 2025 are known, without lengths: the plan's range must hold them."""
     work, task = case["work"], case.get("task")
     monkeypatch.setattr(plan, "STEP_S", 0)  # those times are of other stacks
     if not task:  # one turn, of the published length
@@ -192,19 +223,32 @@ def test_published_steps(case, monkeypatch):
         assert least < measured / seconds[part] < most, (part, seconds)
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def test_memory_by_hand():
-    """GiB, of Qwen2.5-1.5B's 1.5436 B weights on one GPU of 80: 12 bytes each are 17.25, 4 are 5.75."""
+    """GiB, of Qwen2.5-1.5B's 1.5436 B weights on one GPU of 80: 12 bytes each are 17.25, 4 are
+    5.75."""
     config, shape = preset("hotpotqa-1x80gb", algorithm="ppo")
-    rows = {n: (a / GIB, b / GIB) for n, (a, b) in gpu_memory(config, shape, GPUS["A100-80GB"]).items()}
-    assert rows["actor: weights, Adam"] == rows["critic: weights, Adam"] == pytest.approx((17.25, 17.25), abs=0.01)
+    rows = {
+        n: (a / GIB, b / GIB) for n, (a, b) in gpu_memory(config, shape, GPUS["A100-80GB"]).items()
+    }
+    assert (
+        rows["actor: weights, Adam"]
+        == rows["critic: weights, Adam"]
+        == pytest.approx((17.25, 17.25), abs=0.01)
+    )
     assert rows["gradients"] == pytest.approx((0, 5.75), abs=0.01)
-    assert rows["gathered embeddings, layer"] == pytest.approx((0, 1.04), abs=0.01)  # 4 x (151,936 x 1,536 + 46.8 M)
-    assert rows["logits of 8,192 tokens"] == pytest.approx((0, 9.27), abs=0.01)  # 8 x 8,192 x 151,936 bytes
+    assert rows["gathered embeddings, layer"] == pytest.approx(
+        (0, 1.04), abs=0.01
+    )  # 4 x (151,936 x 1,536 + 46.8 M)
+    assert rows["logits of 8,192 tokens"] == pytest.approx(
+        (0, 9.27), abs=0.01
+    )  # 8 x 8,192 x 151,936 bytes
     assert rows["vLLM: weights, cache, work"] == pytest.approx((24, 0))  # .3 of 80
-    assert not any("reference" in name for name in rows)  # verl keeps it in host memory, layer by layer on the GPU
+    assert not any(
+        "reference" in name for name in rows
+    )  # verl keeps it in host memory, layer by layer on the GPU
     assert sum(a for a, _ in rows.values()) == pytest.approx(17.25 * 2 + 24 + 0.87 + 3, abs=0.02)
     # 24 GiB less 2.88 of weights and 2 of work, over 28 KiB a token and 8,192 tokens a conversation
     assert conversations(config, shape, GPUS["A100-80GB"]) == pytest.approx(
@@ -212,13 +256,14 @@ def test_memory_by_hand():
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def test_the_plan_counts_adapters_and_not_the_frozen_weights():
     settings = ["model.path=Qwen/Qwen2.5-1.5B-Instruct", "actor.kl_coef=0"]
     whole, thin = (
-        gpu_memory(*preset("hotpotqa-1x80gb", *settings, f"actor.lora_rank={rank}"), GPUS["H100"]) for rank in (0, 32)
+        gpu_memory(*preset("hotpotqa-1x80gb", *settings, f"actor.lora_rank={rank}"), GPUS["H100"])
+        for rank in (0, 32)
     )
     shape = MODELS["Qwen/Qwen2.5-1.5B-Instruct"]
     adapters = shape.learnt(32)
@@ -231,7 +276,9 @@ def test_the_table_of_the_page_is_what_is_computed():
     page = (ROOT / "docs" / "presets.md").read_text()
     rows = re.findall(r"^\| ((?:`[\w-]+`(?:, )?)+) \| (\d x .+) \|$", page, re.MULTILINE)
     shown = [(name, cells) for names, cells in rows for name in re.findall(r"`(.+?)`", names)]
-    assert sorted(name for name, _ in shown) == sorted(name for name in GPU_PRESETS if name not in MATHS)
+    assert sorted(name for name, _ in shown) == sorted(
+        name for name in GPU_PRESETS if name not in MATHS
+    )
     for name, cells in shown:
         first = load_config(name, algorithm="grpo")
         hardware, own, *fits = (cell.strip() for cell in cells.split("|"))
@@ -240,7 +287,9 @@ def test_the_table_of_the_page_is_what_is_computed():
         for model, said in zip(MODELS, fits, strict=True):
             for algorithm in ("grpo", "ppo"):
                 config, shape = preset(name, f"model.path={model}", algorithm=algorithm)
-                assert (said in (algorithm, "both")) == (not misfits(config, shape, find_gpu(config.verl.gpu))), (
+                assert (said in (algorithm, "both")) == (
+                    not misfits(config, shape, find_gpu(config.verl.gpu))
+                ), (
                     name,
                     model,
                 )

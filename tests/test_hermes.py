@@ -1,4 +1,5 @@
-"""Room 4, the Hermes dialect: one reader for what is executed, what ends an episode and what is paid."""
+"""Room 4, the Hermes dialect: one reader for what is executed, what ends an episode and what is
+paid."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import ToolCall, ToolResult
 
-# ---------------------------------------------------------------------------------------------------- the last turn
+# ------------------------------------------------------------------------------------ the last turn
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,11 @@ from agent_r1.tool import ToolCall, ToolResult
         # What is inside a thought, a call or another tag's opening is no answer.
         ("<think><answer>Oslo</answer></think>", None, False),
         ("<answer>Rome</answer><think><answer>Oslo</answer></think>", "Rome", False),
-        ('<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>', None, False),
+        (
+            '<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>',
+            None,
+            False,
+        ),
         ("<ans<think></think>wer>Oslo</answer>", None, False),
         # Thoughts that do not stand closed before it, a call beside it, a tool's own tag.
         ("hm</think><think> <answer>Oslo</answer>", None, False),
@@ -61,7 +66,8 @@ def test_the_answer_of_a_turn_and_whether_it_is_well_formed(text, expected, well
 @settings(max_examples=300, deadline=None)
 @given(model_text)
 def test_a_turn_is_cut_at_tags_and_nothing_is_glued(text):
-    """The parts are stretches of the turn, in order: no text stands together that did not stand together before."""
+    """The parts are stretches of the turn, in order: no text stands together that did not stand
+    together before."""
     place = 0
     for part in split_turn(text):
         place = text.index(part.text, place) + len(part.text)
@@ -70,7 +76,7 @@ def test_a_turn_is_cut_at_tags_and_nothing_is_glued(text):
     assert answer is not None or not is_well_formed(text)
 
 
-# --------------------------------------------------------------------------------------------- what ends an episode
+# ----------------------------------------------------------------------------- what ends an episode
 
 
 PAID = {"em": 1.0, "format": 0.0}
@@ -84,7 +90,11 @@ QUOTED = call(query="<answer>Marn</answer>")
     [
         ("<think>so</think><answer>Marn</answer>", StopReason.ANSWERED, PAID),
         ("<answer>Marn</answer> I think", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
-        ("<tool_response>Marn</tool_response><answer>Marn</answer>", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
+        (
+            "<tool_response>Marn</tool_response><answer>Marn</answer>",
+            StopReason.ANSWERED,
+            RIGHT_BUT_MALFORMED,
+        ),
         (call(query="x") + "<answer>Marn</answer>", StopReason.ANSWERED, RIGHT_BUT_MALFORMED),
         ("<answer>Rome</answer><think><answer>Marn</answer></think>", StopReason.ANSWERED, NOTHING),
         ("<think><answer>Marn</answer></think>", StopReason.NO_ANSWER, NOTHING),
@@ -97,7 +107,8 @@ QUOTED = call(query="<answer>Marn</answer>")
     ],
 )
 def test_what_ends_an_episode_is_what_is_paid(turn, reason, parts):
-    """`answered` and the answer come from one reader: nothing is paid that did not end the episode as an answer."""
+    """`answered` and the answer come from one reader: nothing is paid that did not end the episode
+    as an answer."""
     env = hermes(Counting())
     assert step(env, turn).stop_reason is reason
     assert env.outcome(reason or StopReason.MAX_TURNS).parts == parts
@@ -110,7 +121,10 @@ def test_only_an_answered_episode_is_paid(text):
     result = step(env, text)
     outcome = env.outcome(result.stop_reason or StopReason.MAX_TURNS)
     assert (result.stop_reason is StopReason.ANSWERED) == (answer_of(text) is not None)
-    assert result.stop_reason is StopReason.ANSWERED or outcome.parts["em"] == outcome.metrics["f1"] == 0
+    assert (
+        result.stop_reason is StopReason.ANSWERED
+        or outcome.parts["em"] == outcome.metrics["f1"] == 0
+    )
 
 
 def test_an_argument_reaches_the_tool_as_it_was_written():
@@ -119,19 +133,25 @@ def test_an_argument_reaches_the_tool_as_it_was_written():
     assert search.queries == ["a<think>b</think>c"]
 
 
-# --------------------------------------------------------------- templates that open the thought for the agent
+# ---------------------------------------------------- templates that open the thought for the agent
 
 
 def test_a_call_inside_a_thought_that_the_template_opened_is_a_thought(tokenizer):
-    """Qwen3's thinking models: the prompt ends with `<think>`, so the sampled turn begins inside of a thought."""
+    """Qwen3's thinking models: the prompt ends with `<think>`, so the sampled turn begins inside of
+    a thought."""
     thinking = copy.deepcopy(tokenizer)
     thinking.chat_template = tokenizer.chat_template.replace(
         "assistant\\n' }}{%- endif", "assistant\\n<think>\\n' }}{%- endif"
     )
     assert thinking.chat_template != tokenizer.chat_template
     chat, search = ChatFormat(thinking), Counting()
-    turns = ["maybe " + call(query="thought") + "</think>" + call(query="meant"), "so</think><answer>Marn</answer>"]
-    loop = make_env_loop(ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": search}, EnvConfig()))
+    turns = [
+        "maybe " + call(query="thought") + "</think>" + call(query="meant"),
+        "so</think><answer>Marn</answer>",
+    ]
+    loop = make_env_loop(
+        ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": search}, EnvConfig())
+    )
     done = asyncio.run(loop.run(task(), Sampling(400)))
     assert search.queries == ["meant"]
     assert done.stop_reason is StopReason.ANSWERED and done.reward_parts == PAID
@@ -139,14 +159,16 @@ def test_a_call_inside_a_thought_that_the_template_opened_is_a_thought(tokenizer
     assert asyncio.run(endless.run(task(), Sampling(400))).stop_reason is StopReason.NO_ANSWER
 
 
-# ------------------------------------------------------------------------------------------------------- calls
+# -------------------------------------------------------------------------------------------- calls
 
 
 def test_the_same_call_is_paid_once(chat):
     """Six equal calls and a wrong answer must not be worth more than a right answer."""
     turns = [call(query="x") * 3, call(query="x") + call(query="y"), "<answer>Rome</answer>"]
     config = EnvConfig(call_reward=0.15, max_turns=9)
-    loop = make_env_loop(ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": Counting()}, config))
+    loop = make_env_loop(
+        ScriptedPolicy(chat, turns), lambda row: HermesToolEnv({"search": Counting()}, config)
+    )
     done = asyncio.run(loop.run(task(), Sampling(400)))
     assert [s.reward for s in done.steps] == pytest.approx([0.15, 0.15, 0.0])
 
@@ -157,10 +179,26 @@ def paid_for(name: str, *arguments: dict) -> list[float]:
 
 
 def test_a_call_in_other_letters_is_the_same_call():
-    same = ["Sosnum", "sosnum ", "  Sosnum", "SOSNUM", "Sos\u200bnum", "Sosnum?", '"Sosnum"', "Ｓosnum", "Sos num"]
+    same = [
+        "Sosnum",
+        "sosnum ",
+        "  Sosnum",
+        "SOSNUM",
+        "Sos\u200bnum",
+        "Sosnum?",
+        '"Sosnum"',
+        "Ｓosnum",
+        "Sos num",
+    ]
     assert paid_for("search", *({"query": query} for query in same)) == [1] + [0] * (len(same) - 1)
-    assert paid_for("search", {"queries": ["a", "b "]}, {"queries": ["A", "b"]}, {"queries": ["b", "a"]}) == [1, 0, 1]
-    for calls in (["3+4", "3-4", "3*4", "34"], ["Rome", "Romeo"], ["é", "e"]):  # other calls all the same
+    assert paid_for(
+        "search", {"queries": ["a", "b "]}, {"queries": ["A", "b"]}, {"queries": ["b", "a"]}
+    ) == [1, 0, 1]
+    for calls in (
+        ["3+4", "3-4", "3*4", "34"],
+        ["Rome", "Romeo"],
+        ["é", "e"],
+    ):  # other calls all the same
         assert paid_for("calculator", *({"expression": text} for text in calls)) == [1] * len(calls)
 
 
@@ -177,7 +215,8 @@ def test_calls_can_never_pay_as_much_as_a_right_answer():
 def test_numbers_that_json_cannot_write_make_a_malformed_call(number):
     """Python's reader takes them, and a rollouts file with them is no JSON."""
     result = step(
-        hermes(Counting()), f'<tool_call>{{"name": "search", "arguments": {{"query": {number}}}}}</tool_call>'
+        hermes(Counting()),
+        f'<tool_call>{{"name": "search", "arguments": {{"query": {number}}}}}</tool_call>',
     )
     [recorded] = result.info["tool_calls"]
     assert recorded["error"] == "malformed_call"

@@ -1,4 +1,5 @@
-"""Start models of the Hugging Face hub, by a hub of folders; indexes of other machines; and the card that names them."""
+"""Start models of the Hugging Face hub, by a hub of folders; indexes of other machines; and the
+card that names them."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from agent_r1.workspace import Workspace
 
 
 class FakeHub:
-    """Stands in for the hub and its client: repositories with commits, and a cache that is called by them."""
+    """Stands in for the hub and its client: repositories with commits, and a cache that is called
+    by them."""
 
     def __init__(self, root: Path):
         self.root, self.repos, self.asked, self.offline = root, {}, [], False
@@ -28,7 +30,9 @@ class FakeHub:
         """A new commit with these files."""
         commits = self.repos.setdefault((kind, name), {})
         commit = hashlib.sha1(f"{name}{len(commits)}".encode()).hexdigest()
-        commits[commit] = shutil.copytree(folder, self.root / "server" / commit)  # what links point to, not the links
+        commits[commit] = shutil.copytree(
+            folder, self.root / "server" / commit
+        )  # what links point to, not the links
         return commit
 
     def snapshot_download(self, repo_id, *, repo_type, revision, allow_patterns) -> str:
@@ -36,7 +40,9 @@ class FakeHub:
             raise ConnectionError("cannot reach the hub\nwith a long story")
         if (repo_type, repo_id) not in self.repos:
             response = _response(404)
-            raise huggingface_hub.errors.RepositoryNotFoundError("404, no such repository", response=response)
+            raise huggingface_hub.errors.RepositoryNotFoundError(
+                "404, no such repository", response=response
+            )
         commits = self.repos[repo_type, repo_id]
         commit = revision or list(commits)[-1]
         cached = self.cache(repo_id) / "snapshots" / commit
@@ -73,7 +79,7 @@ def refused(capsys, *argv: str) -> str:
     return line
 
 
-# ----------------------------------------------------------------------------------------------------- start models
+# ------------------------------------------------------------------------------------- start models
 
 
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):
@@ -84,9 +90,15 @@ def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, ca
     assert f"commit {first}" in capsys.readouterr().out
     manifest = json.loads((workspace.fetched / "manifest.json").read_text())
     assert (manifest["model"], manifest["revision"]) == ("acme/tiny", first)
-    assert workspace.start_model == Path(manifest["folder"]) == fake.cache("acme/tiny") / "snapshots" / first
+    assert (
+        workspace.start_model
+        == Path(manifest["folder"])
+        == fake.cache("acme/tiny") / "snapshots" / first
+    )
     assert weights_hash(workspace.start_model) == weights_hash(micro_model)
-    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(fake.asked)
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(
+        fake.asked
+    )
 
     fake.publish("acme/tiny", micro_model)  # the author changes something
     assert main("cold-start", *settings) == 0 and "already done" in capsys.readouterr().out
@@ -105,7 +117,9 @@ def test_neither_code_nor_pickles_are_fetched(fake, micro_model, tmp_path):
     assert not [name for name in fake.asked if name.endswith((".bin", ".py", ".pt", ".pkl"))]
 
 
-def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, micro_model, tmp_path, capsys):
+def test_weights_that_are_cut_short_are_refused_before_anything_starts(
+    fake, micro_model, tmp_path, capsys
+):
     """As a full disk or a copy that broke off leaves them: all names are there."""
     whole = (micro_model / "model.safetensors").stat().st_size
     settings = [*TINY, "model.path=acme/tiny", "trainer.max_tokens_per_microbatch=2048"]
@@ -114,13 +128,16 @@ def test_weights_that_are_cut_short_are_refused_before_anything_starts(fake, mic
     file = Workspace(load_config("smoke", settings[1:])).start_model / "model.safetensors"
     os.truncate(file, whole - 1)
     said = refused(capsys, "train", *settings)
-    assert f"{file.resolve()} is cut short or broken" in said and "delete it and make or download it again" in said
+    assert (
+        f"{file.resolve()} is cut short or broken" in said
+        and "delete it and make or download it again" in said
+    )
     assert not (tmp_path / "home" / "runs").exists()
     file.unlink()  # as it says
     assert main("cold-start", *settings) == 0 and file.stat().st_size == whole
 
 
-# ---------------------------------------------------------------------------------------------------------- indexes
+# ------------------------------------------------------------------------------------------ indexes
 
 
 @pytest.fixture(scope="module")
@@ -154,12 +171,15 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
     assert not list((elsewhere.parent / "home").glob("artifacts/index-*"))
     (own,) = built.glob("artifacts/index-*")
     ours, theirs = (
-        Workspace(load_config("smoke", settings_of(folder)[1:])).load_index() for folder in (own, elsewhere)
+        Workspace(load_config("smoke", settings_of(folder)[1:])).load_index()
+        for folder in (own, elsewhere)
     )
-    assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(["Vexlor founder", "city"], 3)
+    assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(
+        ["Vexlor founder", "city"], 3
+    )
 
 
-# --------------------------------------------------------------------------------------------------------- the card
+# ----------------------------------------------------------------------------------------- the card
 
 
 def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, tmp_path):
@@ -167,12 +187,26 @@ def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, t
     data_folder = Workspace(load_config("smoke", TINY[1:])).data
     commit = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
-    assert main("cold-start", *settings) == 0 and main("eval", "--before", "grpo", *settings, "--run=x") == 0
+    assert (
+        main("cold-start", *settings) == 0
+        and main("eval", "--before", "grpo", *settings, "--run=x") == 0
+    )
     card = json.loads((tmp_path / "home" / "runs" / "x" / "eval_before.json").read_text())
-    data, index = (json.loads((p / "manifest.json").read_text()) for p in (data_folder, fetched_plain()))
-    assert card["start_model"] == "acme/tiny" and card["start_model_revision"] == card["model_revision"] == commit
-    assert card["model_hash"] == weights_hash(micro_model) and card["seed"] == 0 and card["wall_seconds"] > 0
-    assert card["data"] == data_folder.name and card["data_revision"] is None  # TinyHop is from nowhere
+    data, index = (
+        json.loads((p / "manifest.json").read_text()) for p in (data_folder, fetched_plain())
+    )
+    assert (
+        card["start_model"] == "acme/tiny"
+        and card["start_model_revision"] == card["model_revision"] == commit
+    )
+    assert (
+        card["model_hash"] == weights_hash(micro_model)
+        and card["seed"] == 0
+        and card["wall_seconds"] > 0
+    )
+    assert (
+        card["data"] == data_folder.name and card["data_revision"] is None
+    )  # TinyHop is from nowhere
     assert card["index"] == {
         "encoder": "ngram", "encoder_package": None, "corpus": "contexts",
         "corpus_sha256": data["files"]["corpus.jsonl"], "kind": "Flat",

@@ -1,4 +1,5 @@
-"""Room 2, large corpora: encoding that goes on, approximate kinds with their recall, what is chosen when."""
+"""Room 2, large corpora: encoding that goes on, approximate kinds with their recall, what is chosen
+when."""
 
 from __future__ import annotations
 
@@ -44,7 +45,11 @@ def corpus(tmp_path_factory) -> Path:
     rng = random.Random(0)
     words = ["".join(rng.choices("abcdefghijklmnop", k=6)) for _ in range(2000)]
     lines = [
-        {"id": f"p{i}", "title": " ".join(rng.sample(words, 2)), "text": " ".join(rng.sample(words, 6))}
+        {
+            "id": f"p{i}",
+            "title": " ".join(rng.sample(words, 2)),
+            "text": " ".join(rng.sample(words, 6)),
+        }
         for i in range(COUNT)
     ]
     path = tmp_path_factory.mktemp("corpus") / "corpus.jsonl"
@@ -68,7 +73,7 @@ def ivf(corpus, tmp_path) -> Path:
     return tmp_path / "index"
 
 
-# ----------------------------------------------------------------------------------------------------- encoding that goes on
+# ---------------------------------------------------------------------------- encoding that goes on
 
 
 def started(corpus: Path, folder: Path, limit: int = 1100) -> Path:
@@ -95,7 +100,9 @@ def test_an_interrupted_build_goes_on_where_it_stopped(corpus, flat, tmp_path, l
     np.testing.assert_array_equal(index.vectors, flat.vectors)
 
 
-def test_what_was_encoded_serves_an_index_of_another_kind_and_no_other_corpus(corpus, flat, tmp_path):
+def test_what_was_encoded_serves_an_index_of_another_kind_and_no_other_corpus(
+    corpus, flat, tmp_path
+):
     left = started(corpus, tmp_path)
     other = tmp_path / "other.jsonl"
     other.write_text("".join(corpus.read_text().splitlines(keepends=True)[1:]))
@@ -106,7 +113,7 @@ def test_what_was_encoded_serves_an_index_of_another_kind_and_no_other_corpus(co
     np.testing.assert_array_equal(PassageIndex.load(tmp_path / "index").vectors, flat.vectors)
 
 
-# --------------------------------------------------------------------------------------------------------------- kinds
+# -------------------------------------------------------------------------------------------- kinds
 
 
 def test_a_search_leaves_pytorch_its_threads(corpus, tmp_path):
@@ -121,11 +128,17 @@ def test_a_search_leaves_pytorch_its_threads(corpus, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["IVF32,PQ32", "HNSW16,SQ8"])
-def test_an_approximate_index_finds_nearly_what_flat_finds_and_scores_it_exactly(corpus, flat, tmp_path, kind):
+def test_an_approximate_index_finds_nearly_what_flat_finds_and_scores_it_exactly(
+    corpus, flat, tmp_path, kind
+):
     manifest = build_index(corpus, tmp_path / "index", counting(), kind)
     index = PassageIndex.load(tmp_path / "index")
-    assert manifest["index"] == index.made_of["index"] == kind and isinstance(index.vectors, np.memmap)
-    assert manifest["recall_at_10"] == recall_against_flat(index) > 0.8  # words at random have no cells
+    assert manifest["index"] == index.made_of["index"] == kind and isinstance(
+        index.vectors, np.memmap
+    )
+    assert (
+        manifest["recall_at_10"] == recall_against_flat(index) > 0.8
+    )  # words at random have no cells
     assert recall_against_flat(flat) == 1.0
     queries = [passage.title for passage in flat.passages[:100]]
     same = 0
@@ -139,7 +152,9 @@ def test_an_approximate_index_finds_nearly_what_flat_finds_and_scores_it_exactly
 
 def test_ivf_lists_stay_on_the_disk_and_recall_is_measured_and_not_assumed(corpus, ivf):
     index = PassageIndex.load(ivf, corpus)
-    assert isinstance(faiss.downcast_InvertedLists(index._candidates.invlists), faiss.OnDiskInvertedLists)
+    assert isinstance(
+        faiss.downcast_InvertedLists(index._candidates.invlists), faiss.OnDiskInvertedLists
+    )
     good = recall_against_flat(index)
     faiss.extract_index_ivf(index._candidates).nprobe = 1  # it looks into one cell of 32
     assert recall_against_flat(index) < good - 0.1

@@ -14,16 +14,24 @@ from runs import ROOT, environment, orphans, processes_of
 SCRIPT = ROOT / "inference.sh"
 
 
-def inference(home, *argv: str, timeout: float = 120, **variables: str) -> subprocess.CompletedProcess:
+def inference(
+    home, *argv: str, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess:
     settings = environment(home) | {"AGENT_R1_VENV": sys.prefix} | variables
     return subprocess.run(
-        ["bash", SCRIPT, *argv], env=settings, cwd=home, capture_output=True, text=True, timeout=timeout
+        ["bash", SCRIPT, *argv],
+        env=settings,
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
     )
 
 
 @pytest.fixture
 def venv(tmp_path):
-    """An environment in which everything is installed, and `agent-r1` only writes down how it was called."""
+    """An environment in which everything is installed, and `agent-r1` only writes down how it was
+    called."""
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     log = tmp_path / "calls"
     agent = f'#!/bin/bash\nprintf "%q " "$@" >> {log}; echo >> {log}\n'
@@ -42,7 +50,8 @@ def venv(tmp_path):
             ["--run", "a", "--step", "40", "--backend", "transformers", "--question", "Who is it?"],
             [
                 "export --run a --step 40 ",
-                "chat --model /models/my\\ agent --backend transformers --question Who\\ is\\ it\\? ",
+                "chat --model /models/my\\ agent --backend transformers --question Who\\ is\\ "
+                "it\\? ",
             ],
         ),
         (["--demo", "--json"], ["chat --demo --backend transformers --json "]),
@@ -50,7 +59,11 @@ def venv(tmp_path):
         (["--use-hf-model", "--hf-model-path", "o/n"], ["chat --model o/n --backend vllm "]),
         (
             ["--backend=transformers", "--prompt", "a=b", "env.max_turns=3"],
-            ["export ", "chat --model /models/my\\ agent --backend transformers --prompt a=b env.max_turns=3 "],
+            [
+                "export ",
+                "chat --model /models/my\\ agent --backend transformers --prompt a=b "
+                "env.max_turns=3 ",
+            ],
         ),
     ],
 )
@@ -69,7 +82,7 @@ def test_a_failure_is_passed_on(tmp_path, venv, command):
     )
 
 
-# ------------------------------------------------------------------------------------------------ with a trained agent
+# ----------------------------------------------------------------------------- with a trained agent
 
 
 @pytest.fixture(scope="module")
@@ -80,13 +93,25 @@ def trained(agent_home, tmp_path_factory):
 @pytest.mark.slow
 def test_from_a_trained_run_to_an_answer(trained):
     """By Transformers. test_serve.py starts vLLM."""
-    record = json.loads((trained / "runs/laptop-grpo/rollouts/eval.jsonl").read_text().splitlines()[0])
+    record = json.loads(
+        (trained / "runs/laptop-grpo/rollouts/eval.jsonl").read_text().splitlines()[0]
+    )
     begun = time.time()
-    asked = ("--backend", "transformers", "--question", record["question"], "--temperature", "0", "--json")
+    asked = (
+        "--backend",
+        "transformers",
+        "--question",
+        record["question"],
+        "--temperature",
+        "0",
+        "--json",
+    )
     done = inference(trained, *asked)
     assert done.returncode == 0, done.stderr
     (line,) = done.stdout.splitlines()  # what export and the server said went elsewhere
     assert json.loads(line)["question"] == record["question"]
-    assert record["steps"][-1]["text"].split("<answer>")[1].split("</answer>")[0] in line  # as at the evaluation
+    assert (
+        record["steps"][-1]["text"].split("<answer>")[1].split("</answer>")[0] in line
+    )  # as at the evaluation
     assert processes_of(trained) == [] == orphans(begun)
     assert not (trained / "logs").exists() or not list((trained / "logs").iterdir())

@@ -1,4 +1,5 @@
-"""Room 1, files of records: lists and lines are read as JSON reads them, and a small gzip takes little memory."""
+"""Room 1, files of records: lists and lines are read as JSON reads them, and a small gzip takes
+little memory."""
 
 from __future__ import annotations
 
@@ -16,8 +17,14 @@ from agent_r1.data.json_files import checked_records, json_records
 from agent_r1.ground.errors import AgentR1Error
 
 VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text('é"[]{},\\: \n0', max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text('é"[]{},\\: \n0', max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -25,7 +32,10 @@ VALUES = st.recursive(
 @settings(max_examples=15, deadline=None)
 @given(st.lists(VALUES, max_size=5), st.booleans(), st.sampled_from([None, 1]))
 def test_a_list_is_read_as_json_reads_it(tmp_path_factory, values, ascii, indent):
-    path, text = tmp_path_factory.mktemp("list") / "x.json", json.dumps(values, ensure_ascii=ascii, indent=indent)
+    path, text = (
+        tmp_path_factory.mktemp("list") / "x.json",
+        json.dumps(values, ensure_ascii=ascii, indent=indent),
+    )
     path.write_text(f" \n{text}\n ")
     assert list(json_records(path)) == [(f"record {n}", value) for n, value in enumerate(values, 1)]
     for broken in (text[:-1], f"{text}x", f"[{text}", text[:-1] + ",]", text.replace("[", "[,", 1)):
@@ -43,7 +53,9 @@ def test_a_list_is_read_as_json_reads_it(tmp_path_factory, values, ascii, indent
     ],
     ids=["a line", "a text", "records"],
 )
-def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(tmp_path, monkeypatch, content, says):
+def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(
+    tmp_path, monkeypatch, content, says
+):
     monkeypatch.setattr(json_files, "MAX_RECORD", 1 << 16)
     monkeypatch.setattr(json_files, "ALWAYS", 10_000)
     (tmp_path / "x.json").write_bytes(gzip.compress(content, 9))

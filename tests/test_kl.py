@@ -1,6 +1,8 @@
-"""The KL, wherever it is put, pulls the policy to its reference: exact expectations over a small vocabulary.
+"""The KL, wherever it is put, pulls the policy to its reference: exact expectations over a small
+vocabulary.
 
-The functions are those of the loop (and of verl's trainer): KL into the reward, advantages, the actor's update.
+The functions are those of the loop (and of verl's trainer): KL into the reward, advantages, the
+actor's update.
 """
 
 from __future__ import annotations
@@ -40,10 +42,11 @@ class Categorical(torch.nn.Module):
 
 
 def pull(config: Config, sign: int) -> float:
-    """The share of grad KL(pi || ref) that one step of the actor goes down, when nothing but the KL is paid.
+    """The share of grad KL(pi || ref) that one step of the actor goes down, when nothing but the KL
+    is paid.
 
-    The batch holds each token as often as pi expects it, so its mean is the expectation. `sign`: which of the tokens
-    the reference finds likelier.
+    The batch holds each token as often as pi expects it, so its mean is the expectation. `sign`:
+    which of the tokens the reference finds likelier.
     """
     a, actor = config.actor, Categorical()
     a.kl_coef, a.entropy_coef, a.lr, a.lr_final, a.warmup_steps = 1.0, 0.0, 1.0, 1.0, 0
@@ -53,14 +56,21 @@ def pull(config: Config, sign: int) -> float:
     rows = [row for i, episode in enumerate(episodes) for row in trajectory_rows(episode, i)]
     batch, ref = collate(rows), torch.log_softmax(PI.log() + sign * AWAY, dim=0)
     batch.logprobs_BT[:, 1] = PI.log()[tokens]
-    batch.ref_logprobs_BT, batch.values_BT = torch.zeros_like(batch.rewards_BT), torch.zeros_like(batch.rewards_BT)
+    batch.ref_logprobs_BT, batch.values_BT = (
+        torch.zeros_like(batch.rewards_BT),
+        torch.zeros_like(batch.rewards_BT),
+    )
     batch.ref_logprobs_BT[:, 1] = ref[tokens]
     if a.kl_in == "reward":
         batch.rewards_BT, _ = reward_less_kl(
             batch.rewards_BT, batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT, a
         )
-    batch.advantages_BT, _ = get_estimator(config.algorithm)(batch, CreditAdvantage(normalize_std=False))
-    update_actor(Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), batch, config, 1, torch.float32)
+    batch.advantages_BT, _ = get_estimator(config.algorithm)(
+        batch, CreditAdvantage(normalize_std=False)
+    )
+    update_actor(
+        Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), batch, config, 1, torch.float32
+    )
     step = PI.log() - actor.theta.detach()
 
     theta = PI.log().requires_grad_()
@@ -70,8 +80,12 @@ def pull(config: Config, sign: int) -> float:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-@pytest.mark.parametrize(("place", "estimator"), itertools.product(["reward", "loss"], ["k1", "k2", "k3"]))
-def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(algorithm, place, estimator):
+@pytest.mark.parametrize(
+    ("place", "estimator"), itertools.product(["reward", "loss"], ["k1", "k2", "k3"])
+)
+def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(
+    algorithm, place, estimator
+):
     config = load_config("smoke", algorithm=algorithm)
     try:
         changed(config, [f"actor.kl_in={place}", f"actor.kl_estimator={estimator}"])
@@ -81,7 +95,9 @@ def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(algorith
         assert str(error).endswith(f"set actor.kl_estimator={remedy}") and "\n" not in str(error)
     config.actor.kl_in, config.actor.kl_estimator = place, estimator
     pulls = [pull(config, sign) for sign in (1, -1)]
-    assert all(share > 0.7 for share in pulls) if accepted else all(share < 0.3 for share in pulls), pulls
+    assert (
+        all(share > 0.7 for share in pulls) if accepted else all(share < 0.3 for share in pulls)
+    ), pulls
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])

@@ -1,4 +1,5 @@
-"""What a run writes and shows: whole lines whatever kills it, and a screen that model text cannot touch."""
+"""What a run writes and shows: whole lines whatever kills it, and a screen that model text cannot
+touch."""
 
 from __future__ import annotations
 
@@ -32,22 +33,39 @@ EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"
 
 def line(step: int) -> dict:
     return {
-        STEP_KEY: step, "reward/em": 0.41, "critic/score/mean": 0.38, "tool_calls/mean": 1.62, "actor/entropy": 0.31,
-        "actor/ppo_kl": 0.002, "timing_s/step": 0.61, "timing_s/gen": 0.3, "perf/agent_tokens_per_s": 31000.0,
-    }  # fmt: skip
+        STEP_KEY: step,
+        "reward/em": 0.41,
+        "critic/score/mean": 0.38,
+        "tool_calls/mean": 1.62,
+        "actor/entropy": 0.31,
+        "actor/ppo_kl": 0.002,
+        "timing_s/step": 0.61,
+        "timing_s/gen": 0.3,
+        "perf/agent_tokens_per_s": 31000.0,
+    }
 
 
-# ------------------------------------------------------------------------------------------------- metrics.jsonl
+# ------------------------------------------------------------------------------------ metrics.jsonl
 
 
 def test_numbers_come_back_and_infinities_are_null(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     assert file.read() == []
     file.append(
-        {STEP_KEY: 1, "a": np.float32(0.5), "b": float("nan"), "c": -np.inf, "d": None, "e": "x", "f": np.int64(3)}
+        {
+            STEP_KEY: 1,
+            "a": np.float32(0.5),
+            "b": float("nan"),
+            "c": -np.inf,
+            "d": None,
+            "e": "x",
+            "f": np.int64(3),
+        }
     )
     # A second reader sees the line while the run goes on.
-    assert read_jsonl(file.path) == [{STEP_KEY: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}]
+    assert read_jsonl(file.path) == [
+        {STEP_KEY: 1, "a": 0.5, "b": None, "c": None, "d": None, "e": "x", "f": 3.0}
+    ]
 
 
 @given(cut=st.integers(0, 200), steps=st.integers(1, 5))
@@ -70,7 +88,9 @@ def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
     for step in range(1, 8):
         file.append(line(step))
     file.truncate_after(5)
-    assert file.read() == [line(step) for step in range(1, 6)] and os.listdir(tmp_path) == ["metrics.jsonl"]
+    assert file.read() == [line(step) for step in range(1, 6)] and os.listdir(tmp_path) == [
+        "metrics.jsonl"
+    ]
     before = file.path.read_bytes()
 
     def killed(*_):
@@ -83,14 +103,33 @@ def test_truncate_after_drops_later_steps_and_is_atomic(tmp_path, monkeypatch):
 
 
 def test_what_it_took_until_validation_reached_a_score_by_hand():
-    """Four steps of 2 x 3 episodes; validated after the second, .7, and the fourth, .9. A refill played 9 in the third."""
-    lines = [{STEP_KEY: step, "timing_s/step": 0.5 * step, "timing_s/testing": 100.0} for step in (1, 2, 3, 4)]
+    """Four steps of 2 x 3 episodes; validated after the second, .7, and the fourth, .9. A refill
+    played 9 in the third."""
+    lines = [
+        {STEP_KEY: step, "timing_s/step": 0.5 * step, "timing_s/testing": 100.0}
+        for step in (1, 2, 3, 4)
+    ]
     lines[1]["val-core/tinyhop/acc/mean@1"], lines[3]["val-core/tinyhop/acc/mean@1"] = 0.7, 0.9
     lines[2]["rollout/episodes_played"] = 9
     rollout = RolloutConfig(prompts_per_step=2, samples_per_prompt=3)
-    assert time_to(0.9, lines, rollout, "rloo") == {"val": 0.9, "step": 4, "episodes": 27, "seconds": 5.0}
-    assert time_to(0.7, lines, rollout, "remax") == {"val": 0.7, "step": 2, "episodes": 16, "seconds": 1.5}
-    assert time_to(0.95, lines, rollout, "ppo") == {"val": 0.95, "step": None, "episodes": None, "seconds": None}
+    assert time_to(0.9, lines, rollout, "rloo") == {
+        "val": 0.9,
+        "step": 4,
+        "episodes": 27,
+        "seconds": 5.0,
+    }
+    assert time_to(0.7, lines, rollout, "remax") == {
+        "val": 0.7,
+        "step": 2,
+        "episodes": 16,
+        "seconds": 1.5,
+    }
+    assert time_to(0.95, lines, rollout, "ppo") == {
+        "val": 0.95,
+        "step": None,
+        "episodes": None,
+        "seconds": None,
+    }
 
 
 def test_damage_in_the_middle_is_named(tmp_path):
@@ -108,12 +147,13 @@ def test_full_disk_is_one_clear_line():
         MetricsFile(Path("/dev/full")).append(line(1))
 
 
-# ------------------------------------------------------------------------------------------------------ trackers
+# ----------------------------------------------------------------------------------------- trackers
 
 
 @pytest.fixture
 def alone(monkeypatch, tmp_path):
-    """The real packages, without a key, and an empty home directory; wandb's helper process ends with the test."""
+    """The real packages, without a key, and an empty home directory; wandb's helper process ends
+    with the test."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_BASE_URL", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -125,11 +165,15 @@ def alone(monkeypatch, tmp_path):
 def test_wandb_without_a_key_is_offline_and_never_asks(alone, capsys):
     with trackers(["wandb"], alone, {"seed": 0}) as track:
         track({STEP_KEY: 4, "a": 1.0, "b": float("nan"), "c": "text"})
-    assert list((alone / "wandb").glob("offline-run-*/*.wandb")) and "wandb sync" in capsys.readouterr().out
+    assert (
+        list((alone / "wandb").glob("offline-run-*/*.wandb"))
+        and "wandb sync" in capsys.readouterr().out
+    )
 
 
 class Server:
-    """Stands in for W&B's server, which takes an account: how `wandb.init` was called, and what a run was sent."""
+    """Stands in for W&B's server, which takes an account: how `wandb.init` was called, and what a
+    run was sent."""
 
     def __init__(self, monkeypatch):
         self.url, self.seen = "https://wandb.example/run", []
@@ -205,7 +249,7 @@ def test_tensorboard_forgets_what_a_resumed_run_does_again(tmp_path):
     assert board.Tags()["scalars"] == [STEP_KEY, "a"]
 
 
-# ----------------------------------------------------------------------------------------------------- plain lines
+# -------------------------------------------------------------------------------------- plain lines
 
 
 @pytest.fixture
@@ -227,13 +271,18 @@ def test_pipe_gets_one_line_a_step_and_no_control_characters(now):
         board.note(f"saved {EVIL}")
     lines = out.getvalue().splitlines()
     assert len(lines) == 4
-    assert lines[2].startswith("step  92/100") and lines[2].endswith("eta 16 s")  # 2 s a step, 8 to go
+    assert lines[2].startswith("step  92/100") and lines[2].endswith(
+        "eta 16 s"
+    )  # 2 s a step, 8 to go
     assert not any(ord(c) < 32 or 127 <= ord(c) < 160 for text in lines for c in text)
 
 
 def test_ctrl_c_is_acknowledged_before_the_step_ends(now):
     out = io.StringIO()
-    with Dashboard(*RUN, console=Console(file=out)) as board, graceful_interrupt(board.finishing) as interrupted:
+    with (
+        Dashboard(*RUN, console=Console(file=out)) as board,
+        graceful_interrupt(board.finishing) as interrupted,
+    ):
         board.step(line(8) | {"timing_s/step": 90.0})
         now[0] += 20.0
         os.kill(os.getpid(), signal.SIGINT)
@@ -249,17 +298,22 @@ class Tty(io.StringIO):
         return True
 
 
-# ------------------------------------------------------------------------------------------------------- live view
+# ---------------------------------------------------------------------------------------- live view
 
 
 def live(width: int, height: int = 40) -> tuple[Dashboard, io.StringIO]:
     out = Tty()
-    console = Console(file=out, force_terminal=True, width=width, height=height, color_system="truecolor")
+    console = Console(
+        file=out, force_terminal=True, width=width, height=height, color_system="truecolor"
+    )
     return Dashboard(*RUN, console=console), out
 
 
 def view_lines(board: Dashboard) -> list[str]:
-    return ["".join(piece.text for piece in line).rstrip() for line in board.console.render_lines(board._view())]
+    return [
+        "".join(piece.text for piece in line).rstrip()
+        for line in board.console.render_lines(board._view())
+    ]
 
 
 def test_model_text_cannot_style_or_command_the_terminal():
@@ -269,5 +323,9 @@ def test_model_text_cannot_style_or_command_the_terminal():
         board.transcript(EVIL, [{"text": EVIL, "info": {"tool_calls": [{"content": EVIL}]}}], 1.0)
         board.note(EVIL)
         lines = view_lines(board)
-    assert sum("a[bold red]b[/]␛]0;owned" in text for text in lines) == 4  # markup and commands stay visible text
-    assert not any(bad in out.getvalue() for bad in ("\x1b]0;", "\x1b[2J\r", "\x07", "\x9b", "\u202e"))
+    assert (
+        sum("a[bold red]b[/]␛]0;owned" in text for text in lines) == 4
+    )  # markup and commands stay visible text
+    assert not any(
+        bad in out.getvalue() for bad in ("\x1b]0;", "\x1b[2J\r", "\x07", "\x9b", "\u202e")
+    )

@@ -47,5 +47,7 @@ def test_a_fault_computes_something_else_and_does_not_fail_by_a_name(tmp_path):
     for number, fault in enumerate(FAULTS):
         (tmp_path / f"fault_{number}.py").write_text(mutated(fault))
     assert undefined_names(tmp_path) == "All checks passed!\n"
-    (tmp_path / "planted.py").write_text("def loss(settings):\n    return section.loss_aggregation\n")
+    (tmp_path / "planted.py").write_text(
+        "def loss(settings):\n    return section.loss_aggregation\n"
+    )
     assert "F821" in undefined_names(tmp_path)

@@ -1,4 +1,5 @@
-"""Room 7, the local loop: gradients do not depend on how work is cut, runs repeat to the bit, and something is learnt."""
+"""Room 7, the local loop: gradients do not depend on how work is cut, runs repeat to the bit, and
+something is learnt."""
 
 from __future__ import annotations
 
@@ -48,12 +49,13 @@ from agent_r1.training.run import validation
 FP32 = torch.float32
 
 
-# ------------------------------------------------------------------------------------------- one batch of experience
+# -------------------------------------------------------------------------- one batch of experience
 
 
 @pytest.fixture(scope="module")
 def sampled() -> Batch:
-    """A batch as it comes out of step 4: multi-turn rows of many lengths, some with advantage zero, with a reference."""
+    """A batch as it comes out of step 4: multi-turn rows of many lengths, some with advantage zero,
+    with a reference."""
     rng = torch.Generator().manual_seed(0)
 
     def ids(low, high):
@@ -89,14 +91,27 @@ def actor():
 
 def with_reference(batch: Batch) -> Batch:
     with torch.no_grad():
-        reference = action_logprobs(random_model(vocab=50, seed=8, tied=False, max_position=128), batch)[0]
+        reference = action_logprobs(
+            random_model(vocab=50, seed=8, tied=False, max_position=128), batch
+        )[0]
     return dataclasses.replace(batch, ref_logprobs_BT=reference)
 
 
 def gradient(batch: Batch, update=update_actor, **overrides) -> torch.Tensor:
-    """The gradient that one optimiser step follows: plain SGD with learning rate 1 moves the weights by just that."""
-    given = {"actor.minibatches": 1, "critic.minibatches": 1, "actor.grad_clip": 1e9, "critic.grad_clip": 1e9}
-    given |= {"trainer.max_tokens_per_microbatch": 10**6, "actor.lr": 1.0, "critic.lr": 1.0, "actor.lr_final": 1.0}
+    """The gradient that one optimiser step follows: plain SGD with learning rate 1 moves the
+    weights by just that."""
+    given = {
+        "actor.minibatches": 1,
+        "critic.minibatches": 1,
+        "actor.grad_clip": 1e9,
+        "critic.grad_clip": 1e9,
+    }
+    given |= {
+        "trainer.max_tokens_per_microbatch": 10**6,
+        "actor.lr": 1.0,
+        "critic.lr": 1.0,
+        "actor.lr_final": 1.0,
+    }
     given |= {key.replace("__", "."): value for key, value in overrides.items()}
     config = micro_config("ppo", *(f"{key}={value}" for key, value in given.items()))
     torch.manual_seed(0)
@@ -115,12 +130,19 @@ def assert_same_gradient(a: torch.Tensor, b: torch.Tensor) -> None:
     assert (a - b).abs().max() < 1e-4 * a.abs().max()
 
 
-AGGREGATIONS = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+AGGREGATIONS = [
+    "token-mean",
+    "seq-mean-token-mean",
+    "seq-mean-token-sum",
+    "seq-mean-token-sum-norm",
+]
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(
-    "terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"]
+    "terms",
+    [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}],
+    ids=["surrogate", "entropy and KL"],
 )
 def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, terms):
     """However a minibatch is cut. Averages of averages would not pass this."""
@@ -128,7 +150,10 @@ def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, term
     whole = gradient(batch, actor__loss_aggregation=aggregation, **terms)
     for micro_tokens in (1, 100):
         parts = gradient(
-            batch, actor__loss_aggregation=aggregation, trainer__max_tokens_per_microbatch=micro_tokens, **terms
+            batch,
+            actor__loss_aggregation=aggregation,
+            trainer__max_tokens_per_microbatch=micro_tokens,
+            **terms,
         )
         assert_same_gradient(whole, parts)
 
@@ -136,7 +161,9 @@ def test_micro_batches_give_the_gradient_of_the_whole(sampled, aggregation, term
 def test_micro_batches_give_the_critics_gradient_too(sampled):
     whole = gradient(sampled, update_critic)
     for micro_tokens in (1, 100):
-        assert_same_gradient(whole, gradient(sampled, update_critic, trainer__max_tokens_per_microbatch=micro_tokens))
+        assert_same_gradient(
+            whole, gradient(sampled, update_critic, trainer__max_tokens_per_microbatch=micro_tokens)
+        )
 
 
 def test_the_actors_gradient_is_the_textbooks(sampled):
@@ -157,7 +184,9 @@ def test_the_critics_gradient_is_the_textbooks(sampled):
     error = (action_values(model, batch) - sampled.returns_BT).square() * batch.mask_BT
     (0.5 * error.sum() / batch.mask_BT.sum()).backward()
     # The trunk's vocabulary matrix has no part in a value.
-    expected = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()])
+    expected = torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
+    )
     assert_same_gradient(expected, gradient(sampled, update_critic, critic__value_clip=1e9))
 
 
@@ -173,7 +202,8 @@ def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, m
     monkeypatch.setattr(loop, "action_logprobs", counting)
     skipping = gradient(sampled, actor__loss_aggregation=aggregation)
     skipped_rows = len(sampled) - sum(passes)
-    # With a KL weight, however small, every row has a gradient and none may be left out. (No reference: no KL term.)
+    # With a KL weight, however small, every row has a gradient and none may be left out. (No
+    # reference: no KL term.)
     everything = gradient(sampled, actor__loss_aggregation=aggregation, actor__kl_coef=1e-30)
     assert skipped_rows > 0 and sum(passes[1:]) == len(sampled)
     assert_same_gradient(skipping, everything)
@@ -181,19 +211,27 @@ def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, m
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS[1:])
 @pytest.mark.parametrize(
-    "terms", [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}], ids=["surrogate", "entropy and KL"]
+    "terms",
+    [{}, {"actor__entropy_coef": 0.1, "actor__kl_coef": 0.3}],
+    ids=["surrogate", "entropy and KL"],
 )
 def test_an_episode_has_one_vote_whatever_else_is_in_its_minibatch(sampled, aggregation, terms):
-    """Episodes of 1, 2 and 4 rows: the gradient of a minibatch is the mean of its episodes' gradients."""
+    """Episodes of 1, 2 and 4 rows: the gradient of a minibatch is the mean of its episodes'
+    gradients."""
     batch = with_reference(sampled)
     batch.advantages_BT = (batch.trajectory_B - 3.0)[:, None] * batch.mask_BT
     rows = {i: (batch.trajectory_B == i).nonzero()[:, 0] for i in (1, 4, 8)}
     rows[8] = rows[8].repeat(2)  # the same two rows once more: one more rewrite each
-    alone = {i: gradient(batch[index], actor__loss_aggregation=aggregation, **terms) for i, index in rows.items()}
+    alone = {
+        i: gradient(batch[index], actor__loss_aggregation=aggregation, **terms)
+        for i, index in rows.items()
+    }
     for others in ([1, 4], [1, 8], [1, 4, 8]):
         minibatch = batch[torch.cat([rows[i] for i in others])]
         expected = sum(alone[i] for i in others) / len(others)
-        assert_same_gradient(expected, gradient(minibatch, actor__loss_aggregation=aggregation, **terms))
+        assert_same_gradient(
+            expected, gradient(minibatch, actor__loss_aggregation=aggregation, **terms)
+        )
     once = gradient(batch[rows[8][:2]], actor__loss_aggregation=aggregation, **terms)
     assert_same_gradient(alone[8], once * (1 if aggregation == "seq-mean-token-mean" else 2))
 
@@ -203,14 +241,20 @@ LOGGED = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
 
 def logged(batch: Batch, *overrides: str) -> dict[str, float]:
     """What an update of four optimiser steps logs about its tokens."""
-    config = micro_config("ppo", "actor.minibatches=4", "actor.lr=0.02", "actor.clip_dual=1.1", *overrides)
+    config = micro_config(
+        "ppo", "actor.minibatches=4", "actor.lr=0.02", "actor.clip_dual=1.1", *overrides
+    )
     model = actor()
-    metrics = update_actor(Learner(model, torch.optim.SGD(model.parameters(), lr=0.02)), batch, config, 1, FP32)
+    metrics = update_actor(
+        Learner(model, torch.optim.SGD(model.parameters(), lr=0.02)), batch, config, 1, FP32
+    )
     return {name: metrics[name] for name in LOGGED}
 
 
 def test_logged_means_are_over_all_action_tokens_skipped_or_not(sampled, monkeypatch):
-    everything = logged(sampled, "actor.kl_coef=1e-30")  # no reference: no KL, but nothing is skipped either
+    everything = logged(
+        sampled, "actor.kl_coef=1e-30"
+    )  # no reference: no KL, but nothing is skipped either
     assert all(everything.values())
     skipping = logged(sampled)
     assert all(skipping[name] == pytest.approx(everything[name], abs=1e-6) for name in LOGGED[:2])
@@ -227,13 +271,15 @@ def test_entropy_pulls_where_it_should(sampled):
         model = actor()
         if step is not None:
             flat = torch.nn.utils.parameters_to_vector(model.parameters())
-            torch.nn.utils.vector_to_parameters(flat - 0.01 * step / step.norm(), model.parameters())
+            torch.nn.utils.vector_to_parameters(
+                flat - 0.01 * step / step.norm(), model.parameters()
+            )
         return action_logprobs(model, batch, entropy=True)[1][batch.mask_BT.bool()].mean().item()
 
     assert entropy(gradient(batch, actor__entropy_coef=1.0)) > entropy()
 
 
-# ---------------------------------------------------------------------------------------------------- minibatches
+# -------------------------------------------------------------------------------------- minibatches
 
 
 @settings(deadline=None)
@@ -244,27 +290,36 @@ def test_entropy_pulls_where_it_should(sampled):
     st.integers(0, 2**64 - 1),
 )
 def test_minibatches_deal_out_whole_trajectories(rows_each, count, epochs, seed):
-    trajectories = [trajectory_of(*[([i, k], [k], 0.0) for k in range(n)]) for i, n in enumerate(rows_each)]
+    trajectories = [
+        trajectory_of(*[([i, k], [k], 0.0) for k in range(n)]) for i, n in enumerate(rows_each)
+    ]
     batch = collate([row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)])
     parts = [part.tolist() for part in minibatches(batch, count, epochs, seed)]
-    assert Counter(row for part in parts for row in part) == dict.fromkeys(range(len(batch)), epochs)
+    assert Counter(row for part in parts for row in part) == dict.fromkeys(
+        range(len(batch)), epochs
+    )
     per_epoch = len(parts) // epochs
     assert per_epoch == min(count, len(rows_each)) and len(parts) == per_epoch * epochs
     owner = batch.trajectory_B.tolist()
     for epoch in range(epochs):
-        homes = [{owner[row] for row in part} for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]]
+        homes = [
+            {owner[row] for row in part}
+            for part in parts[epoch * per_epoch : (epoch + 1) * per_epoch]
+        ]
         assert sum(len(home) for home in homes) == len(rows_each)  # no trajectory in two of them
         assert max(map(len, homes)) - min(map(len, homes)) <= 1
     assert parts == [part.tolist() for part in minibatches(batch, count, epochs, seed)]
 
 
 def test_minibatches_are_shuffled_anew_in_each_epoch_and_step():
-    batch = collate([row for i in range(16) for row in trajectory_rows(trajectory_of(([i], [1], 0.0)), i)])
+    batch = collate(
+        [row for i in range(16) for row in trajectory_rows(trajectory_of(([i], [1], 0.0)), i)]
+    )
     halves = [tuple(p.tolist()) for seed in (5, 6) for p in minibatches(batch, 2, 2, seed)]
     assert len(set(halves)) == 8
 
 
-# ------------------------------------------------------------------------------------------------ prompts and schedule
+# ----------------------------------------------------------------------------- prompts and schedule
 
 
 @settings(deadline=None, max_examples=40)
@@ -292,8 +347,12 @@ def test_epochs_are_shuffled_differently_and_by_the_seed():
 
 
 def test_the_learning_rate_by_hand():
-    assert [linear_decay(step, 11, 0, 0.5) for step in (1, 6, 11, 99)] == pytest.approx([1.0, 0.75, 0.5, 0.5])
-    assert [linear_decay(step, 11, 4, 0.5) for step in (1, 2, 4, 6)] == pytest.approx([0.25, 0.5 * 0.95, 0.85, 0.75])
+    assert [linear_decay(step, 11, 0, 0.5) for step in (1, 6, 11, 99)] == pytest.approx(
+        [1.0, 0.75, 0.5, 0.5]
+    )
+    assert [linear_decay(step, 11, 4, 0.5) for step in (1, 2, 4, 6)] == pytest.approx(
+        [0.25, 0.5 * 0.95, 0.85, 0.75]
+    )
     assert linear_decay(1, 1, 0, 0.5) == 1.0
 
 
@@ -307,7 +366,9 @@ def test_explained_variance_by_hand():
     assert explained_variance(-returns, returns, mask) == pytest.approx(1 - 4)
     half = returns * torch.tensor([[1, 0.5, 0.5, 0.5, 0.5]])
     assert explained_variance(half, returns, mask) == pytest.approx(1 - 0.25)
-    assert math.isfinite(explained_variance(half, torch.ones_like(returns), mask))  # all returns alike
+    assert math.isfinite(
+        explained_variance(half, torch.ones_like(returns), mask)
+    )  # all returns alike
 
 
 def test_only_ppo_has_a_critic_and_it_starts_from_the_policys_trunk():
@@ -318,7 +379,7 @@ def test_only_ppo_has_a_critic_and_it_starts_from_the_policys_trunk():
     assert learner.critic.trunk is not model
 
 
-# ------------------------------------------------------------------------------------ whole runs in the micro world
+# -------------------------------------------------------------------- whole runs in the micro world
 
 
 def micro_run(micro, chat, model, algorithm="grpo", *overrides: str, **options) -> TrainingRecord:
@@ -328,14 +389,22 @@ def micro_run(micro, chat, model, algorithm="grpo", *overrides: str, **options) 
 
 def curve(record: TrainingRecord) -> list[dict[str, float]]:
     """The metrics without what a clock says."""
-    return [{k: v for k, v in m.items() if not k.startswith(("timing_s", "perf"))} for m in record.metrics]
+    return [
+        {k: v for k, v in m.items() if not k.startswith(("timing_s", "perf"))}
+        for m in record.metrics
+    ]
 
 
 def assert_equal_weights(a: TrainingRecord, b: TrainingRecord) -> None:
     assert [name for name in a.weights if not torch.equal(a.weights[name], b.weights[name])] == []
 
 
-STRAIGHT = ("trainer.save_every=1", "trainer.eval_every=2", "critic.warmup_steps=1", "actor.lr=1e-3")
+STRAIGHT = (
+    "trainer.save_every=1",
+    "trainer.eval_every=2",
+    "critic.warmup_steps=1",
+    "actor.lr=1e-3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -351,9 +420,15 @@ def straight(micro, chat, cloned_weights) -> dict[str, TrainingRecord]:
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
-def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, cloned_model, straight, algorithm):
+def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(
+    micro, chat, cloned_model, straight, algorithm
+):
     """Everything that a run depends on is in the learner: what a checkpoint holds is enough."""
-    config, start, straight = micro_config(algorithm, *STRAIGHT), cloned_model.state_dict(), straight[algorithm]
+    config, start, straight = (
+        micro_config(algorithm, *STRAIGHT),
+        cloned_model.state_dict(),
+        straight[algorithm],
+    )
     half = learner_of(config, copy.deepcopy(cloned_model))
 
     class PullThePlugError(Exception):
@@ -363,9 +438,15 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, c
         raise PullThePlugError
 
     with pytest.raises(PullThePlugError):
-        run_training_loop(config, half, chat, micro.tools, micro.rows("train"), evaluate=pull_the_plug)
+        run_training_loop(
+            config, half, chat, micro.tools, micro.rows("train"), evaluate=pull_the_plug
+        )
     assert half.step == 2
-    parts = [p for p in ("actor", "actor_optimizer", "critic", "critic_optimizer") if getattr(half, p) is not None]
+    parts = [
+        p
+        for p in ("actor", "actor_optimizer", "critic", "critic_optimizer")
+        if getattr(half, p) is not None
+    ]
     resumed = learner_of(config, copy.deepcopy(cloned_model))
     for part in parts:
         getattr(resumed, part).load_state_dict(copy.deepcopy(getattr(half, part).state_dict()))
@@ -381,12 +462,18 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(micro, chat, c
 
 
 def test_a_warm_search_cache_changes_no_bit(micro, chat, cloned_model):
-    """A resumed run starts with an empty cache. Were remembered queries answered sooner than new ones, episodes would
-    rejoin the sampler in another order, log-probs would differ in their last digits, and the two runs would part."""
+    """A resumed run starts with an empty cache. Were remembered queries answered sooner than new
+    ones, episodes would rejoin the sampler in another order, log-probs would differ in their last
+    digits, and the two runs would part."""
     searcher = micro.tools["search"].searcher
-    tools = {"search": type(micro.tools["search"])(Searcher(searcher.index), micro.config.search.top_k)}
+    tools = {
+        "search": type(micro.tools["search"])(Searcher(searcher.index), micro.config.search.top_k)
+    }
     config, questions = micro_config("grpo", "trainer.steps=2"), micro.rows("train")
-    cold, warm = (run_training_loop(config, copy.deepcopy(cloned_model), chat, tools, questions) for _ in range(2))
+    cold, warm = (
+        run_training_loop(config, copy.deepcopy(cloned_model), chat, tools, questions)
+        for _ in range(2)
+    )
     stats = tools["search"].searcher.stats
     assert stats.cache_hits >= stats.searched > 10  # the second run has asked nothing new
     assert_equal_weights(cold, warm)
@@ -395,7 +482,11 @@ def test_a_warm_search_cache_changes_no_bit(micro, chat, cloned_model):
 
 def test_what_is_recorded_of_a_step(straight):
     record = straight["ppo"]
-    assert ["val-core/tinyhop/acc/mean@1" in m for m in record.metrics] == [False, True, True]  # and at the last step
+    assert ["val-core/tinyhop/acc/mean@1" in m for m in record.metrics] == [
+        False,
+        True,
+        True,
+    ]  # and at the last step
     m, trajectories, batch = record.metrics[1], record.trajectories[1], record.batches[1]
     assert len(trajectories) == 16 and len({t.group_id for t in trajectories}) == 4
     for key, values in {
@@ -411,19 +502,35 @@ def test_what_is_recorded_of_a_step(straight):
     assert sum(m[key] for key in paid) == pytest.approx(m["critic/score/mean"])
     assert m["rollout/decode_tokens"] == batch.mask_BT.sum()
     assert sum(v for k, v in m.items() if k.startswith("stop/")) == pytest.approx(1)
-    assert {"actor/entropy", "actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/vf_loss"} <= m.keys()
+    assert {
+        "actor/entropy",
+        "actor/pg_loss",
+        "actor/grad_norm",
+        "actor/lr",
+        "critic/vf_loss",
+    } <= m.keys()
     laps = ("gen", "values", "adv", "update_critic", "update_actor", "other")
     assert sum(m[f"timing_s/{lap}"] for lap in laps) == pytest.approx(m["timing_s/step"])
 
 
 def test_the_entropy_that_is_logged_is_of_all_tokens_before_the_update(micro, chat, cloned_model):
     start = copy.deepcopy(cloned_model)
-    record = micro_run(micro, chat, cloned_model, "grpo", "trainer.steps=1", "rollout.temperature=0.8", "actor.lr=1e-3")
+    record = micro_run(
+        micro,
+        chat,
+        cloned_model,
+        "grpo",
+        "trainer.steps=1",
+        "rollout.temperature=0.8",
+        "actor.lr=1e-3",
+    )
     batch, m = record.batches[0], record.metrics[0]
     assert 0 < m["groups/zero_advantage"] < 1  # some rows were skipped
     with torch.no_grad():
         entropy_BT = action_logprobs(start, batch, 0.8, entropy=True)[1]
-    assert m["actor/entropy"] == pytest.approx((entropy_BT.sum() / batch.mask_BT.sum()).item(), abs=1e-4)
+    assert m["actor/entropy"] == pytest.approx(
+        (entropy_BT.sum() / batch.mask_BT.sum()).item(), abs=1e-4
+    )
 
 
 def test_the_samples_of_a_group_are_of_one_prompt(straight):
@@ -432,7 +539,10 @@ def test_the_samples_of_a_group_are_of_one_prompt(straight):
         numbers = [i for i, t in enumerate(trajectories) if t.group_id == group]
         members = [trajectories[i] for i in numbers]
         assert len(members) == 4 and len({tuple(t.steps[0].observation_ids) for t in members}) == 1
-        assert len({tuple(t.steps[0].action_ids) for t in members}) > 1 or not batch.advantages_BT[numbers].any()
+        assert (
+            len({tuple(t.steps[0].action_ids) for t in members}) > 1
+            or not batch.advantages_BT[numbers].any()
+        )
 
 
 def test_the_critic_learns_alone_at_first(micro, chat, cloned_model):
@@ -445,29 +555,51 @@ def test_the_critic_learns_alone_at_first(micro, chat, cloned_model):
 
 def test_bfloat16_runs_on_a_cpu(micro, chat, cloned_model):
     start = copy.deepcopy(cloned_model.state_dict())
-    record = micro_run(micro, chat, cloned_model, "ppo", "trainer.dtype=bfloat16", "trainer.steps=1")
+    record = micro_run(
+        micro, chat, cloned_model, "ppo", "trainer.dtype=bfloat16", "trainer.steps=1"
+    )
     assert {t.dtype for t in record.weights.values()} == {torch.float32}  # the master weights stay
     assert not torch.equal(start["embed.weight"], record.weights["embed.weight"])
     assert all(math.isfinite(v) for m in record.metrics for v in m.values())
     batch = record.batches[0]
-    # The sampler's log-probabilities are the old ones: the first ratios correct for its rounding, and are near 1.
-    sampled = [logprob for t in batch.trajectories for step in t.steps for logprob in step.action_logprobs]
+    # The sampler's log-probabilities are the old ones: the first ratios correct for its rounding,
+    # and are near 1.
+    sampled = [
+        logprob for t in batch.trajectories for step in t.steps for logprob in step.action_logprobs
+    ]
     assert batch.logprobs_BT[batch.mask_BT.bool()].tolist() == pytest.approx(sampled)
-    assert 0 < record.metrics[0][SAMPLER_GAP] < 0.1 and record.metrics[0].get("actor/pg_clipfrac", 0) < 0.2
+    assert (
+        0 < record.metrics[0][SAMPLER_GAP] < 0.1
+        and record.metrics[0].get("actor/pg_clipfrac", 0) < 0.2
+    )
 
 
 def test_kl_in_the_reward_is_taken_from_each_action_token(micro, chat, cloned_model):
     reference = random_model(vocab=len(chat.tokenizer), seed=1)
-    overrides = ["actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "trainer.steps=1"]
+    overrides = [
+        "actor.kl_coef=0.01",
+        "actor.kl_in=reward",
+        "actor.kl_estimator=k1",
+        "trainer.steps=1",
+    ]
     record = micro_run(
-        micro, chat, cloned_model, "ppo", *overrides, "advantage.normalize_std=false", reference=reference
+        micro,
+        chat,
+        cloned_model,
+        "ppo",
+        *overrides,
+        "advantage.normalize_std=false",
+        reference=reference,
     )
     batch, mask = record.batches[0], record.batches[0].mask_BT
     with torch.no_grad():
         ref = action_logprobs(reference, batch)[0]
-    earned_BT = collate([row for i, t in enumerate(batch.trajectories) for row in trajectory_rows(t, i)]).rewards_BT
+    earned_BT = collate(
+        [row for i, t in enumerate(batch.trajectories) for row in trajectory_rows(t, i)]
+    ).rewards_BT
     paid = earned_BT - 0.01 * (batch.logprobs_BT - ref) * mask
-    # With gamma = lam = 1 the return at the first action token is the sum of everything paid, per trajectory.
+    # With gamma = lam = 1 the return at the first action token is the sum of everything paid, per
+    # trajectory.
     for i in range(len(batch)):
         first = int(mask[i].nonzero()[0, 0])
         assert batch.returns_BT[i, first].item() == pytest.approx(paid[i].sum().item(), abs=1e-3)
@@ -498,8 +630,12 @@ def test_a_reward_that_is_no_number_is_refused_where_it_enters(chat, monkeypatch
     record = letters_run(chat, monkeypatch, "grpo", "trainer.steps=2", env=PaysNanEnv)
     assert all(tensor.isfinite().all() for tensor in record.weights.values())
     broken = [t for t in record.trajectories[0] if t.stop_reason is StopReason.ERROR]
-    assert broken and all("a reward must be a finite number, and the environment returned" in t.error for t in broken)
-    assert not any(t.stop_reason is StopReason.ERROR for batch in record.batches for t in batch.trajectories)
+    assert broken and all(
+        "a reward must be a finite number, and the environment returned" in t.error for t in broken
+    )
+    assert not any(
+        t.stop_reason is StopReason.ERROR for batch in record.batches for t in batch.trajectories
+    )
     monkeypatch.setattr(PaysNanEnv, "every", 1)
     with fails_with("episodes_failed"):
         letters_run(chat, monkeypatch, "grpo", "trainer.steps=1", env=PaysNanEnv)
@@ -521,7 +657,10 @@ def test_no_step_is_taken_along_a_gradient_that_is_no_number(sampled, who):
     at = tuple(batch.mask_BT.nonzero()[-1])
     batch.advantages_BT[at] = batch.returns_BT[at] = math.nan
     learner = learner_of(micro_config("ppo"), actor())
-    update, network = {"policy": (update_actor, learner.actor), "critic": (update_critic, learner.critic)}[who]
+    update, network = {
+        "policy": (update_actor, learner.actor),
+        "critic": (update_critic, learner.critic),
+    }[who]
     before = copy.deepcopy(network.state_dict())
     config = micro_config("ppo", "actor.minibatches=1", "critic.minibatches=1")
     with fails_with("broken_gradient"):
@@ -541,7 +680,7 @@ def test_no_two_episodes_of_a_run_draw_the_same_noise(micro, chat, cloned_model,
     assert len(set(seeds)) == len(seeds) == 2 * 4 * 4  # steps, prompts, samples
 
 
-# --------------------------------------------------------------------------------------- environments of other kinds
+# ---------------------------------------------------------------------- environments of other kinds
 
 
 @pytest.fixture(scope="module")
@@ -549,12 +688,15 @@ def learnt(chat) -> dict[str, list[float]]:
     """The score of each step, from noise."""
     with pytest.MonkeyPatch.context() as patch:
         runs = {algorithm: letters_run(chat, patch, algorithm) for algorithm in ALGORITHMS}
-    return {algorithm: [m["critic/score/mean"] for m in run.metrics] for algorithm, run in runs.items()}
+    return {
+        algorithm: [m["critic/score/mean"] for m in run.metrics] for algorithm, run in runs.items()
+    }
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_small_problem_is_learnt(learnt, algorithm):
-    """From noise to nearly always the right letters, in a second or two: all of the loop has the right sign."""
+    """From noise to nearly always the right letters, in a second or two: all of the loop has the
+    right sign."""
     score = learnt[algorithm]
     assert sum(score[:2]) / 2 < 0.45 and sum(score[-3:]) / 3 > 0.85
 
@@ -562,7 +704,13 @@ def test_a_small_problem_is_learnt(learnt, algorithm):
 def test_the_reference_is_read_at_the_temperature_of_the_policy(chat, monkeypatch):
     """Before the first update the two are one model, so the KL is 0 at any temperature."""
     same = random_model(len(chat.tokenizer), seed=2)
-    hot = ["rollout.temperature=1.7", "actor.kl_coef=0.1", "actor.minibatches=1", "actor.epochs=1", "trainer.steps=1"]
+    hot = [
+        "rollout.temperature=1.7",
+        "actor.kl_coef=0.1",
+        "actor.minibatches=1",
+        "actor.epochs=1",
+        "trainer.steps=1",
+    ]
     [metrics] = letters_run(chat, monkeypatch, "grpo", *hot, reference=same).metrics
     assert abs(metrics["actor/kl_loss"]) < 1e-6
 
@@ -573,14 +721,21 @@ class RewritingEnv(LetterEnv):
     async def step(self, action):
         result = await super().step(action)
         if not result.done:
-            result = StepResult(Observation([{"role": "user", "content": "now this"}], rewrite=True), result.reward)
+            result = StepResult(
+                Observation([{"role": "user", "content": "now this"}], rewrite=True), result.reward
+            )
         return result
 
 
 def test_rewards_on_the_way_are_brought_to_the_outcomes_size(chat, monkeypatch):
     """LetterEnv's first turn is paid 0.5 or nothing on the way, its last one as an outcome."""
-    record, scales = letters_run(chat, monkeypatch, "ppo", "advantage.process_weight=2", "trainer.steps=4"), []
-    for metrics, batch, trajectories in zip(record.metrics, record.batches, record.trajectories, strict=True):
+    record, scales = (
+        letters_run(chat, monkeypatch, "ppo", "advantage.process_weight=2", "trainer.steps=4"),
+        [],
+    )
+    for metrics, batch, trajectories in zip(
+        record.metrics, record.batches, record.trajectories, strict=True
+    ):
         paid_N = batch.rewards_BT.new_zeros(len(trajectories)).index_add_(
             0, batch.trajectory_B, batch.rewards_BT.sum(1)
         )
@@ -589,8 +744,12 @@ def test_rewards_on_the_way_are_brought_to_the_outcomes_size(chat, monkeypatch):
         torch.testing.assert_close(paid_N, torch.tensor(expected), atol=1e-5, rtol=0)
         process = sum(t.steps[0].reward for t in trajectories) / len(trajectories)
         assert metrics.get("reward/process", 0) == pytest.approx(process)
-    assert max(scales) == pytest.approx(2 / 0.5, rel=1e-5) and {round(scale, 3) for scale in scales} <= {0.0, 4.0}
-    with pytest.raises(ConfigError, match="remax compares with a greedy episode, whose rewards are not scaled"):
+    assert max(scales) == pytest.approx(2 / 0.5, rel=1e-5) and {
+        round(scale, 3) for scale in scales
+    } <= {0.0, 4.0}
+    with pytest.raises(
+        ConfigError, match="remax compares with a greedy episode, whose rewards are not scaled"
+    ):
         micro_config("remax", "advantage.process_weight=1")
 
 
@@ -630,22 +789,35 @@ class WordyEnv(LetterEnv):
     def reset(self, row):
         WordyEnv.count += 1
         return super().reset(
-            row | {"prompt": [{"role": "user", "content": "x" * 2000}]} if WordyEnv.count % 5 == 0 else row
+            row | {"prompt": [{"role": "user", "content": "x" * 2000}]}
+            if WordyEnv.count % 5 == 0
+            else row
         )
 
 
-@pytest.mark.parametrize(("algorithm", "env"), [("grpo", FragileEnv), ("ppo", SlowEnv), ("grpo", WordyEnv)])
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("grpo", FragileEnv), ("ppo", SlowEnv), ("grpo", WordyEnv)]
+)
 def test_episodes_that_say_nothing_about_the_policy_are_left_out(chat, monkeypatch, algorithm, env):
-    """Broken off by an error or a time-out, or without a token. Also where that leaves a sample of a group alone, which
-    grpo can learn nothing from."""
-    overrides = ["rollout.prompts_per_step=8", "rollout.samples_per_prompt=2", "trainer.steps=2", "data.train=24"]
+    """Broken off by an error or a time-out, or without a token. Also where that leaves a sample of
+    a group alone, which grpo can learn nothing from."""
+    overrides = [
+        "rollout.prompts_per_step=8",
+        "rollout.samples_per_prompt=2",
+        "trainer.steps=2",
+        "data.train=24",
+    ]
     FragileEnv.count = WordyEnv.count = 0
     record = letters_run(chat, monkeypatch, algorithm, *overrides, env=env)
     for trajectories, batch in zip(record.trajectories, record.batches, strict=True):
         broken = [t for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
         assert broken and all(t.stop_reason is StopReason.ANSWERED for t in batch.trajectories)
         sizes = Counter(t.group_id for t in batch.trajectories)
-        assert (min(sizes.values()) == 2) if algorithm == "grpo" else (len(batch.trajectories) + len(broken) == 16)
+        assert (
+            (min(sizes.values()) == 2)
+            if algorithm == "grpo"
+            else (len(batch.trajectories) + len(broken) == 16)
+        )
         owners = batch.trajectory_B.tolist()
         assert owners == sorted(owners) and len(set(owners)) == len(batch.trajectories)
 
@@ -676,15 +848,23 @@ def test_sampled_validation_is_at_the_temperature_of_training(monkeypatch):
 
     def played(loop, rows, *, temperature, **_):
         asked.append(temperature)
-        return [Trajectory([], "g", StopReason.ANSWERED, {}, metrics={"em": float(temperature > 0)})]
+        return [
+            Trajectory([], "g", StopReason.ANSWERED, {}, metrics={"em": float(temperature > 0)})
+        ]
 
     monkeypatch.setattr(training_run, "evaluate", played)
-    found = validation(None, [question_row()], micro_config("grpo", "rollout.temperature=1.7").rollout, 0)
-    assert asked == [0.0, 1.7] and found == {"val-core/test/acc/mean@1": 0.0, "val-core/test/sampled_acc": 1.0}
+    found = validation(
+        None, [question_row()], micro_config("grpo", "rollout.temperature=1.7").rollout, 0
+    )
+    assert asked == [0.0, 1.7] and found == {
+        "val-core/test/acc/mean@1": 0.0,
+        "val-core/test/sampled_acc": 1.0,
+    }
 
 
 def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
-    """Their deadline would run while they wait. Sampling and validation, 16 episodes over 3 slots."""
+    """Their deadline would run while they wait. Sampling and validation, 16 episodes over 3
+    slots."""
     CrowdEnv.now = CrowdEnv.most = 0
     few, crowds = "rollout.max_concurrent_episodes=3", []
 
@@ -699,7 +879,14 @@ def test_episodes_in_line_for_a_slot_have_not_begun(chat, monkeypatch):
         return found
 
     letters_run(
-        chat, monkeypatch, "grpo", few, "trainer.steps=1", "trainer.eval_every=1", env=CrowdEnv, evaluate=evaluate
+        chat,
+        monkeypatch,
+        "grpo",
+        few,
+        "trainer.steps=1",
+        "trainer.eval_every=1",
+        env=CrowdEnv,
+        evaluate=evaluate,
     )
     assert crowds == [3, 3]
 
@@ -712,7 +899,7 @@ def test_a_batch_in_which_all_groups_agree_changes_nothing(chat, monkeypatch):
     assert [m["groups/zero_advantage"] for m in record.metrics] == [1.0, 1.0]
 
 
-# -------------------------------------------------------------------------------------- trainer.device=cuda, a choice
+# -------------------------------------------------------------------- trainer.device=cuda, a choice
 
 
 def one_step(micro, chat, model, algorithm: str, *overrides: str) -> int:
@@ -724,17 +911,31 @@ def one_step(micro, chat, model, algorithm: str, *overrides: str) -> int:
         "rollout.samples_per_prompt=3",
         "rollout.max_tokens_per_turn=24",
     )
-    config = micro_config(algorithm, "trainer.steps=1", "trainer.dtype=bfloat16", *small, *overrides)
+    config = micro_config(
+        algorithm, "trainer.steps=1", "trainer.dtype=bfloat16", *small, *overrides
+    )
     reference = copy.deepcopy(model) if config.actor.kl_coef else None
     with CreatedWithDevice() as mode:
         loop.train(
-            config, learner_of(config, model), chat, partial(make_env, tools=micro.tools, config=config.env),
-            micro.rows("train"), lambda *_: None, lambda policy: {}, lambda learner: None, reference,
-        )  # fmt: skip
+            config,
+            learner_of(config, model),
+            chat,
+            partial(make_env, tools=micro.tools, config=config.env),
+            micro.rows("train"),
+            lambda *_: None,
+            lambda policy: {},
+            lambda learner: None,
+            reference,
+        )
     return mode.operations
 
 
-IN_REWARD = ("actor.kl_coef=0.01", "actor.kl_in=reward", "actor.kl_estimator=k1", "advantage.process_weight=0.5")
+IN_REWARD = (
+    "actor.kl_coef=0.01",
+    "actor.kl_in=reward",
+    "actor.kl_estimator=k1",
+    "advantage.process_weight=0.5",
+)
 CASES = [
     ("ppo", IN_REWARD),
     ("grpo", ("actor.kl_coef=0.01", "actor.entropy_coef=0.001", "trainer.recompute=true")),
@@ -744,13 +945,17 @@ CASES = [
 
 
 @pytest.mark.parametrize(("algorithm", "overrides"), CASES, ids=[name for name, _ in CASES])
-def test_a_step_reads_only_tensors_of_the_models_device(micro, chat, cloned_model, algorithm, overrides):
+def test_a_step_reads_only_tensors_of_the_models_device(
+    micro, chat, cloned_model, algorithm, overrides
+):
     assert one_step(micro, chat, cloned_model, algorithm, *overrides) > 1000
 
 
 def test_cloning_reads_only_tensors_of_the_models_device(demonstrations, cloned_model):
     with CreatedWithDevice() as mode:
-        clone(cloned_model, demonstrations, 2, 1024, 1e-3, 0, lambda step, loss: None, torch.bfloat16)
+        clone(
+            cloned_model, demonstrations, 2, 1024, 1e-3, 0, lambda step, loss: None, torch.bfloat16
+        )
     assert mode.operations > 100, "hardly anything was looked at"
 
 

@@ -20,11 +20,14 @@ def test_every_error_has_a_code():
 
 
 def test_the_list_of_messages_is_up_to_date():
-    assert SNAPSHOT.read_text(encoding="utf-8") == listed(), "python tests/messages.py writes it again: read the diff"
+    assert SNAPSHOT.read_text(encoding="utf-8") == listed(), (
+        "python tests/messages.py writes it again: read the diff"
+    )
 
 
 @pytest.mark.parametrize(
-    "raised_here", [None, ConfigError("x", code="another"), ConfigError("two\nlines", code="wanted")]
+    "raised_here",
+    [None, ConfigError("x", code="another"), ConfigError("two\nlines", code="wanted")],
 )
 def test_an_error_that_a_test_asks_for_has_this_code_and_one_line(raised_here):
     with pytest.raises((AssertionError, pytest.fail.Exception)), fails_with("wanted"):

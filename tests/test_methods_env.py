@@ -1,4 +1,5 @@
-"""A plain class as an environment: what it may do, what it is paid, and each way of getting the contract wrong."""
+"""A plain class as an environment: what it may do, what it is paid, and each way of getting the
+contract wrong."""
 
 from __future__ import annotations
 
@@ -44,10 +45,14 @@ class Counter:
         return float(self.count == self.goal)
 
 
-def play(chat, cls, script, rows=None, tools=None, timeout_s: float = 20.0, **config) -> list[Trajectory]:
+def play(
+    chat, cls, script, rows=None, tools=None, timeout_s: float = 20.0, **config
+) -> list[Trajectory]:
     settings = EnvConfig(**{"max_turns": 9, "tool_timeout_s": 20} | config)
     make = as_environment(cls, "my.py:It")
-    loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: make(tools or {}, settings), timeout_s=timeout_s)
+    loop = make_env_loop(
+        ScriptedPolicy(chat, script), lambda row: make(tools or {}, settings), timeout_s=timeout_s
+    )
     tasks = [Task(r, str(i), f"s{i}") for i, r in enumerate(rows or [question_row("Go.", ("7",))])]
     return asyncio.run(run_episodes(loop, tasks, Sampling(400)))
 
@@ -64,11 +69,15 @@ def failure(chat, cls, script=("done",), **options) -> str:
     return str(caught.value).removeprefix("1 of 1 episodes failed, the first: ")
 
 
-# ------------------------------------------------------------------------------------------------------ what it does
+# ------------------------------------------------------------------------------------- what it does
 
 
 def test_methods_are_tools_and_the_object_remembers(chat):
-    script = [call("add", step=10) + call("add", step=1, sign="-"), call("add", step=2, sign="-"), "I am done."]
+    script = [
+        call("add", step=10) + call("add", step=1, sign="-"),
+        call("add", step=2, sign="-"),
+        "I am done.",
+    ]
     [played] = play(chat, Counter, script)
     assert results(played) == ["10", "9", "7"]
     assert (played.stop_reason, played.reward, played.score) == (StopReason.ANSWERED, 1.0, 1.0)
@@ -93,19 +102,29 @@ def test_what_a_row_says_arrives_by_name(chat):
         def reset(self, seed, answers):
             told.append((seed, answers))
 
-    row = question_row("Q?", ("a", "b"), extra_info={"index": 3, "metadata": {"level": "hard"}, "gone": None},
-                       env_kwargs={"board": "round", "tools": None})  # fmt: skip
+    row = question_row(
+        "Q?",
+        ("a", "b"),
+        extra_info={"index": 3, "metadata": {"level": "hard"}, "gone": None},
+        env_kwargs={"board": "round", "tools": None},
+    )
     play(chat, Told, ["done"], [row])
     play(chat, Few, ["done"], [row])
     assert "answer" not in WorldEnv.facts(question_row("Q?", ()))
     question, level, board, rest = told[0]
     assert (question, level, board) == ("Q?", "hard", "round")
-    assert rest["answer"] == "a" and rest["prompt"] == row["prompt"] and "gone" not in rest and "tools" not in rest
+    assert (
+        rest["answer"] == "a"
+        and rest["prompt"] == row["prompt"]
+        and "gone" not in rest
+        and "tools" not in rest
+    )
     assert told[1] == (WorldEnv.facts(row)["seed"], ["a", "b"])
 
 
 def test_a_class_that_makes_its_own_tasks_needs_nothing_of_the_row(chat):
-    """Every episode of a question is begun with one seed, so that a group is compared on one task."""
+    """Every episode of a question is begun with one seed, so that a group is compared on one
+    task."""
 
     class Own:
         def reset(self, seed, **row) -> str:
@@ -152,8 +171,15 @@ def test_done_ends_the_episode_in_the_middle_of_a_turn(chat):
             return self.opened
 
     [played] = play(chat, Door, [call("open") * 4, "never said"])
-    assert len(played.steps) == 1 and played.reward == 2.0 and played.stop_reason is StopReason.ANSWERED
-    assert results(played)[:2] == ["opened"] * 2 and [r[:14] for r in results(played)[2:]] == ["error: not run"] * 2
+    assert (
+        len(played.steps) == 1
+        and played.reward == 2.0
+        and played.stop_reason is StopReason.ANSWERED
+    )
+    assert (
+        results(played)[:2] == ["opened"] * 2
+        and [r[:14] for r in results(played)[2:]] == ["error: not run"] * 2
+    )
     assert played.metrics == {"tool_calls": 4, "invalid_calls": 0, "failed_calls": 0}
 
 
@@ -180,11 +206,19 @@ def test_reward_as_an_attribute_and_a_score_of_its_own(chat):
 
     [two] = play(chat, Solver, [call("attempt", word="a"), call("attempt", word="b"), "done"])
     [one] = play(chat, Solver, [call("attempt", word="a"), "done"])
-    assert two.reward == pytest.approx(-0.2) and two.metrics["solved"] == two.score == 1.0 and one.score == 0.0
+    assert (
+        two.reward == pytest.approx(-0.2)
+        and two.metrics["solved"] == two.score == 1.0
+        and one.score == 0.0
+    )
     card = scores([one, two])
-    assert (card["score"], card["score_name"]) == (0.5, "solved") and card["score_ci95"] == wilson_interval(0.5, 2)
+    assert (card["score"], card["score_name"]) == (0.5, "solved") and card[
+        "score_ci95"
+    ] == wilson_interval(0.5, 2)
     # What was paid stands next to it: -0.1 and -0.2, with a standard error of 0.05.
-    assert card["reward"] == pytest.approx(-0.15) and card["reward_ci95"] == pytest.approx([-0.248, -0.052])
+    assert card["reward"] == pytest.approx(-0.15) and card["reward_ci95"] == pytest.approx(
+        [-0.248, -0.052]
+    )
 
 
 class Desk:
@@ -209,7 +243,10 @@ class Desk:
 def test_a_class_names_the_parts_of_its_reward(chat):
     script = [call("look"), call("look"), "<answer>Marn</answer>"]
     [played] = play(chat, type("Named", (Desk,), {"named": {"right": 1.0}}), script)
-    assert played.reward == pytest.approx(0.96) and played.reward_parts == {"right": 1.0, "price": -0.04}
+    assert played.reward == pytest.approx(0.96) and played.reward_parts == {
+        "right": 1.0,
+        "price": -0.04,
+    }
 
 
 def test_methods_may_be_coroutines_and_so_may_reset_and_get_reward(chat):
@@ -257,14 +294,16 @@ def test_everything_of_one_object_runs_in_one_thread(chat):
         def get_reward(self):
             return self.base.execute("select sum(x) from t").fetchone()[0]
 
-    played = play(chat, Table, [call("insert", x=1) * 2, call("insert", x=2), "done"], [question_row()] * 20)
+    played = play(
+        chat, Table, [call("insert", x=1) * 2, call("insert", x=2), "done"], [question_row()] * 20
+    )
     assert {(t.reward, *results(t)) for t in played} == {(4.0, "1", "2", "3")}
     deadline = time.monotonic() + 20
     while any(thread.name == "environment" for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "a thread outlived its episode"
 
 
-# ------------------------------------------------------------------------------------------------- what goes wrong
+# ---------------------------------------------------------------------------------- what goes wrong
 
 
 class Faulty(Counter):
@@ -274,12 +313,19 @@ class Faulty(Counter):
         Args:
             how: In which way.
         """
-        raise {"value": ValueError("no such move"), "stop": StopIteration(), "exit": SystemExit(1)}[how]
+        raise {"value": ValueError("no such move"), "stop": StopIteration(), "exit": SystemExit(1)}[
+            how
+        ]
 
 
 def test_a_method_that_raises_is_read_by_the_agent_and_the_episode_goes_on(chat):
-    script = [*(call("fail", how=how) for how in ("value", "stop", "exit")), call("fail"), call("add", step=7),
-              *[call("add", step=0)] * 3, "done"]  # fmt: skip
+    script = [
+        *(call("fail", how=how) for how in ("value", "stop", "exit")),
+        call("fail"),
+        call("add", step=7),
+        *[call("add", step=0)] * 3,
+        "done",
+    ]
     [played] = play(chat, Faulty, script, max_turns=20, max_tool_calls=20)
     assert results(played)[0] == "error: fail failed: no such move" and played.reward == 1.0
     assert [r.startswith("error: fail") for r in results(played)] == [True] * 4 + [False] * 4
@@ -334,7 +380,10 @@ AT_RUN = {
     "infinite": (counter(get_reward=lambda self: float("inf")), "must be a finite number"),
     "giant": (counter(get_reward=lambda self: -1e300), "must lie between"),
     "hangs": (counter(get_reward=lambda self: time.sleep(60)), "env.tool_timeout_s"),
-    "wants": (counter(reset=lambda self, colour, **row: None), "requires 'colour', which the row lacks"),
+    "wants": (
+        counter(reset=lambda self, colour, **row: None),
+        "requires 'colour', which the row lacks",
+    ),
     "speaks": (counter(reset=lambda self, **row: ["a", "list"]), "reset returned ['a', 'list']"),
     "hides": (counter(reset=lambda self, **row: setattr(self, "add", 3)), "add=3 hides the method"),
     "breaks": (counter(__init__=lambda self: 1 / 0), "division by zero"),

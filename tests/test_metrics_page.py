@@ -1,4 +1,5 @@
-"""docs/metrics.md, compared with what runs write. tests/test_verl_train.py does the same for verl."""
+"""docs/metrics.md, compared with what runs write. tests/test_verl_train.py does the same for
+verl."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from runs import lines, metric_patterns, undocumented
 @pytest.fixture(scope="module")
 def written(produced) -> dict[str, set[str]]:
     return {
-        name: {key for line in lines(produced / "runs" / name) for key in json.loads(line)} for name in ("grpo", "ppo")
+        name: {key for line in lines(produced / "runs" / name) for key in json.loads(line)}
+        for name in ("grpo", "ppo")
     }
 
 
@@ -20,8 +22,15 @@ def test_every_key_of_the_local_loop_is_explained(written):
     assert undocumented(written["grpo"] | written["ppo"]) == []
 
 
-UNASKED = ("actor/reward_kl_penalty", "reward/process_scale", "rollout/episodes_played", "rollout/score_chosen",
-           "training/rollout_kl", "training/rollout_ratio_max", "actor/rollout_is_weight")  # fmt: skip
+UNASKED = (
+    "actor/reward_kl_penalty",
+    "reward/process_scale",
+    "rollout/episodes_played",
+    "rollout/score_chosen",
+    "training/rollout_kl",
+    "training/rollout_ratio_max",
+    "actor/rollout_is_weight",
+)
 """Of settings that the runs looked at here leave at their default."""
 
 

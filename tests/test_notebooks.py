@@ -1,4 +1,5 @@
-"""The book's pages: notebooks run, links lead somewhere, and lists and tables say what the code says."""
+"""The book's pages: notebooks run, links lead somewhere, and lists and tables say what the code
+says."""
 
 from __future__ import annotations
 
@@ -28,7 +29,11 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # a download would be an error
-    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):  # and the home directory stays as it is
+    for name in (
+        "IPYTHONDIR",
+        "JUPYTER_RUNTIME_DIR",
+        "JUPYTER_CONFIG_DIR",
+    ):  # and the home directory stays as it is
         monkeypatch.setenv(name, str(tmp_path / name))
     notebook = nbformat.read(path, as_version=4)
     where = {"metadata": {"path": str(tmp_path)}}
@@ -38,20 +43,27 @@ def test_notebook_runs(path, tmp_path, monkeypatch):
     assert sum("assert" in cell.source for cell in code) >= 3
     shown = [output.data for cell in code for output in cell.outputs if "data" in output]
     if path.stem == "01_rollout_and_masks":
-        assert any("data-tip" in data.get("text/html", "") for data in shown), "no coloured row was shown"
+        assert any("data-tip" in data.get("text/html", "") for data in shown), (
+            "no coloured row was shown"
+        )
     else:
         assert any("image/png" in data for data in shown), "no picture was drawn"
 
 
 @each_notebook
 def test_notebook_is_committed_with_its_outputs(path):
-    """A code-hosting page shows them. They are of one run from top to bottom, small, and name no folder of a machine."""
+    """A code-hosting page shows them. They are of one run from top to bottom, small, and name no
+    folder of a machine."""
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), f"run jupyter execute {path.name}"
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), (
+        f"run jupyter execute {path.name}"
+    )
     outputs = [output for cell in code for output in cell.outputs]
-    assert outputs and not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert outputs and not any(
+        output.output_type == "error" or output.get("name") == "stderr" for output in outputs
+    )
     assert not re.search(r"/(?:work|home|root|tmp|Users)/", str(outputs))
     assert code[0].source.startswith("# On a notebook service, first: ")
     assert path.stat().st_size < 250_000
@@ -78,9 +90,16 @@ def test_architecture_lists_the_contracts():
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert names_in(text, "**Row**", "TinyHop adds")[: len(ROW_KEYS)] == list(ROW_KEYS)
     table = text[text.index("| stop reason |") : text.index("**Training rows**")]
-    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [reason.value for reason in StopReason]
+    assert re.findall(r"^\| `(\w+)`", table, re.MULTILINE) == [
+        reason.value for reason in StopReason
+    ]
     metrics = {"em": 1.0, "sub_em": 1.0, "f1": 1.0, "evidence": 1.0, "malformed": 0.0}
-    row = {"data_source": "tinyhop", "prompt": [], "reward_model": {"ground_truth": ["x"]}, "extra_info": {}}
+    row = {
+        "data_source": "tinyhop",
+        "prompt": [],
+        "reward_model": {"ground_truth": ["x"]},
+        "extra_info": {},
+    }
     trajectory = Trajectory([Step([1], [2], [0.0])], "g", StopReason.ANSWERED, row, metrics=metrics)
     card = eval_card([trajectory], model="", split="test", seed=0, retriever="", started=0.0)
     assert names_in(text, "**Eval card**", "`em` is exact match") == list(card)
@@ -91,13 +110,17 @@ def test_the_recipe_is_the_preset(algorithm):
     text = (ROOT / "docs" / "laptop.md").read_text()
     config = load_config("laptop", algorithm=algorithm)
     rows = re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|([^|]*)\|([^|]*)\|", text, re.MULTILINE)
-    assert len(rows) > 20 and [key for key, grpo, _ in rows if not grpo.strip()]  # settings of ppo alone
+    assert len(rows) > 20 and [
+        key for key, grpo, _ in rows if not grpo.strip()
+    ]  # settings of ppo alone
     for key, grpo, ppo in rows:
         written = (grpo if algorithm == "grpo" else ppo).strip()
         value = attrgetter(key)(config)
         assert value is not None, f"docs/laptop.md names {key}, which is no setting"
         if written:  # empty: the setting has no effect with this algorithm
-            assert type(value)(written) == value, f"docs/laptop.md says {key} = {written}; the preset says {value}"
+            assert type(value)(written) == value, (
+                f"docs/laptop.md says {key} = {written}; the preset says {value}"
+            )
 
 
 def commands() -> list[str]:
@@ -111,5 +134,7 @@ def test_commands_on_the_laptop_page_are_possible(line):
     preset = re.search(r"--preset (\S+)", line)
     overrides = re.findall(r"'([^']*=[^']*)'|(\S+=\S+)", line)
     algorithm = next((word for word in line.split() if word in ("grpo", "ppo")), None)
-    config = load_config(preset[1] if preset else "laptop", [a or b for a, b in overrides], algorithm=algorithm)
+    config = load_config(
+        preset[1] if preset else "laptop", [a or b for a, b in overrides], algorithm=algorithm
+    )
     assert config.algorithm == (algorithm or "ppo")

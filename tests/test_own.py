@@ -1,4 +1,5 @@
-"""Code of one's own: found by name, refused where it keeps no contract, never run because somebody else named it."""
+"""Code of one's own: found by name, refused where it keeps no contract, never run because somebody
+else named it."""
 
 from __future__ import annotations
 
@@ -66,19 +67,25 @@ ROW = {"reward_model": {"ground_truth": ["x"]}}
 
 
 def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float, dict[str, float]]:
-    return asyncio.run(named_outcome(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2)))
+    return asyncio.run(
+        named_outcome(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2))
+    )
 
 
 def test_files_of_one_folder_import_one_another_once(folder):
     said(folder, "shared_part.py", "LIST", "LIST = []")
-    a = plugins.load_trusted(said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name")
+    a = plugins.load_trusted(
+        said(folder, "uses_part.py", "LIST", "from shared_part import LIST"), "env.name"
+    )
     assert plugins.load_trusted(f"{folder / 'shared_part.py'}:LIST", "env.name") is a
 
 
 @pytest.mark.parametrize(
     ("load", "attribute", "found"),
-    [(lambda n: make_tools([n]), "plain", "line 13: @tool plain: "), (lambda n: make_tools([n]), "NUMBER", "not a tool"),
-     (lambda n: make_tools([n]), "duoble", "did you mean 'double'"), (lambda n: make_tools([n, n]), "double", "both have"),
+    [(lambda n: make_tools([n]), "plain", "line 13: @tool plain: "
+        ""), (lambda n: make_tools([n]), "NUMBER", "not a tool"),
+     (lambda n: make_tools([n]), "duoble", "did you mean "
+         "'double'"), (lambda n: make_tools([n, n]), "double", "both have"),
      (environment, "plain", "name a class"), (load_flow, "double", "AgentFlowBase"),
      (demonstrator_of, "plain", "def demonstrate"), (lambda n: paid(n, "x"), "NUMBER", "def reward")],
 )  # fmt: skip
@@ -92,8 +99,10 @@ def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, att
 
 @pytest.mark.parametrize(
     ("file", "code", "found"),
-    [("fails.py", "x = 1\ny = 1 / 0\n", "line 2: ZeroDivisionError"), ("syntax.py", "x = (\n", "line 1: SyntaxError"),
-     ("random.py", "x = 1", "another module is called 'random'"), ("gone.py", None, "there is no file")],
+    [("fails.py", "x = 1\ny = 1 / 0\n", "line 2: "
+        "ZeroDivisionError"), ("syntax.py", "x = (\n", "line 1: SyntaxError"),
+     ("random.py", "x = 1", "another module is called "
+         "'random'"), ("gone.py", None, "there is no file")],
 )  # fmt: skip
 def test_code_that_cannot_be_imported_is_named_with_its_line(folder, file, code, found):
     name = said(folder, file, "x", code or "")
@@ -104,7 +113,8 @@ def test_code_that_cannot_be_imported_is_named_with_its_line(folder, file, code,
 
 
 def test_only_what_the_user_named_is_imported(folder):
-    """A preset by file and an override speak for the user; the settings of a run speak for whoever made it."""
+    """A preset by file and an override speak for the user; the settings of a run speak for whoever
+    made it."""
     mark = folder / "was-run"
     (folder / "hostile.py").write_text(f"open({str(mark)!r}, 'w')\n" + TOOL)
     (folder / "mine.yaml").write_text("extends: smoke\nenv: {tools: ['hostile.py:double']}\n")
@@ -123,7 +133,9 @@ def test_only_what_the_user_named_is_imported(folder):
     assert mark.exists()
 
 
-def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_own(folder, monkeypatch):
+def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_own(
+    folder, monkeypatch
+):
     (folder / "sub").mkdir()
     (folder / "sub" / "p.yaml").write_text(
         "extends: laptop\ndata: {name: rows, source: q.jsonl}\nenv: {name: 'env.py:E'}"
@@ -135,7 +147,9 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
     assert config.env.name == f"{sub}/env.py:E" and config.data.source == str(sub / "q.jsonl")
     assert config.env.tools == ["search", f"{folder.resolve()}/t.py:t", "package.module:t"]
     assert config.trainer == load_config("laptop").trainer
-    assert preset_title(config.preset) == "p" and preset_title("/x/my-task/preset.yaml") == "my-task"
+    assert (
+        preset_title(config.preset) == "p" and preset_title("/x/my-task/preset.yaml") == "my-task"
+    )
 
 
 def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_its_names(folder):
@@ -147,12 +161,17 @@ def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_it
     (folder / "helper_of_env.py").write_text("X = 2")
     after = Workspace(load_config(str(folder / "p.yaml")))
     assert before.data == after.data  # made by no code of the user's
-    assert set(plugins.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {"t_hashed.py", "helper_of_env.py"}
+    assert set(plugins.code_hashes([f"{folder / 't_hashed.py'}:double"])) == {
+        "t_hashed.py",
+        "helper_of_env.py",
+    }
     assert plugins.code_hashes(["search", "hermes"]) == {}
 
 
 def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
-    name = said(folder, "reward_fine.py", "score", "def score(answer, row): return len(answer) / 10")
+    name = said(
+        folder, "reward_fine.py", "score", "def score(answer, row): return len(answer) / 10"
+    )
     assert paid(name, "abcde") == (0.5, {"answer": 0.5, "format": 0.0})
     assert paid(name, None, well_formed=False) == (-0.2, {"answer": 0.0, "format": -0.2})
 
@@ -166,7 +185,10 @@ def test_a_reward_of_ones_own_is_paid_and_not_called_exact_match(folder):
 def test_a_reward_takes_what_it_names(folder, takes, returned, value):
     code = f"def score({takes}): return {returned}"
     config = EnvConfig(reward=said(folder, f"takes_{abs(hash(takes))}.py", "score", code))
-    assert asyncio.run(named_outcome("ab", True, {"n": 70} | ROW, config, Episode(turns=300)))[0] == value
+    assert (
+        asyncio.run(named_outcome("ab", True, {"n": 70} | ROW, config, Episode(turns=300)))[0]
+        == value
+    )
 
 
 GUESSED = "def score({}): return float(answer in ground_truth)"
@@ -174,7 +196,11 @@ GUESSED = "def score({}): return float(answer in ground_truth)"
 
 @pytest.mark.parametrize(
     ("takes", "command"),
-    [("answer, ground_truth", ["train", "--dry-run"]), ("answer, /", ["try"]), ("*given", ["train"])],
+    [
+        ("answer, ground_truth", ["train", "--dry-run"]),
+        ("answer, /", ["try"]),
+        ("*given", ["train"]),
+    ],
 )
 def test_a_wrong_signature_is_refused_in_one_line_before_anything_is_played(
     folder, monkeypatch, capsys, takes, command
@@ -224,7 +250,10 @@ def test_the_methods_of_an_environment_are_listed_and_played_by_hand_before_anyt
     assert main("try", preset) == 0
     said = capsys.readouterr().out
     assert "turn: ok" in said and "reward +1.000" in said
-    assert main("tools", preset, "--call", "turn", "key=7") == 2 and "`agent-r1 try`" in capsys.readouterr().err
+    assert (
+        main("tools", preset, "--call", "turn", "key=7") == 2
+        and "`agent-r1 try`" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.slow
@@ -233,9 +262,19 @@ def test_the_written_task_passes_its_own_test(tmp_path, capsys):
     assert main("new", str(tmp_path / "my-task")) == 1  # nothing is overwritten
     capsys.readouterr()
     assert main("new", str(tmp_path / "a b")) == 0
-    commands = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  agent-r1 ")]
+    commands = [
+        line for line in capsys.readouterr().out.splitlines() if line.startswith("  agent-r1 ")
+    ]
     assert commands and all(shlex.split(line)[-1] == str(tmp_path / "a b") for line in commands)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path / "my-task")]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(tmp_path / "my-task"),
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -245,6 +284,8 @@ def test_a_command_that_somebody_else_named_is_not_started(folder):
     config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
     plugins._trusted.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
-    with pytest.raises(ConfigError, match="env.mcp.files=touch .* is code that a run or a model named, not you"):
+    with pytest.raises(
+        ConfigError, match="env.mcp.files=touch .* is code that a run or a model named, not you"
+    ):
         Workspace(from_yaml(folder / "config.yaml")).load_tools()
     assert not mark.exists()

@@ -9,7 +9,16 @@ from conftest import fails_with
 from runs import main
 
 from agent_r1.app import cli, parser
-from agent_r1.config import fingerprint, from_yaml, load_config, plugins, recipes, tables, to_yaml, user_code
+from agent_r1.config import (
+    fingerprint,
+    from_yaml,
+    load_config,
+    plugins,
+    recipes,
+    tables,
+    to_yaml,
+    user_code,
+)
 from agent_r1.ground.errors import ConfigError
 from agent_r1.workspace import Workspace
 
@@ -62,7 +71,12 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     mine = tmp_path / "mine"
     mine.mkdir()
-    for name, text in {"recipe.toml": TABLE, "world.py": WORLD, "credit.py": CREDIT, "preset.yaml": PRESET}.items():
+    for name, text in {
+        "recipe.toml": TABLE,
+        "world.py": WORLD,
+        "credit.py": CREDIT,
+        "preset.yaml": PRESET,
+    }.items():
         (mine / name).write_text(text)
     return mine
 
@@ -82,10 +96,13 @@ def test_it_declares_settings_of_its_own(folder, capsys):
     (folder / "thrift_settings.py").write_text(
         "from agent_r1 import EnvConfig\n\nclass Thrift(EnvConfig):\n    call_cost: float = 0.1\n\n"
         "    @staticmethod\n    def conflicts(config, trains):\n"
-        "        if config.env.call_cost > config.env.max_turns:\n            yield 'env.call_cost is too high'\n"
+        "        if config.env.call_cost > config.env.max_turns:\n            yield 'env.call_cost "
+        "is too high'\n"
     )
     (folder / "preset.yaml").write_text("extends: smoke\n")
-    (folder / "recipe.toml").write_text(TABLE + "[settings]\n'env.thrift' = 'thrift_settings.py:Thrift'\n")
+    (folder / "recipe.toml").write_text(
+        TABLE + "[settings]\n'env.thrift' = 'thrift_settings.py:Thrift'\n"
+    )
     for words, said in (
         (["env.call_cost=0.5"], "  call_cost: 0.5\n"),
         (["env.call_cots=0.5"], "did you mean 'env.call_cost'?"),
@@ -130,7 +147,10 @@ def test_it_adds_commands_and_export_formats(folder, capsys):
     model.mkdir()
     assert main("export", "--recipe=mine", f"--checkpoint-dir={model}", "--card=card.txt") == 0
     assert (folder.parent / "card.txt").read_text() == "step_000001 of None"
-    assert main("export", "--help", "--recipe=mine") == 0 and "write a card: one line" in capsys.readouterr().out
+    assert (
+        main("export", "--help", "--recipe=mine") == 0
+        and "write a card: one line" in capsys.readouterr().out
+    )
 
 
 def test_a_command_of_ours_cannot_be_replaced(folder, capsys):
@@ -150,7 +170,10 @@ def test_nothing_of_it_is_imported_before_it_is_named(folder):
 def test_a_change_of_its_code_makes_other_artifacts(folder):
     config = load_config(str(folder / "preset.yaml"), algorithm="halved")
     before = Workspace(config).cold_start
-    assert plugins.code_hashes(user_code(config)).keys() == {"credit.py", "world.py"}  # `--resume` compares these
+    assert plugins.code_hashes(user_code(config)).keys() == {
+        "credit.py",
+        "world.py",
+    }  # `--resume` compares these
     (folder / "credit.py").write_text(CREDIT + "# other\n")
     assert Workspace(config).cold_start == before  # imitation knows no estimator
     (folder / "world.py").write_text(WORLD + "# other\n")
@@ -187,11 +210,17 @@ def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table
 def test_ours_go_by_name_and_by_folder():
     from runs import ROOT
 
-    assert recipes.preset_of("tinymath") == recipes.preset_of(str(ROOT / "recipes/tinymath")) == "tinymath"
+    assert (
+        recipes.preset_of("tinymath")
+        == recipes.preset_of(str(ROOT / "recipes/tinymath"))
+        == "tinymath"
+    )
     assert recipes.preset_of("two_tools") == recipes.preset_of("two-tools") == "two-tools"
     with fails_with("missing_recipe"):
         recipes.preset_of("tinymaths")
-    assert load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"  # its table is there already
+    assert (
+        load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"
+    )  # its table is there already
 
 
 def test_what_new_writes_reads_public_names_only(folder):
@@ -201,4 +230,6 @@ def test_what_new_writes_reads_public_names_only(folder):
     files = list((folder.parent / "written").glob("*.py"))
     assert len(files) == 4 and not set().union(*map(deep, files))
     assert "# written" in (folder.parent / "written" / "README.md").read_text()
-    assert json.loads((folder.parent / "written" / "questions.jsonl").read_text().splitlines()[0])["question"]
+    assert json.loads((folder.parent / "written" / "questions.jsonl").read_text().splitlines()[0])[
+        "question"
+    ]

@@ -1,4 +1,5 @@
-"""What a tool of one's own may do and do wrong: results, retries, batches, state of one episode; and the page about it."""
+"""What a tool of one's own may do and do wrong: results, retries, batches, state of one episode;
+and the page about it."""
 
 from __future__ import annotations
 
@@ -24,17 +25,25 @@ from agent_r1.tool.batch import BatchTool
 
 
 def make(execute, base=BaseTool, /, **attributes):
-    """A tool named `it` around `execute(args)` (or, with base=BatchTool, `execute_batch(many_args)`)."""
+    """A tool named `it` around `execute(args)` (or, with base=BatchTool,
+    `execute_batch(many_args)`)."""
     method = "execute_batch" if base is BatchTool else "execute"
-    body = {"name": "it", "description": "It.", "parameters": {"type": "object"}, method: lambda self, a: execute(a)}
+    body = {
+        "name": "it",
+        "description": "It.",
+        "parameters": {"type": "object"},
+        method: lambda self, a: execute(a),
+    }
     return type("It", (base,), body | attributes)()
 
 
 async def ask(tool_, timeout_s=5.0, max_chars=1000, **arguments):
-    return await call_tool({tool_.name: tool_}, ToolCall(tool_.name, arguments), timeout_s, max_chars)
+    return await call_tool(
+        {tool_.name: tool_}, ToolCall(tool_.name, arguments), timeout_s, max_chars
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 
 @pytest.mark.parametrize(
@@ -56,12 +65,16 @@ def test_a_run_that_ends_because_of_a_tool_names_file_and_line(chat, result, say
         """
         return result()
 
-    line = (result if "zero" in says else broken.function).__code__.co_firstlineno  # what raised, or what returned it
+    line = (
+        result if "zero" in says else broken.function
+    ).__code__.co_firstlineno  # what raised, or what returned it
     policy = ScriptedPolicy(chat, [call("broken", x=1)] * 4 + ["<answer>a</answer>"])
     loop = make_env_loop(policy, lambda row: make_env(row, {"broken": broken}, EnvConfig()))
     with pytest.raises(AgentR1Error) as ended:
         asyncio.run(run_episodes(loop, [task(session=str(n)) for n in range(2)], Sampling(64)))
-    assert f"error: broken failed: {says} ({__file__}:{line})" in str(ended.value) and "\n" not in str(ended.value)
+    assert f"error: broken failed: {says} ({__file__}:{line})" in str(
+        ended.value
+    ) and "\n" not in str(ended.value)
     assert __file__ not in chat.decode(policy.seen[-1][1])  # the agent is told nothing of our files
 
 
@@ -76,14 +89,17 @@ def test_a_failed_call_is_made_again_only_where_that_is_safe():
 
         assert asyncio.run(ask(make(execute, retries=retries))).error == error
     # All tries share one deadline.
-    assert asyncio.run(ask(make(lambda args: 1 / 0, retries=10**6), timeout_s=0.3)).error is ToolErrorKind.TIME_OUT
+    assert (
+        asyncio.run(ask(make(lambda args: 1 / 0, retries=10**6), timeout_s=0.3)).error
+        is ToolErrorKind.TIME_OUT
+    )
 
 
 def iter_of_one():
     yield 1
 
 
-# ---------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 
 def test_calls_of_one_moment_share_a_batch_and_each_has_its_own_result():
@@ -92,7 +108,8 @@ def test_calls_of_one_moment_share_a_batch_and_each_has_its_own_result():
     def execute_batch(many_args):
         batches.append(len(many_args))
         return [
-            ZeroDivisionError("by zero") if args["x"] == 0 else ToolOutput(str(1 / args["x"])) for args in many_args
+            ZeroDivisionError("by zero") if args["x"] == 0 else ToolOutput(str(1 / args["x"]))
+            for args in many_args
         ]
 
     it = make(execute_batch, BatchTool)
@@ -101,10 +118,16 @@ def test_calls_of_one_moment_share_a_batch_and_each_has_its_own_result():
         return await asyncio.gather(*(ask(it, x=x) for x in (1, 2, 0, 1)))
 
     results = asyncio.run(main())
-    assert [result.content for result in results] == ["1.0", "0.5", "error: it failed: by zero", "1.0"] and batches == [
-        4
-    ]
-    assert [result.content for result in asyncio.run(main())][:2] == ["1.0", "0.5"]  # in another event loop
+    assert [result.content for result in results] == [
+        "1.0",
+        "0.5",
+        "error: it failed: by zero",
+        "1.0",
+    ] and batches == [4]
+    assert [result.content for result in asyncio.run(main())][:2] == [
+        "1.0",
+        "0.5",
+    ]  # in another event loop
 
 
 def test_a_batch_that_hangs_keeps_the_deadlines_of_its_calls():
@@ -119,7 +142,7 @@ def test_a_batch_that_hangs_keeps_the_deadlines_of_its_calls():
     assert asyncio.run(ask(it, 30)).content == "true"
 
 
-# --------------------------------------------------------------------------------------------- state of one episode
+# ----------------------------------------------------------------------------- state of one episode
 
 
 class Counter(BaseTool):
@@ -153,7 +176,11 @@ def test_an_episode_has_its_own_tool_which_is_closed_however_it_ends(chat, end):
     def script(session, turn, prompt_ids):
         if turn == 1 and end == "error":
             raise AgentR1Error("the policy is gone")
-        return [call("count"), call("count", wait=0 if end == "answered" else 60), "<answer>x</answer>"][turn]
+        return [
+            call("count"),
+            call("count", wait=0 if end == "answered" else 60),
+            "<answer>x</answer>",
+        ][turn]
 
     timeout = 0.3 if end == "time_out" else 20
     loop = make_env_loop(
@@ -163,7 +190,9 @@ def test_an_episode_has_its_own_tool_which_is_closed_however_it_ends(chat, end):
     )
 
     async def main():
-        running = run_episodes(loop, [task(question_row(), session) for session in "ab"], Sampling(64))
+        running = run_episodes(
+            loop, [task(question_row(), session) for session in "ab"], Sampling(64)
+        )
         return await (asyncio.wait_for(running, 0.3) if end == "cancelled" else running)
 
     expected = {"error": AgentR1Error, "cancelled": TimeoutError, "time_out": AgentR1Error}.get(end)
@@ -175,18 +204,21 @@ def test_an_episode_has_its_own_tool_which_is_closed_however_it_ends(chat, end):
     assert sorted(ended) == ([1, 1] if end == "error" else [2, 2]) and shared_tool.count == 0
 
 
-# ---------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def test_the_page_does_what_it_says(tmp_path, monkeypatch, capsys):
-    """docs/tutorial/your-own-tool.md in an empty folder: its files are written, its commands run, its outputs compared."""
+    """docs/tutorial/your-own-tool.md in an empty folder: its files are written, its commands run,
+    its outputs compared."""
     page = (ROOT / "docs/tutorial/your-own-tool.md").read_text()
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
     before = set(sys.modules)
     parts = re.finditer(
-        r"^`(?P<file>\w+\.py)`:\n\n```python\n(?P<code>.*?)```|^```console\n(?P<console>.*?)```", page, re.S | re.M
+        r"^`(?P<file>\w+\.py)`:\n\n```python\n(?P<code>.*?)```|^```console\n(?P<console>.*?)```",
+        page,
+        re.S | re.M,
     )
     ran = []
     try:

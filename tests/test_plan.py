@@ -18,7 +18,15 @@ from agent_r1.ground.hardware import GIB, Shape
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.workspace import Workspace
 
-TITLES = ("data", "index", "start model", "evaluation before", "training", "evaluation after", "report")
+TITLES = (
+    "data",
+    "index",
+    "start model",
+    "evaluation before",
+    "training",
+    "evaluation after",
+    "report",
+)
 
 
 @pytest.fixture
@@ -78,7 +86,9 @@ def test_what_a_layer_keeps_is_what_autograd_keeps():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            out = model(torch.zeros(1, 64, dtype=torch.long), torch.arange(64)[None], causal_attention)
+            out = model(
+                torch.zeros(1, 64, dtype=torch.long), torch.arange(64)[None], causal_attention
+            )
         assert out.requires_grad
         return sum(size for place, size in held.items() if place not in own) / 64
 
@@ -87,14 +97,16 @@ def test_what_a_layer_keeps_is_what_autograd_keeps():
 
 
 @pytest.mark.parametrize("command", ["train", "cold-start"])
-def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(home, command, monkeypatch, capsys):
+def test_a_run_that_does_not_fit_is_refused_before_anything_is_made(
+    home, command, monkeypatch, capsys
+):
     monkeypatch.setattr(machine, "available_memory", lambda: 3 * GIB)
     assert main(command, "grpo", "--preset", "pocket") == 1
     assert "trainer.recompute=true" in capsys.readouterr().err
     assert not home.exists()
 
 
-# ---------------------------------------------------------------------------------------------- for GPUs that are not here
+# ----------------------------------------------------------------------- for GPUs that are not here
 
 
 def test_the_plan_of_a_gpu_preset_adds_up(home):
@@ -102,7 +114,12 @@ def test_the_plan_of_a_gpu_preset_adds_up(home):
     text = gpu_plan(config, gpu_hour=2.0)
     assert f"{config.verl.ranks} x {config.verl.gpu} " in text and "DOES NOT FIT" not in text
     of_step = text[text.index("seconds per step") : text.index("hours   ")]
-    *seconds, together = (float(s) for s in re.findall(r"^  [a-zA-Z][^\n]{31} +([\d.]+)", of_step, re.MULTILINE))
+    *seconds, together = (
+        float(s) for s in re.findall(r"^  [a-zA-Z][^\n]{31} +([\d.]+)", of_step, re.MULTILINE)
+    )
     assert sum(seconds) == pytest.approx(together, abs=0.6)
-    parts = sum(float(value) for value in re.findall(r"(?:training|evaluations|checkpoints) ([\d.]+)(?=, )", text))
+    parts = sum(
+        float(value)
+        for value in re.findall(r"(?:training|evaluations|checkpoints) ([\d.]+)(?=, )", text)
+    )
     assert number(r"time +([\d.]+) to", text) >= parts > together * config.trainer.steps / 3600

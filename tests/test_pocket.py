@@ -1,4 +1,5 @@
-"""A real pretrained model: SmolLM2-135M-Instruct out of its package. Its vocabulary, its template, its first lesson."""
+"""A real pretrained model: SmolLM2-135M-Instruct out of its package. Its vocabulary, its template,
+its first lesson."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ def smol_chat(smollm2):
     return load_chat(smollm2)
 
 
-# ----------------------------------------------------------------------------------------- vocabulary and template
+# -------------------------------------------------------------------------- vocabulary and template
 
 
 @pytest.mark.slow  # with the conversion
@@ -52,7 +53,8 @@ def test_no_token_of_the_real_vocabulary_becomes_a_control_token_as_data(smol_ch
 
 @pytest.mark.slow
 def test_numbers_are_spelled_by_the_digit_as_the_model_was_trained(smol_chat):
-    """transformers 5.10 reads the file without this: two blanks before a number are two tokens then."""
+    """transformers 5.10 reads the file without this: two blanks before a number are two tokens
+    then."""
     assert smol_chat.tokenizer.tokenize("in  1969") == ["in", "ĠĠ", "1", "9", "6", "9"]
 
 
@@ -63,7 +65,9 @@ def test_tags_that_are_no_tokens_are_read_and_masked(smol_chat):
     turns = smol_chat.decode(said).split("<|im_end|>")
     assert turns == [PLAYED[1]["content"], PLAYED[3]["content"], ""]
     (asked,) = [parse_call(p.text, p.closed) for p in split_turn(turns[0]) if p.kind == "tool_call"]
-    assert (asked.name, asked.arguments) == ("calculator", {"expression": "2 + 2"}) and answer_of(turns[1]) == "Paris"
+    assert (asked.name, asked.arguments) == ("calculator", {"expression": "2 + 2"}) and answer_of(
+        turns[1]
+    ) == "Paris"
     assert len(smol_chat.encode_trusted("<tool_call>")) > 1  # else this shows nothing
 
 
@@ -74,28 +78,42 @@ def test_the_template_with_tools_gives_the_ids_of_apply_chat_template(smol_chat)
         messages[:2], tools=TOOLS, add_generation_prompt=True, tokenize=False
     )
     assert smol_chat.prompt_ids(messages[:2], TOOLS) == smol_chat.encode_trusted(rendered)
-    whole = smol_chat.tokenizer.apply_chat_template(messages, tools=TOOLS, add_generation_prompt=True, tokenize=False)
-    parts = smol_chat.prompt_ids(messages[:2], TOOLS) + smol_chat.encode_trusted(PLAYED[1]["content"])
+    whole = smol_chat.tokenizer.apply_chat_template(
+        messages, tools=TOOLS, add_generation_prompt=True, tokenize=False
+    )
+    parts = smol_chat.prompt_ids(messages[:2], TOOLS) + smol_chat.encode_trusted(
+        PLAYED[1]["content"]
+    )
     assert smol_chat.decode(parts + smol_chat.continuation_ids(messages[3:], closed=False)) == whole
 
 
-def test_a_model_whose_template_shows_no_tools_gets_ours_and_one_without_chatml_is_refused(tokenizer, tmp_path):
-    plain = tokenizer.__class__(tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>")
-    plain.chat_template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+def test_a_model_whose_template_shows_no_tools_gets_ours_and_one_without_chatml_is_refused(
+    tokenizer, tmp_path
+):
+    plain = tokenizer.__class__(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token="<|im_end|>"
+    )
+    plain.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
     save_tokenizer(plain, tmp_path)
     shown = chat_with_tools(tmp_path)
     assert '"calculator"' in shown.decode(shown.prompt_ids([ASKED], TOOLS))
     text = (tmp_path / "tokenizer.json").read_text().replace("<|im_start|>", "<|other|>")
     (tmp_path / "tokenizer.json").write_text(text)
-    with pytest.raises(ConfigError, match="our template does not fit either, because it has no token <|im_start|>"):
+    with pytest.raises(
+        ConfigError, match="our template does not fit either, because it has no token <|im_start|>"
+    ):
         chat_with_tools(tmp_path)
 
 
-# ---------------------------------------------------------------------------------------------------- arithmetic
+# --------------------------------------------------------------------------------------- arithmetic
 
 
 @pytest.mark.slow
-def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france(smollm2, smol_chat):
+def test_the_decoder_says_what_transformers_says_and_knows_the_capital_of_france(
+    smollm2, smol_chat
+):
     ours = model_files.load_model(smollm2)
     prompt = smol_chat.prompt_ids([ASKED])
     policy = LocalPolicy(ours, smol_chat.stop_ids, slots=1, max_context=128)
@@ -135,6 +153,7 @@ def test_the_cards_say_where_the_weights_are_from(smollm2):
     package = card["start_model_package"]
     assert (card["start_model"], package["licence"]) == (SMOLLM2, "Apache-2.0")
     assert (
-        package["origin"] == "HuggingFaceTB/SmolLM2-135M-Instruct" and "dequantised from 4 bits" in package["weights"]
+        package["origin"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+        and "dequantised from 4 bits" in package["weights"]
     )
     assert provenance(load_config("smoke"), smollm2)["start_model_package"] is None

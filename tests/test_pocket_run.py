@@ -1,8 +1,8 @@
-"""The preset `pocket` on SmolLM2 itself, in small: warm start, a step of RL, export, vLLM, chat. With verl: `make long
-PART=verl_worlds`.
+"""The preset `pocket` on SmolLM2 itself, in small: warm start, a step of RL, export, vLLM, chat.
+With verl: `make long PART=verl_worlds`.
 
-All of them take one checkpoint that has learnt a few questions by heart: then it calls its tool, and that costs half a minute.
-A package that is missing fails here with its name.
+All of them take one checkpoint that has learnt a few questions by heart: then it calls its tool,
+and that costs half a minute. A package that is missing fails here with its name.
 """
 
 from __future__ import annotations
@@ -28,13 +28,25 @@ from agent_r1.workspace import Workspace
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SMALL = [
-    "data.train=4", "data.val=2", "data.test=2", "cold_start.closed_book=0", "cold_start.mix_tokens=512",
-    "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert", "cold_start.warm_steps=12", "cold_start.lr=1.5e-3",
-    "rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "rollout.max_concurrent_episodes=4",
-    "trainer.steps=1", "trainer.eval_every=0",
-    "trainer.threads=1", "trainer.device=cpu", "trainer.dtype=float32", "actor.lr=1e-6",
+    "data.train=4",
+    "data.val=2",
+    "data.test=2",
+    "cold_start.closed_book=0",
+    "cold_start.mix_tokens=512",
+    "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert",
+    "cold_start.warm_steps=12",
+    "cold_start.lr=1.5e-3",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "rollout.max_concurrent_episodes=4",
+    "trainer.steps=1",
+    "trainer.eval_every=0",
+    "trainer.threads=1",
+    "trainer.device=cpu",
+    "trainer.dtype=float32",
+    "actor.lr=1e-6",
     "actor.entropy_coef=0.01",  # it moves weights also where all answers are alike
-]  # fmt: skip
+]
 POCKET = ["grpo", "--preset=pocket", *SMALL]
 
 
@@ -71,11 +83,16 @@ def exported(home) -> Path:
     return home / "runs" / "local" / "export"
 
 
-def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weights(home, exported, config):
+def test_a_step_of_rl_begins_at_the_sampler_s_probabilities_and_moves_the_weights(
+    home, exported, config
+):
     (line,) = (json.loads(text) for text in lines(home / "runs" / "local"))
     assert line["actor/grad_norm"] > 0 and abs(line["actor/ppo_kl"]) < 1e-4
     assert line["tool_calls/mean"] > 0
-    before, after = model_files.load_model(Workspace(config).start_model), model_files.load_model(exported)
+    before, after = (
+        model_files.load_model(Workspace(config).start_model),
+        model_files.load_model(exported),
+    )
     assert not torch.equal(before.blocks[0].qkv.weight, after.blocks[0].qkv.weight)
 
 
@@ -88,11 +105,19 @@ def test_a_chat_searches_and_answers(exported, asked, monkeypatch, capsys):
 
 
 def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config, asked):
-    with open_agent(exported, config) as agent, vllm_server(exported, config.rollout, config.trainer) as server:
-        policy = ServerPolicy(server.url, server.api_key, server.name, agent.chat.stop_ids, server.diagnose)
+    with (
+        open_agent(exported, config) as agent,
+        vllm_server(exported, config.rollout, config.trainer) as server,
+    ):
+        policy = ServerPolicy(
+            server.url, server.api_key, server.name, agent.chat.stop_ids, server.diagnose
+        )
         here, there = (
             evaluate(
-                make_loop(p, agent.chat, agent.tools, config.rollout, config.env), [asked], temperature=0.0, seed=0
+                make_loop(p, agent.chat, agent.tools, config.rollout, config.env),
+                [asked],
+                temperature=0.0,
+                seed=0,
             )[0]
             for p in (agent.policy, policy)
         )
@@ -106,10 +131,20 @@ def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config,
         client = openai.OpenAI(base_url=server.url, api_key=server.api_key)
         messages, tools = list(asked["prompt"]), [tool.schema() for tool in agent.tools.values()]
         for step in here.steps[:-1]:
-            reply = client.chat.completions.create(model=server.name, messages=messages, tools=tools, temperature=0)
+            reply = client.chat.completions.create(
+                model=server.name, messages=messages, tools=tools, temperature=0
+            )
             ((call,), (made,)) = reply.choices[0].message.tool_calls, step.info["tool_calls"]
-            assert (call.function.name, json.loads(call.function.arguments)) == (made["name"], made["arguments"])
+            assert (call.function.name, json.loads(call.function.arguments)) == (
+                made["name"],
+                made["arguments"],
+            )
             result = {"role": "tool", "tool_call_id": call.id, "content": made["content"]}
             messages += [reply.choices[0].message, result]
-        last = client.chat.completions.create(model=server.name, messages=messages, tools=tools, temperature=0)
-        assert last.choices[0].finish_reason == "stop" and "<answer>" in last.choices[0].message.content
+        last = client.chat.completions.create(
+            model=server.name, messages=messages, tools=tools, temperature=0
+        )
+        assert (
+            last.choices[0].finish_reason == "stop"
+            and "<answer>" in last.choices[0].message.content
+        )

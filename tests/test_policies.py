@@ -1,4 +1,5 @@
-"""Room 9, ways to a model: this process samples as training does; other models need vLLM; and which model is meant."""
+"""Room 9, ways to a model: this process samples as training does; other models need vLLM; and which
+model is meant."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import VOCAB, clone_steps, fails_with, question_row, random_model, tiny_model, trajectory_of
+from conftest import (
+    VOCAB,
+    clone_steps,
+    fails_with,
+    question_row,
+    random_model,
+    tiny_model,
+    trajectory_of,
+)
 from runs import main
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -52,7 +61,12 @@ def foreign(request, tmp_path_factory, folder):
         "num_key_value_heads": 2,
         "head_dim": 8,
     }
-    small |= {"intermediate_size": 48, "vocab_size": VOCAB, "max_position_embeddings": 300, "initializer_range": 0.3}
+    small |= {
+        "intermediate_size": 48,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 300,
+        "initializer_range": 0.3,
+    }
     torch.manual_seed(0)
     config = AutoConfig.for_model(request.param, **small)
     AutoModelForCausalLM.from_config(config).save_pretrained(path)
@@ -62,13 +76,14 @@ def foreign(request, tmp_path_factory, folder):
     return path
 
 
-# ----------------------------------------------------------------------------------- what ends a turn, for every policy
+# --------------------------------------------------------------- what ends a turn, for every policy
 
 
 @pytest.fixture(scope="module")
 def two_ends(tmp_path_factory, chat, micro):
-    """A model that ends its turns with <|endoftext|>: one of two end tokens in its generation_config.json, as Qwen2.5's
-    has them, and none of the tokenizer's. And what it would sample greedily if nobody stopped it."""
+    """A model that ends its turns with <|endoftext|>: one of two end tokens in its
+    generation_config.json, as Qwen2.5's has them, and none of the tokenizer's. And what it would
+    sample greedily if nobody stopped it."""
     from agent_r1.training.run import write_model
 
     path, end = tmp_path_factory.mktemp("two ends") / "model", chat.control_ids["<|endoftext|>"]
@@ -78,7 +93,9 @@ def two_ends(tmp_path_factory, chat, micro):
     clone_steps(model, trajectory_rows(trajectory_of((prompt, said, 1.0)), 0), steps=60)
     write_model(model, chat, path)
     settings = json.loads((path / "generation_config.json").read_text())
-    (path / "generation_config.json").write_text(json.dumps(settings | {"eos_token_id": [chat.turn_end_id, end]}))
+    (path / "generation_config.json").write_text(
+        json.dumps(settings | {"eos_token_id": [chat.turn_end_id, end]})
+    )
     return path, said
 
 
@@ -93,21 +110,26 @@ def ends_at_either(policy, agent, said: list[int]) -> None:
     right = (said[:-1], "stop", StopReason.ANSWERED, {"em": 1.0, "format": 0.0})
     short = (said[:-2], "length", StopReason.MAX_TOKENS, {"em": 0.0, "format": -0.2})
     assert one_episode(policy, agent, 40) == right
-    assert one_episode(policy, agent, len(said) - 1) == right  # the last token that is allowed ends it
+    assert (
+        one_episode(policy, agent, len(said) - 1) == right
+    )  # the last token that is allowed ends it
     assert one_episode(policy, agent, len(said) - 2) == short
 
 
 @pytest.mark.parametrize("way", ["local", "vllm", "vllm streamed"])
 def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, way):
-    """Training and evaluation see one and the same turn, and nobody reads the token that ended it as its text.
+    """Training and evaluation see one and the same turn, and nobody reads the token that ended it
+    as its text.
 
-    vLLM ends a turn at every token that the model's generation_config.json names, whatever the request says. verl's turn is in
-    test_verl_equivalence.py.
+    vLLM ends a turn at every token that the model's generation_config.json names, whatever the
+    request says. verl's turn is in test_verl_equivalence.py.
     """
     path, said = two_ends
     monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
     monkeypatch.setenv("FAKE_VLLM_IDS", json.dumps(said))
-    with open_agent(path, micro.config, "vllm" if way.startswith("vllm") else "transformers", tools={}) as agent:
+    with open_agent(
+        path, micro.config, "vllm" if way.startswith("vllm") else "transformers", tools={}
+    ) as agent:
         policy = agent.policy
         if way == "vllm streamed":
             policy.on_token = lambda session, ids: None
@@ -122,11 +144,16 @@ def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro
         write_model(agent.policy.model, agent.chat, tmp_path / "checkpoint")
     with open_agent(tmp_path / "checkpoint", micro.config, tools={}) as again:
         assert again.chat.stop_ids == agent.chat.stop_ids and len(again.chat.stop_ids) == 2
-    assert sorted(AutoConfig.from_pretrained(tmp_path / "checkpoint").eos_token_id) == sorted(agent.chat.stop_ids)
+    assert sorted(AutoConfig.from_pretrained(tmp_path / "checkpoint").eos_token_id) == sorted(
+        agent.chat.stop_ids
+    )
 
 
 def test_the_sampler_tells_each_token(folder, chat):
-    seen, policy = [], LocalPolicy(model_files.load_model(folder), chat.stop_ids, slots=4, max_context=256)
+    seen, policy = (
+        [],
+        LocalPolicy(model_files.load_model(folder), chat.stop_ids, slots=4, max_context=256),
+    )
     policy.on_token = lambda session, ids: seen.append((session, ids))
     generation = asyncio.run(policy.generate([5, 6, 7, 8, 9], Sampling(9, 1.0, seed=0), "s"))
     assert seen == [("s", [i]) for i in generation.token_ids]
@@ -144,25 +171,30 @@ def test_weights_that_are_not_there_or_not_safe(foreign, tmp_path):
         load_transformers(tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------------ an agent
+# ----------------------------------------------------------------------------------------- an agent
 
 
 def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert isinstance(agent.policy, LocalPolicy) and agent.tools == {}
     big = changed(micro.config, ["rollout.max_concurrent_episodes=1000000"])
-    with open_agent(micro_model, big, tools={}) as agent:  # its cache would take hundreds of gigabytes
+    with open_agent(
+        micro_model, big, tools={}
+    ) as agent:  # its cache would take hundreds of gigabytes
         assert agent.policy.cache.keys.nbytes * 2 <= 2**31
 
 
 def test_another_architecture_runs_in_vllm_only(foreign, micro):
-    with fails_with("unsupported_model", "--backend vllm"), open_agent(foreign, micro.config, tools={}):
+    with (
+        fails_with("unsupported_model", "--backend vllm"),
+        open_agent(foreign, micro.config, tools={}),
+    ):
         raise AssertionError("opened")
     evaluated = load_config("smoke", ["trainer.device=cpu"])
     assert stages._backend(evaluated.model_copy(update={"engine": "verl"}), foreign) == "vllm"
 
 
-# ----------------------------------------------------------------------------------------------- which model is meant
+# ----------------------------------------------------------------------------- which model is meant
 
 
 @pytest.fixture
@@ -193,19 +225,33 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
         assert find_model(checkpoint_dir=path)[1].seed == 11
     assert settings_for(micro_model) == from_yaml(micro_model / "agent_r1.yaml")
     config = find_model(hf_path=str(foreign))[1]
-    assert config.seed == 10 and config.env.tools == ["search"] and config.rollout.max_context == 300
+    assert (
+        config.seed == 10 and config.env.tools == ["search"] and config.rollout.max_context == 300
+    )
     assert settings_for(foreign, run="old").seed == 11
     assert (
-        settings_for(micro_model, run="old").seed == 11 and settings_for(micro_model, preset="smoke").preset == "smoke"
+        settings_for(micro_model, run="old").seed == 11
+        and settings_for(micro_model, preset="smoke").preset == "smoke"
     )
     changes = ["env.max_turns=2", "data.mix={2-hop: 1}"]
     own = settings_for(micro_model, overrides=changes)
-    assert own.env.max_turns == 2 and own.data.mix == {"2-hop": 1} and own.rollout == settings_for(micro_model).rollout
+    assert (
+        own.env.max_turns == 2
+        and own.data.mix == {"2-hop": 1}
+        and own.rollout == settings_for(micro_model).rollout
+    )
     shutil.rmtree(home / "runs")
     config, laptop = settings_for(foreign), load_config("laptop")
-    assert (config.data, config.search, config.env) == (laptop.data, laptop.search, laptop.env)  # a run's world
+    assert (config.data, config.search, config.env) == (
+        laptop.data,
+        laptop.search,
+        laptop.env,
+    )  # a run's world
     assert (config.rollout.max_tokens_per_turn, config.rollout.max_context) == (512, 4096)
-    assert (config.trainer.device, laptop.trainer.device) == ("auto", "cpu")  # a model of billions takes the GPU
+    assert (config.trainer.device, laptop.trainer.device) == (
+        "auto",
+        "cpu",
+    )  # a model of billions takes the GPU
 
 
 def test_a_folder_of_verl_is_told_from_a_model(home):
@@ -216,18 +262,31 @@ def test_a_folder_of_verl_is_told_from_a_model(home):
         find_model(checkpoint_dir=folder)
 
 
-# ------------------------------------------------------------------------------------- a published model, a fresh clone
+# ----------------------------------------------------------------- a published model, a fresh clone
 
-WORLD = ["data.train=128", "data.val=8", "data.test=12", "data.cold=200", "data.entities=400", "search.dim=256"]
+WORLD = [
+    "data.train=128",
+    "data.val=8",
+    "data.test=12",
+    "data.cold=200",
+    "data.entities=400",
+    "search.dim=256",
+]
 SHORT = ["rollout.max_tokens_per_turn=6", "trainer.threads=1"]
 
 
 @pytest.fixture
 def published(tmp_path, monkeypatch, tokenizer):
-    """An instruct model as others publish it (a vocabulary larger than our tiny model's, no settings of ours), and no run."""
+    """An instruct model as others publish it (a vocabulary larger than our tiny model's, no
+    settings of ours), and no run."""
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
-    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    small = {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
     small |= {"intermediate_size": 48, "vocab_size": VOCAB + 1024, "max_position_embeddings": 2048}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **small))
     model.save_pretrained(tmp_path / "published")
@@ -254,5 +313,6 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     assert json.loads(said.out)["question"] == "Who is it?"  # standard output is for programs
     (line,) = [line for line in said.err.splitlines() if "tools:" in line]
     assert (
-        f"{published}, transformers; tools: search over tinyhop-" in line and "temperature 1, 6 tokens a turn" in line
+        f"{published}, transformers; tools: search over tinyhop-" in line
+        and "temperature 1, 6 tokens a turn" in line
     )

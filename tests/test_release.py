@@ -48,7 +48,10 @@ def test_a_release_becomes_the_same_data(made, other, monkeypatch, capsys):
 
 def test_the_card(made):
     release = made / "release"
-    card, manifest = (release / "README.md").read_text(), json.loads((release / "manifest.json").read_text())
+    card, manifest = (
+        (release / "README.md").read_text(),
+        json.loads((release / "manifest.json").read_text()),
+    )
     passages = len((release / "corpus.jsonl").read_text().splitlines())
     kinds = manifest["splits"]["train"]["kinds"]
     assert f"| `train.parquet` | 64 | 1-hop {kinds['1-hop']}, 2-hop {kinds['2-hop']} |" in card
@@ -76,7 +79,9 @@ def test_a_tampered_or_missing_file_is_refused(other, capsys, name):
     content = bytearray((other / name).read_bytes())
     content[len(content) // 2] ^= 1
     (other / name).write_bytes(content)
-    assert f"{other / name} has changed since it was made" in refused(capsys, 1, *DATA, "--from", str(other))
+    assert f"{other / name} has changed since it was made" in refused(
+        capsys, 1, *DATA, "--from", str(other)
+    )
     (other / name).unlink()
     assert f"{other / name} is missing" in refused(capsys, 1, *DATA, "--from", str(other))
     (other / "manifest.json").unlink()

@@ -75,7 +75,7 @@ def change_card(run: Path, name: str = "eval", **changes) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-# ------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def test_whole_run_shows_everything(whole):
@@ -85,7 +85,10 @@ def test_whole_run_shows_everything(whole):
         low, high = card["em_ci95"]
         assert f"{card['em']:.2f}" in page.text and f"{low:.3f} to {high:.3f}, n = 12." in page.text
         assert f"Sampled at temperature 1: {card['sampled']['em']:.2f}." in page.text
-        assert all(reason in page.text for reason in card["stop_reasons"]) and card["hardware"] in page.text
+        assert (
+            all(reason in page.text for reason in card["stop_reasons"])
+            and card["hardware"] in page.text
+        )
     assert "learned by imitating a demonstrator. Then " + run.name.upper() in page.text
     assert "On 12 held-out questions about a world without training questions" in page.text
     assert "Parts of this report are missing" not in page.text and "evidence found" not in page.text
@@ -96,14 +99,21 @@ def test_page_needs_no_network_and_runs_no_script(whole):
     _, page = whole
     assert not re.search(r"https?:|//|url\(|@import", page.source)
     assert "script" not in {tag for tag, _ in page.tags}
-    links = {attrs[name] for _, attrs in page.tags for name in ("src", "href", "xlink:href") if name in attrs}
+    links = {
+        attrs[name]
+        for _, attrs in page.tags
+        for name in ("src", "href", "xlink:href")
+        if name in attrs
+    }
     assert links <= {"page.html"}  # of recipes/page, next to it
 
 
 def test_every_token_is_shown_with_its_mask(whole):
     run, page = whole
     files = load_run(run)
-    shown = [r for _, *pair in pick_pairs(files.rollouts_before, files.rollouts_after) for r in pair]
+    shown = [
+        r for _, *pair in pick_pairs(files.rollouts_before, files.rollouts_after) for r in pair
+    ]
     best, worst = pick_group(files.rollouts_train)
     shown += [best, worst] if best["reward"] != worst["reward"] else [best]
     spans = [attrs for tag, attrs in page.tags if tag == "span" and "data-tip" in attrs]
@@ -119,7 +129,9 @@ def test_stacked_times_add_up_to_the_step(whole):
     assert totals == {m["training/global_step"]: pytest.approx(m["timing_s/step"]) for m in written}
     # Nor is the remainder a cover: it is what the loop measured as such.
     other = next(curve for curve in curves if curve.name == "other")
-    assert [y for _, y in other.points] == [pytest.approx(m["timing_s/other"], abs=1e-9) for m in written]
+    assert [y for _, y in other.points] == [
+        pytest.approx(m["timing_s/other"], abs=1e-9) for m in written
+    ]
 
 
 def test_an_answer_is_right_by_the_score_of_its_environment():
@@ -133,7 +145,9 @@ def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, 
     for name in gone:
         (run / name).rename(run / f"{name}.bak")
     page = report(run)
-    assert "Parts of this report are missing" in page.text and all(f"{name} is missing" in page.text for name in gone)
+    assert "Parts of this report are missing" in page.text and all(
+        f"{name} is missing" in page.text for name in gone
+    )
     for name in ("eval.json", "metrics.jsonl"):
         (run / name).write_text("{not json\n[1]\n{}\n")
         with pytest.raises(AgentR1Error, match=name):
@@ -147,26 +161,38 @@ def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, 
 def test_hostile_text_stays_text(run):
     for file in (run / "rollouts").iterdir():
         record = read_jsonl(file)[0]
-        record |= {"question": EVIL, "group_id": EVIL, "kind": EVIL, "stop_reason": EVIL, "ground_truth": [EVIL]}
+        record |= {
+            "question": EVIL,
+            "group_id": EVIL,
+            "kind": EVIL,
+            "stop_reason": EVIL,
+            "ground_truth": [EVIL],
+        }
         record["rows"][0]["tokens"][-3:] = [EVIL] * 3
         file.write_text(json.dumps(record) + "\n")
     change_card(run, hardware=EVIL, stop_reasons={EVIL: 3})
     (run / "config.yaml").write_text(f"preset: {json.dumps(EVIL)}\nalgorithm: grpo\n")
     page = report(run)
-    assert "<script" not in page.source and "\x1b" not in page.source and "\u202e" not in page.source
+    assert (
+        "<script" not in page.source and "\x1b" not in page.source and "\u202e" not in page.source
+    )
     assert not any(name.startswith("on") for _, attrs in page.tags for name in attrs)
     assert page.text.count("alert(1)") > 5  # still there to be read
 
 
-# -------------------------------------------------------------------------------------------------- tokens and choices
+# ------------------------------------------------------------------------------- tokens and choices
 
 
 def test_tokens_one_path_for_terminal_and_html():
     row = {
-        "input_ids": [5, 6, 7, 8], "tokens": ["hi", "<|im_end|>", "\n", "[red]x\x1b"], "action_mask": [0, 0, 1, 1],
-        "logprobs": [0.0, 0.0, -0.5, -1.0], "rewards": [0, 0, 0, 1.0], "advantages": [0, 0, 0.25, -0.25],
+        "input_ids": [5, 6, 7, 8],
+        "tokens": ["hi", "<|im_end|>", "\n", "[red]x\x1b"],
+        "action_mask": [0, 0, 1, 1],
+        "logprobs": [0.0, 0.0, -0.5, -1.0],
+        "rewards": [0, 0, 0, 1.0],
+        "advantages": [0, 0, 0.25, -0.25],
         "step_ids": [-1, -1, 0, 0],
-    }  # fmt: skip
+    }
     cells = token_cells(row)
     assert [c.sampled for c in cells] == [False, False, True, True]
     assert [c.control for c in cells] == [False, True, False, False]
@@ -176,9 +202,16 @@ def test_tokens_one_path_for_terminal_and_html():
     console.print(token_table(row, start=1))
     lines = console.export_text().splitlines()
     assert lines[3].split() == ["3", "8", "[red]x␛", "1", "0", "-1.000", "+1.000", "-0.250"]
-    assert lines[4] == lines[0] and "log-prob" in lines[0]  # also where the screen is shorter than the episode
+    assert (
+        lines[4] == lines[0] and "log-prob" in lines[0]
+    )  # also where the screen is shorter than the episode
     page = Page(tokens_html(row))
-    assert [attrs["class"] for tag, attrs in page.tags if tag == "span"] == ["t r", "t r c", "t s up", "t s down paid"]
+    assert [attrs["class"] for tag, attrs in page.tags if tag == "span"] == [
+        "t r",
+        "t r c",
+        "t s up",
+        "t s down paid",
+    ]
     assert "log-prob -0.500 (p = 0.607) · advantage +0.250" in page.tags[2][1]["data-tip"]
     assert "[red]x␛" in page.text
     row["logprobs"].pop()
@@ -196,8 +229,20 @@ def test_pairs_and_groups_are_picked_for_what_they_teach():
         facts = {"metrics": {}, "reward_parts": {"em": float(right)}, "reward": float(right)}
         return {"question": question, "group_id": question} | facts
 
-    before = [made("learned", False), made("known", True), made("hard", False), made("lost", True), made("only", True)]
-    after = [made("lost", False), made("known", True), made("hard", False), made("learned", True), made("new", True)]
+    before = [
+        made("learned", False),
+        made("known", True),
+        made("hard", False),
+        made("lost", True),
+        made("only", True),
+    ]
+    after = [
+        made("lost", False),
+        made("known", True),
+        made("hard", False),
+        made("learned", True),
+        made("new", True),
+    ]
     picked = pick_pairs(before, after)
     assert [after["question"] for _, _, after in picked] == ["learned", "known", "hard", "lost"]
     best, worst = pick_group([made("x", True), made("y", True), made("y", False), made("x", True)])
@@ -210,7 +255,7 @@ def test_smooth_by_hand():
     assert smooth([2.0]).tolist() == [2.0] and smooth([1.0, 2.0]).tolist() == [1.0, 2.0]
 
 
-# --------------------------------------------------------------------------------------- keys, here and on the dashboard
+# ------------------------------------------------------------------ keys, here and on the dashboard
 
 
 def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
@@ -230,7 +275,11 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
     runs = [produced / "runs" / name for name in ("grpo", "ppo")]
     lines = [line for run in runs for line in read_jsonl(run / "metrics.jsonl")]
     for module in (report_module, dashboard):
-        monkeypatch.setattr(module, "with_val_em", lambda metrics, wrapped=module.with_val_em: Asked(wrapped(metrics)))
+        monkeypatch.setattr(
+            module,
+            "with_val_em",
+            lambda metrics, wrapped=module.with_val_em: Asked(wrapped(metrics)),
+        )
     for run in runs:
         charts(load_run(run))
     for plain in (True, False):
@@ -241,7 +290,9 @@ def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
         lines_shown = board.console.render_lines(board._view())
         screen = "\n".join("".join(piece.text for piece in line) for line in lines_shown)
         missing = [gauge.label for gauge in dashboard.GAUGES if gauge.label not in screen]
-        assert missing == ["evidence found"]  # TinyHop names no supporting titles; tests/test_published.py measures it
+        assert missing == [
+            "evidence found"
+        ]  # TinyHop names no supporting titles; tests/test_published.py measures it
         assert "Ctrl-C finishes the step and saves" in screen
     # verl alone computes these; tests/test_verl_train.py finds them there.
     unwritten = asked - {"val/em", "episode/evidence"} - {key for line in lines for key in line}

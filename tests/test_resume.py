@@ -42,7 +42,9 @@ pytestmark = pytest.mark.slow
 def home(produced, tmp_path_factory):
     """A home with data, index and cold start, and one uninterrupted run for each algorithm."""
     folder = Path(shutil.copytree(produced, tmp_path_factory.mktemp("home") / "home"))
-    for evaluated in folder.glob("runs/*/rollouts/eval*"):  # the others are not evaluated, and all files are compared
+    for evaluated in folder.glob(
+        "runs/*/rollouts/eval*"
+    ):  # the others are not evaluated, and all files are compared
         evaluated.unlink()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_R1_HOME", str(folder))
@@ -56,14 +58,18 @@ def train(algorithm: str, run: str, *more: str) -> list[str]:
 def assert_same(run, straight):
     assert weights(run) == weights(straight)
     assert curve(run) == curve(straight)
-    assert steps(run) == steps(straight) == ["step_000006", "step_000008"], "old ones are pruned, nothing is left"
+    assert steps(run) == steps(straight) == ["step_000006", "step_000008"], (
+        "old ones are pruned, nothing is left"
+    )
     assert rollouts(run) == rollouts(straight)
     assert leftovers(run) == []
 
 
 def test_the_reference_runs_are_worth_comparing_with(home):
     """Every step moved the weights; else equality would show nothing."""
-    start = load((Workspace(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes())
+    start = load(
+        (Workspace(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes()
+    )
     for algorithm in ("grpo", "ppo"):
         records = curve(home / "runs" / algorithm)
         assert [r["training/global_step"] for r in records] == list(range(1, 9))
@@ -80,13 +86,15 @@ MOMENTS = {
     "grpo": [("open", "manifest.json"), ("os.rename", "step_00000")],
     "ppo": [("shutil.rmtree", "/step_00000"), ("os.rename", ".part-metrics")],
 }
-"""While a checkpoint is written (weights and state are there, the list of hashes is not); just before it gets its name; just
-before the oldest goes; while the curve is cut back to the checkpoint."""
+"""While a checkpoint is written (weights and state are there, the list of hashes is not); just
+before it gets its name; just before the oldest goes; while the curve is cut back to the
+checkpoint."""
 
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_killed_again_and_again(home, capsys, algorithm):
-    """kill -9 at the moments that hurt most and at random ones, then --resume, to the same weights and curve."""
+    """kill -9 at the moments that hurt most and at random ones, then --resume, to the same weights
+    and curve."""
     name = f"{algorithm}-killed"
     run, resume = home / "runs" / name, train(algorithm, name, "--resume")
     killed_sometime(home, run, random.Random(algorithm), *train(algorithm, name))
@@ -104,7 +112,8 @@ def test_killed_again_and_again(home, capsys, algorithm):
 
 @pytest.mark.parametrize("algorithm", ["grpo", "ppo"])
 def test_the_last_steps_done_again_are_the_same(home, algorithm):
-    """From a checkpoint whose optimisers, critic and random states all have a past; a kill at random seldom finds one."""
+    """From a checkpoint whose optimisers, critic and random states all have a past; a kill at
+    random seldom finds one."""
     run = copy_of(home / "runs" / algorithm, f"{algorithm}-again")
     shutil.rmtree(run / "checkpoints" / "step_000008")
     assert main(*train(algorithm, run.name, "--resume")) == 0
@@ -126,7 +135,10 @@ def copy_of(run, name):
 def test_ctrl_c_saves_the_step_and_goes_on_to_the_same_end(home, interrupted):
     run, code, _, errors = interrupted
     assert code == 130
-    assert errors.splitlines()[-1] == "agent-r1: interrupted: stopped after step 3; continue with --resume"
+    assert (
+        errors.splitlines()[-1]
+        == "agent-r1: interrupted: stopped after step 3; continue with --resume"
+    )
     assert "Traceback" not in errors
     assert len(lines(run)) == 3 and steps(run) == ["step_000002", "step_000003"]
     run = copy_of(run, "ctrl-c-resumed")
@@ -156,7 +168,11 @@ def test_a_run_whose_time_is_up_saves(home, capsys):
     """trainer.max_hours, and then to the same end."""
     run = home / "runs" / "late"
     assert main(*train("grpo", "late", "trainer.max_hours=0.00001")) == 130
-    assert capsys.readouterr().err.splitlines()[-1].endswith("stopped after step 1; continue with --resume")
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("stopped after step 1; continue with --resume")
+    )
     assert len(lines(run)) == 1 and steps(run) == ["step_000001"]
     assert main(*train("grpo", "late", "--resume")) == 0
     assert_same(run, home / "runs" / "grpo")
@@ -208,14 +224,19 @@ def test_other_settings_are_refused_by_name(interrupted, capsys, command, settin
 
 def test_how_often_it_is_measured_may_change_on_resume(home, interrupted):
     run = copy_of(interrupted[0], "measured")
-    changed = ["trainer.eval_every=0", "trainer.save_every=3", "trainer.keep_checkpoints=9", "trainer.rollouts_every=0"]
+    changed = [
+        "trainer.eval_every=0",
+        "trainer.save_every=3",
+        "trainer.keep_checkpoints=9",
+        "trainer.rollouts_every=0",
+    ]
     assert main(*train("grpo", run.name, "--resume", *changed)) == 0
     assert weights(run) == weights(home / "runs" / "grpo")
     assert steps(run) == [f"step_00000{n}" for n in (2, 3, 6, 8)]
     assert "keep_checkpoints: 9" in (run / "config.yaml").read_text()
 
 
-# -------------------------------------------------------------------------------------------------------- the stages
+# --------------------------------------------------------------------------------------- the stages
 
 
 NAMES = ("tinyhop", "index", "cold-start")
@@ -233,7 +254,9 @@ def fresh(tmp_path, monkeypatch):
     [("data", "open", "corpus.jsonl"), ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json")],
 )  # fmt: skip
 def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
-    *before, made = (next((home / "artifacts").glob(f"{n}-*")) for n in NAMES[: STAGES.index(stage) + 1])
+    *before, made = (
+        next((home / "artifacts").glob(f"{n}-*")) for n in NAMES[: STAGES.index(stage) + 1]
+    )
     for needed in before:
         shutil.copytree(needed, fresh / "artifacts" / needed.name)
     killed_at(fresh, event, path, 1, stage, *TINY)
@@ -241,7 +264,9 @@ def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
     assert not (fresh / "artifacts" / made.name).exists()
     assert main(stage, *TINY) == 0
     assert tree(fresh / "artifacts" / made.name) == tree(made)
-    assert {path.name for path in (fresh / "artifacts").iterdir() if path.is_dir()} == {p.name for p in (*before, made)}
+    assert {path.name for path in (fresh / "artifacts").iterdir() if path.is_dir()} == {
+        p.name for p in (*before, made)
+    }
 
 
 def test_a_stage_that_gets_ctrl_c_cleans_up(fresh):

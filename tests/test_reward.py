@@ -13,21 +13,24 @@ from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.reward.scorers import exact_match, f1_score, normalize_answer, sub_em
 
-# --------------------------------------------------------- the official rules once more, by another route (no regex)
+# ---------------------------------------- the official rules once more, by another route (no regex)
 
 ASCII_PUNCTUATION = set("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~")
 
 
 def official_words(text: str) -> list[str]:
-    """SQuAD's description, word by word: lower, remove punctuation, remove articles, split on white space."""
+    """SQuAD's description, word by word: lower, remove punctuation, remove articles, split on white
+    space."""
     kept = [c for c in text.lower() if c not in ASCII_PUNCTUATION]
-    # An article is a maximal run of word characters (letters and digits of any script) that spells a, an or the.
+    # An article is a maximal run of word characters (letters and digits of any script) that spells
+    # a, an or the.
     runs = ["".join(run) for _, run in itertools.groupby(kept, key=str.isalnum)]
     return "".join(" " if run in ("a", "an", "the") else run for run in runs).split()
 
 
 def official_em(answer: str, target: str) -> float:
-    """But for a target without words ("The"), which any answer without words would equal: ours is compared as it is written."""
+    """But for a target without words ("The"), which any answer without words would equal: ours is
+    compared as it is written."""
     if official_words(answer) or official_words(target):
         return float(official_words(answer) == official_words(target))
     return float(answer.strip() == target.strip())
@@ -44,17 +47,75 @@ def official_f1(answer: str, target: str) -> float:
         if word in left:
             left.remove(word)
             same += 1
-    return 0.0 if same == 0 else 2 * (same / len(a)) * (same / len(t)) / (same / len(a) + same / len(t))
+    return (
+        0.0
+        if same == 0
+        else 2 * (same / len(a)) * (same / len(t)) / (same / len(a) + same / len(t))
+    )
 
 
 TRICKY = [
-    "", " ", "the", "The The", "A", "a.n", "an apple", "Theatre", "theatre", "the-atre", "U.S.", "US", "u s",
-    "rock-pop", "rock pop", "yes", "Yes.", "no", "No!", "no one", "noanswer", "no answer", "yes, no", "Norway",
-    "AC/DC", "ac dc", "don't", "dont", "“quoted”", '"quoted"', "naïve café", "cafe\u0301", "a\u0301",
-    "İstanbul", "ΣΑΣ", "straße", "STRASSE", "42", "42.0", "3,000", "3000", "a_b", "the\u00a0end", "end",
-    "x\x1cy", "x y", "東京", "the 東京", "a東", "\ud800", "\x00", "New York, New York", "New York", "a New York",
-    "Q\u200bR", "QR", "１", "1", "ﬁsh", "fish",
-]  # fmt: skip
+    "",
+    " ",
+    "the",
+    "The The",
+    "A",
+    "a.n",
+    "an apple",
+    "Theatre",
+    "theatre",
+    "the-atre",
+    "U.S.",
+    "US",
+    "u s",
+    "rock-pop",
+    "rock pop",
+    "yes",
+    "Yes.",
+    "no",
+    "No!",
+    "no one",
+    "noanswer",
+    "no answer",
+    "yes, no",
+    "Norway",
+    "AC/DC",
+    "ac dc",
+    "don't",
+    "dont",
+    "“quoted”",
+    '"quoted"',
+    "naïve café",
+    "cafe\u0301",
+    "a\u0301",
+    "İstanbul",
+    "ΣΑΣ",
+    "straße",
+    "STRASSE",
+    "42",
+    "42.0",
+    "3,000",
+    "3000",
+    "a_b",
+    "the\u00a0end",
+    "end",
+    "x\x1cy",
+    "x y",
+    "東京",
+    "the 東京",
+    "a東",
+    "\ud800",
+    "\x00",
+    "New York, New York",
+    "New York",
+    "a New York",
+    "Q\u200bR",
+    "QR",
+    "１",
+    "1",
+    "ﬁsh",
+    "fish",
+]
 
 
 @pytest.mark.parametrize("answer", TRICKY)
@@ -62,11 +123,31 @@ def test_tricky_strings_score_as_the_official_scorer(answer):
     assert normalize_answer(answer) == " ".join(official_words(answer))
     for target in TRICKY:
         assert exact_match(answer, [target]) == official_em(answer, target), (answer, target)
-        assert f1_score(answer, [target]) == pytest.approx(official_f1(answer, target)), (answer, target)
+        assert f1_score(answer, [target]) == pytest.approx(official_f1(answer, target)), (
+            answer,
+            target,
+        )
 
 
 WORDS = st.sampled_from(
-    ["a", "an", "the", "The", "yes", "no", "noanswer", "of", "Rome", "rome", ".", "-", "'", " ", "\u0301", "İ"]
+    [
+        "a",
+        "an",
+        "the",
+        "The",
+        "yes",
+        "no",
+        "noanswer",
+        "of",
+        "Rome",
+        "rome",
+        ".",
+        "-",
+        "'",
+        " ",
+        "\u0301",
+        "İ",
+    ]
 )
 TEXT = st.one_of(
     st.lists(WORDS, max_size=8).map("".join),
@@ -89,7 +170,9 @@ def test_how_the_metrics_relate(answer, targets):
     em, f1, sub = exact_match(answer, targets), f1_score(answer, targets), sub_em(answer, targets)
     assert em in (0.0, 1.0) and sub in (0.0, 1.0) and 0.0 <= f1 <= 1.0 + 1e-9
     assert sub >= em
-    if normalize_answer(answer):  # the official F1 of two empty strings is 0 though they match exactly
+    if normalize_answer(
+        answer
+    ):  # the official F1 of two empty strings is 0 though they match exactly
         assert f1 >= em
     if targets:
         assert f1 == max(f1_score(answer, [t]) for t in targets)
@@ -100,15 +183,21 @@ def test_how_the_metrics_relate(answer, targets):
 @pytest.mark.parametrize("target", ["The", "A", "!!!", "a an the", "...", ""])
 def test_a_target_without_words_is_compared_as_it_is_written(target):
     for answer in ("a", "the", "?", "-", "an", "The A", " "):
-        assert exact_match(answer, [target]) == sub_em(answer, [target]) == float(answer.strip() == target), answer
+        assert (
+            exact_match(answer, [target])
+            == sub_em(answer, [target])
+            == float(answer.strip() == target)
+        ), answer
     assert exact_match(f" {target} ", ["Oslo", target]) == 1.0
     assert qa_outcome("a", True, [target], 0.2)[0] == 0.0
 
 
 def test_f1_by_hand():
-    # answer {mount, everest, nepal}, target {mount, everest}: p = 2/3, r = 2/2, F1 = 2 * 2/3 * 1 / (5/3) = 0.8
+    # answer {mount, everest, nepal}, target {mount, everest}: p = 2/3, r = 2/2, F1 = 2 * 2/3 * 1 /
+    # (5/3) = 0.8
     assert f1_score("Mount Everest, Nepal", ["the Mount Everest"]) == pytest.approx(0.8)
-    # A word counts as often as it is in both: {new, york, new, york} against {new, york}: p = 2/4, r = 1, F1 = 2/3
+    # A word counts as often as it is in both: {new, york, new, york} against {new, york}: p = 2/4,
+    # r = 1, F1 = 2/3
     assert f1_score("New York, New York", ["New York"]) == pytest.approx(2 / 3)
     assert f1_score("Everest", ["K2", "Everest"]) == 1.0  # the best target counts
     assert f1_score("Everest", []) == 0.0
@@ -129,11 +218,13 @@ def test_sub_em_is_not_em():
     assert sub_em("It is in Norway, I think", ["no"]) == 1.0  # why it is never paid for
     assert exact_match("It is in Norway, I think", ["no"]) == 0.0
     assert sub_em("Oslo, Bergen or Turku", ["Bergen"]) == 1.0
-    assert sub_em("Oslo", ["the"]) == 0.0  # a target of articles only is not contained in everything
+    assert (
+        sub_em("Oslo", ["the"]) == 0.0
+    )  # a target of articles only is not contained in everything
     assert sub_em("Oslo", []) == 0.0
 
 
-# ------------------------------------------------------------------------------------------------------- the outcome
+# -------------------------------------------------------------------------------------- the outcome
 
 
 def score(text: str | None, targets: list[str], penalty: float):
@@ -146,8 +237,13 @@ def test_outcome():
     right = score("<think>x</think><answer>The Oslo.</answer>", ["Oslo"], 0.2)
     assert right == (1.0, {"em": 1.0, "format": 0.0}, {"em": 1.0, "sub_em": 1.0, "f1": 1.0})
     reward, parts, metrics = score("<answer>Oslo</answer> !", ["Oslo"], 0.2)  # right, but malformed
-    assert reward == pytest.approx(0.8) and parts == {"em": 1.0, "format": -0.2} and metrics["em"] == 1.0
-    # Wrong but well-formed; {oslo, or, rome} against {oslo}: p 1/3, r 1, F1 = 2/3 / (4/3) = 0.5, not paid
+    assert (
+        reward == pytest.approx(0.8)
+        and parts == {"em": 1.0, "format": -0.2}
+        and metrics["em"] == 1.0
+    )
+    # Wrong but well-formed; {oslo, or, rome} against {oslo}: p 1/3, r 1, F1 = 2/3 / (4/3) = 0.5,
+    # not paid
     reward, parts, metrics = score("<answer>Oslo or Rome</answer>", ["Oslo"], 0.2)
     assert reward == 0.0 and parts == {"em": 0.0, "format": 0.0}
     assert metrics == {"em": 0.0, "sub_em": 1.0, "f1": pytest.approx(0.5)}
@@ -190,6 +286,11 @@ HOSTILE = [
 @pytest.mark.timeout(120)  # takes 0.01 to 0.07 s; anything quadratic takes longer than this
 def test_a_hundred_kilobytes_of_anything_are_read(piece):
     text = piece * (100_000 // len(piece))
-    for hostile in (text, f"<answer>{text}</answer>", f"<answer>Oslo</answer>{text}x", f"{text}<answer>Oslo</answer>"):
+    for hostile in (
+        text,
+        f"<answer>{text}</answer>",
+        f"<answer>Oslo</answer>{text}x",
+        f"{text}<answer>Oslo</answer>",
+    ):
         reward, _, _ = score(hostile, ["Oslo", "a" * 1000], 0.2)
         assert reward in (-0.2, 0.0, 0.8, 1.0)

@@ -28,7 +28,9 @@ class Recorded(Rollouts):
         if greedy:
             assert samples == 1
             return self.greedy
-        return [Trajectory([Step([1], [2], [-1.0])], group, StopReason.ANSWERED, {}) for group in "aabb"]
+        return [
+            Trajectory([Step([1], [2], [-1.0])], group, StopReason.ANSWERED, {}) for group in "aabb"
+        ]
 
 
 class LocalPolicyStats:
@@ -36,14 +38,24 @@ class LocalPolicyStats:
 
 
 def test_the_greedy_baseline_is_what_the_episode_was_paid_less_its_penalty():
-    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by. The other was broken off."""
+    """Right and malformed: EM 1, and a reward of 0.8, which is what the samples are paid by. The
+    other was broken off."""
     greedy = [
-        Trajectory([Step([1], [2], [-1.0], 0.8)], "a", StopReason.ANSWERED, {}, metrics={"em": 1.0}, score_name="em"),
+        Trajectory(
+            [Step([1], [2], [-1.0], 0.8)],
+            "a",
+            StopReason.ANSWERED,
+            {},
+            metrics={"em": 1.0},
+            score_name="em",
+        ),
         Trajectory([Step([1], [2], [-1.0], 0.5)], "b", StopReason.TIME_OUT, {}),
     ]
     assert greedy[0].score == 1.0
     played = Greedy(Recorded(greedy)).play(1)
-    assert [t.extra[GREEDY] for t in played.chosen] == pytest.approx([0.8, 0.8, np.nan, np.nan], nan_ok=True)
+    assert [t.extra[GREEDY] for t in played.chosen] == pytest.approx(
+        [0.8, 0.8, np.nan, np.nan], nan_ok=True
+    )
     assert greedy[0] not in played.played
     rows = [row for n, t in enumerate(played.chosen) for row in trajectory_rows(t, n, [BASELINE])]
     baseline_B = collate(rows, columns=[BASELINE]).columns["baseline_B"]
@@ -51,8 +63,12 @@ def test_the_greedy_baseline_is_what_the_episode_was_paid_less_its_penalty():
 
 
 def test_the_entropy_is_that_of_sampled_episodes(chat, monkeypatch):
-    """remax also plays greedy episodes, and from one start model both algorithms sample the same ones."""
-    remax, rloo = (letters_run(chat, monkeypatch, name, "trainer.steps=1").metrics[0] for name in ("remax", "rloo"))
+    """remax also plays greedy episodes, and from one start model both algorithms sample the same
+    ones."""
+    remax, rloo = (
+        letters_run(chat, monkeypatch, name, "trainer.steps=1").metrics[0]
+        for name in ("remax", "rloo")
+    )
     assert (
         remax["actor/entropy"] == rloo["actor/entropy"]
         and remax["rollout/decode_tokens"] > rloo["rollout/decode_tokens"]
@@ -67,9 +83,13 @@ def test_the_rounds_of_a_step_ask_different_questions_under_different_names(n, s
     rounds = [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
     first, *later = [[task.row["prompt"][0]["content"] for task in tasks] for tasks in rounds]
     asked = [text for texts in later for text in texts[::2]]
-    assert len(set(asked)) == len(asked) == min(12, n - len(set(first))) and not set(asked) & set(first)
+    assert len(set(asked)) == len(asked) == min(12, n - len(set(first))) and not set(asked) & set(
+        first
+    )
     tasks = sum(rounds, [])
     groups = {task.group_id: task.row["prompt"][0]["content"] for task in tasks}
-    assert len(groups) == len(tasks) // 2 and all(groups[t.group_id] == t.row["prompt"][0]["content"] for t in tasks)
+    assert len(groups) == len(tasks) // 2 and all(
+        groups[t.group_id] == t.row["prompt"][0]["content"] for t in tasks
+    )
     assert len({task.session for task in tasks}) == len({task.seed for task in tasks}) == len(tasks)
     assert rounds == [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]

@@ -31,7 +31,10 @@ def test_an_appended_context_is_one_row_by_hand():
 
 def test_a_rewritten_context_begins_a_new_row():
     rows = trajectory_rows(
-        trajectory_of((PROMPT, ACTION, 0.25), ([1, 9], ANSWER, 1.0), ([1, 9, *ANSWER, 8], [15], 2.0)), 0
+        trajectory_of(
+            (PROMPT, ACTION, 0.25), ([1, 9], ANSWER, 1.0), ([1, 9, *ANSWER, 8], [15], 2.0)
+        ),
+        0,
     )
     assert [row.input_ids for row in rows] == [[1, 2, 3, 10, 11], [1, 9, 12, 13, 14, 8, 15]]
     assert [row.action_mask for row in rows] == [[0, 0, 0, 1, 1], [0, 0, 1, 1, 1, 0, 1]]
@@ -41,7 +44,13 @@ def test_a_rewritten_context_begins_a_new_row():
 
 @pytest.mark.parametrize(
     "second",
-    [PROMPT + ACTION[:1], PROMPT + [99] + ACTION[1:] + RESULT, PROMPT + RESULT, [], PROMPT + ACTION[:1] + RESULT],
+    [
+        PROMPT + ACTION[:1],
+        PROMPT + [99] + ACTION[1:] + RESULT,
+        PROMPT + RESULT,
+        [],
+        PROMPT + ACTION[:1] + RESULT,
+    ],
     ids=["shorter", "one token differs", "action dropped", "empty", "half of the action dropped"],
 )
 def test_a_context_that_does_not_extend_all_tokens_so_far_is_a_rewrite(second):
@@ -61,24 +70,31 @@ def test_an_episode_without_a_sampled_token_has_no_row():
 
 def test_an_empty_turn_leaves_the_others_in_place():
     trajectory = trajectory_of(
-        (PROMPT, ACTION, 0.5), (PROMPT + ACTION + RESULT, [], 0.0), (PROMPT + ACTION + RESULT, [7], 1.0)
+        (PROMPT, ACTION, 0.5),
+        (PROMPT + ACTION + RESULT, [], 0.0),
+        (PROMPT + ACTION + RESULT, [7], 1.0),
     )
     [row] = trajectory_rows(trajectory, 0)
     assert row.rewards == [0, 0, 0, 0, 0.5, 0, 0, 1.0]
 
 
 def test_an_outcome_behind_an_empty_turn_is_paid_to_the_last_token_that_was_chosen():
-    """The outcome sits on the last step; had that one sampled nothing, running out of turns would cost nothing."""
+    """The outcome sits on the last step; had that one sampled nothing, running out of turns would
+    cost nothing."""
     seen = PROMPT + ACTION + RESULT
-    [row] = trajectory_rows(trajectory_of((PROMPT, ACTION, 0.5), (seen, [], 0.25), (seen + RESULT, [], -1.0)), 0)
+    [row] = trajectory_rows(
+        trajectory_of((PROMPT, ACTION, 0.5), (seen, [], 0.25), (seen + RESULT, [], -1.0)), 0
+    )
     assert row.rewards == [0, 0, 0, 0, 0.5 + 0.25 - 1.0] + [0] * 4
-    rows = trajectory_rows(trajectory_of((PROMPT, ACTION, 0.5), ([9], [], -1.0)), 0)  # the context was rewritten
+    rows = trajectory_rows(
+        trajectory_of((PROMPT, ACTION, 0.5), ([9], [], -1.0)), 0
+    )  # the context was rewritten
     assert [r.rewards for r in rows] == [[0, 0, 0, 0, -0.5]]
     [row] = trajectory_rows(trajectory_of((PROMPT, [], -1.0), (PROMPT + RESULT, ACTION, 0.5)), 0)
     assert row.rewards == [0] * 6 + [-0.5]
 
 
-# ----------------------------------------------------------------------------------------------------- properties
+# --------------------------------------------------------------------------------------- properties
 
 
 @st.composite
@@ -106,12 +122,20 @@ def test_rows_hold_exactly_what_was_sampled_and_paid(trajectory):
     assert masked == sampled and sum(sum(row.action_mask) for row in rows) == len(sampled)
     logprobs = [x for row in rows for x, m in zip(row.logprobs, row.action_mask, strict=True) if m]
     assert logprobs == [x for s in trajectory.steps for x in s.action_logprobs]
-    assert sum(sum(row.rewards) for row in rows) == pytest.approx(trajectory.reward if sampled else 0)
+    assert sum(sum(row.rewards) for row in rows) == pytest.approx(
+        trajectory.reward if sampled else 0
+    )
     for row in rows:
-        assert {len(x) for x in (row.action_mask, row.logprobs, row.rewards, row.step_ids)} == {len(row.input_ids)}
-        for mask, logprob, reward, step in zip(row.action_mask, row.logprobs, row.rewards, row.step_ids, strict=True):
+        assert {len(x) for x in (row.action_mask, row.logprobs, row.rewards, row.step_ids)} == {
+            len(row.input_ids)
+        }
+        for mask, logprob, reward, step in zip(
+            row.action_mask, row.logprobs, row.rewards, row.step_ids, strict=True
+        ):
             assert (step >= 0) == bool(mask)
-            assert mask or (logprob == 0 and reward == 0)  # never a reward on a token that nobody chose
+            assert mask or (
+                logprob == 0 and reward == 0
+            )  # never a reward on a token that nobody chose
         steps = [s for s in row.step_ids if s >= 0]
         assert steps == sorted(steps)
 
@@ -132,7 +156,7 @@ def test_every_step_can_be_found_in_its_row(trajectory):
         assert row.step_ids.count(number) == len(step.action_ids)
 
 
-# ----------------------------------------------------------------------------------------------------------- batches
+# ------------------------------------------------------------------------------------------ batches
 
 batches = st.lists(trajectories(), min_size=1, max_size=5).map(
     lambda ts: [row for i, t in enumerate(ts) for row in trajectory_rows(t, i)]
@@ -140,12 +164,21 @@ batches = st.lists(trajectories(), min_size=1, max_size=5).map(
 
 
 def test_a_batch_is_padded_with_nothing():
-    rows = trajectory_rows(two_turns(), 0) + trajectory_rows(trajectory_of((PROMPT, ACTION, 0.5), group="h"), 1)
+    rows = trajectory_rows(two_turns(), 0) + trajectory_rows(
+        trajectory_of((PROMPT, ACTION, 0.5), group="h"), 1
+    )
     batch = collate(rows)
-    assert batch.ids_BT.tolist() == [[1, 2, 3, 10, 11, 4, 5, 12, 13, 14], [1, 2, 3, 10, 11, 0, 0, 0, 0, 0]]
+    assert batch.ids_BT.tolist() == [
+        [1, 2, 3, 10, 11, 4, 5, 12, 13, 14],
+        [1, 2, 3, 10, 11, 0, 0, 0, 0, 0],
+    ]
     assert batch.mask_BT.tolist()[1] == [0, 0, 0, 1, 1, 0, 0, 0, 0, 0]
     assert batch.rewards_BT.tolist()[1] == [0, 0, 0, 0, 0.5, 0, 0, 0, 0, 0]
-    assert batch.lengths_B.tolist() == [10, 5] and batch.trajectory_B.tolist() == [0, 1] and batch.groups == ["g", "h"]
+    assert (
+        batch.lengths_B.tolist() == [10, 5]
+        and batch.trajectory_B.tolist() == [0, 1]
+        and batch.groups == ["g", "h"]
+    )
     assert (batch.ids_BT.dtype, batch.mask_BT.dtype) == (torch.int64, torch.float32)
     assert (batch.logprobs_BT.dtype, batch.rewards_BT.dtype) == (torch.float32, torch.float32)
     assert len(batch) == 2
@@ -174,4 +207,8 @@ def test_some_rows_of_a_batch_are_the_batch_of_these_rows(rows, data):
 def test_a_batch_moves_as_a_whole():
     batch = collate(trajectory_rows(two_turns(), 0))
     assert_same(batch.to("cpu"), batch)
-    assert all(t.device.type == "meta" for t in vars(batch.to("meta")).values() if isinstance(t, torch.Tensor))
+    assert all(
+        t.device.type == "meta"
+        for t in vars(batch.to("meta")).values()
+        if isinstance(t, torch.Tensor)
+    )

@@ -1,4 +1,5 @@
-"""The comparison of runs before and after a change of structure finds one changed number, and minds no clock."""
+"""The comparison of runs before and after a change of structure finds one changed number, and minds
+no clock."""
 
 from __future__ import annotations
 
@@ -11,5 +12,7 @@ def test_a_changed_number_is_found_and_a_clock_is_not():
     slower = before | {"steps": [{"reward": 1.0, "seconds": 3.0}]}
     assert difference(_clean(before), _clean(slower), "x") is None
     other = before | {"steps": [{"reward": 0.5, "seconds": 2.0}]}
-    assert difference(_clean(before), _clean(other), "x") == "x: steps[0]: reward: 1.0 before, 0.5 now"
+    assert (
+        difference(_clean(before), _clean(other), "x") == "x: steps[0]: reward: 1.0 before, 0.5 now"
+    )
     assert "gone" in difference({"gone": 1}, {}, "x")

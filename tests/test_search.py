@@ -36,7 +36,10 @@ PASSAGES = [
 
 
 def write_corpus(path: Path, passages=PASSAGES) -> Path:
-    lines = [json.dumps({"id": f"p{i}", "title": title, "text": text}) for i, (title, text) in enumerate(passages)]
+    lines = [
+        json.dumps({"id": f"p{i}", "title": title, "text": text})
+        for i, (title, text) in enumerate(passages)
+    ]
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -57,7 +60,7 @@ def built(tmp_path):
     return tmp_path
 
 
-# ----------------------------------------------------------------------------------------------------- encoders
+# ----------------------------------------------------------------------------------------- encoders
 
 
 def fitted(dim=1024) -> NgramEncoder:
@@ -73,8 +76,13 @@ def test_vectors_are_float32_of_length_one_and_survive_a_file(tmp_path):
     ENCODER.save(tmp_path)
     again = NgramEncoder(1024)
     again.load(tmp_path)
-    np.testing.assert_array_equal(again.encode_passages(PASSAGES), ENCODER.encode_passages(PASSAGES))
-    queries, passages = again.encode_queries(["Vexlor", "\ud800 Tulo \udfff"]), again.encode_passages(PASSAGES)
+    np.testing.assert_array_equal(
+        again.encode_passages(PASSAGES), ENCODER.encode_passages(PASSAGES)
+    )
+    queries, passages = (
+        again.encode_queries(["Vexlor", "\ud800 Tulo \udfff"]),
+        again.encode_passages(PASSAGES),
+    )
     for vectors, count in ((queries, 2), (passages, 5)):
         assert vectors.shape == (count, 1024) and vectors.dtype == np.float32
         np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
@@ -97,7 +105,7 @@ def test_any_text_encodes_alone_as_in_company(texts):
         np.testing.assert_array_equal(ENCODER.encode_queries([text])[0], vector)
 
 
-# -------------------------------------------------------------------------------------------------------- index
+# -------------------------------------------------------------------------------------------- index
 
 
 def test_search_returns_passages_and_scores(built):
@@ -106,7 +114,13 @@ def test_search_returns_passages_and_scores(built):
     assert [hit.id for hit in hits][0] == "p0" and len(hits) == 3
     assert (hits[0].title, hits[0].text) == PASSAGES[0]
     assert 1 >= hits[0].score >= hits[1].score >= hits[2].score >= -1
-    assert sorted(hit.id for hit in index.search(["Vexlor"], 50)[0]) == ["p0", "p1", "p2", "p3", "p4"]
+    assert sorted(hit.id for hit in index.search(["Vexlor"], 50)[0]) == [
+        "p0",
+        "p1",
+        "p2",
+        "p3",
+        "p4",
+    ]
     assert index.search(["?!", ""], 3) == [[], []]  # nothing to compare
     assert index.search([], 3) == []
 
@@ -114,7 +128,10 @@ def test_search_returns_passages_and_scores(built):
 def test_search_agrees_with_plain_dot_products(world):
     index = PassageIndex.load(world / "index")
     rng = random.Random(0)
-    queries = [f"{p.title} {rng.choice(['founder', 'mayor', 'author'])}" for p in rng.sample(index.passages, 40)]
+    queries = [
+        f"{p.title} {rng.choice(['founder', 'mayor', 'author'])}"
+        for p in rng.sample(index.passages, 40)
+    ]
     pairs = [(p.title, p.text) for p in index.passages]
     scores = index.encoder.encode_queries(queries) @ index.encoder.encode_passages(pairs).T
     for row, hits in zip(scores, index.search(queries, 3), strict=True):
@@ -123,7 +140,9 @@ def test_search_agrees_with_plain_dot_products(world):
 
 def test_result_does_not_depend_on_the_batch(world):
     index = PassageIndex.load(world / "index")
-    queries = [f"{passage.title} {word}" for passage in index.passages[:40] for word in ("founder", "city")]
+    queries = [
+        f"{passage.title} {word}" for passage in index.passages[:40] for word in ("founder", "city")
+    ]
     together = index.search(queries, 3)
     assert together == [index.search([query], 3)[0] for query in queries]
     assert together == index.search(queries[::-1], 3)[::-1]
@@ -131,17 +150,25 @@ def test_result_does_not_depend_on_the_batch(world):
 
 def test_equal_scores_come_in_the_order_of_the_corpus(tmp_path):
     twins = [("Marn", "the same")] * 20 + [("Tulo", "another")]
-    build_index(write_corpus(tmp_path / "corpus.jsonl", twins), tmp_path / "index", NgramEncoder(256))
+    build_index(
+        write_corpus(tmp_path / "corpus.jsonl", twins), tmp_path / "index", NgramEncoder(256)
+    )
     first, second = PassageIndex.load(tmp_path / "index").search(["Tulo", "Marn"], 20)
     assert first[0].id == "p20" and [hit.id for hit in second] == [f"p{i}" for i in range(20)]
 
 
 def test_recall_on_tinyhop(world):
     index = PassageIndex.load(world / "index")
-    rows = [row for split in ("train", "test") for row in read_rows(world / "data" / f"{split}.parquet")]
-    name_only = [[{**lookup, "relation": ""} for lookup in row["extra_info"]["lookups"]] for row in rows]
+    rows = [
+        row for split in ("train", "test") for row in read_rows(world / "data" / f"{split}.parquet")
+    ]
+    name_only = [
+        [{**lookup, "relation": ""} for lookup in row["extra_info"]["lookups"]] for row in rows
+    ]
     for asked in (rows, [{"extra_info": {"lookups": lookups}} for lookups in name_only]):
-        assert recall_at_k(index, asked, 3) >= 0.98  # the issue asks for this; 0.997 and more is measured
+        assert (
+            recall_at_k(index, asked, 3) >= 0.98
+        )  # the issue asks for this; 0.997 and more is measured
 
 
 def test_recall_by_hand(built):
@@ -173,7 +200,10 @@ def cut(path: Path, bytes_left: int) -> None:
         (lambda folder: cut(folder / "index/manifest.json", 20), "damaged_index"),
         (lambda folder: cut(folder / "index/vectors.faiss", 2000), "damaged_index"),
         (lambda folder: cut(folder / "index/encoder.npz", 300), "damaged_index"),
-        (lambda folder: write_corpus(folder / "corpus.jsonl", PASSAGES[::-1]), "index_of_other_corpus"),
+        (
+            lambda folder: write_corpus(folder / "corpus.jsonl", PASSAGES[::-1]),
+            "index_of_other_corpus",
+        ),
     ],
     ids=["no index", "manifest", "vectors", "encoder", "corpus"],
 )
@@ -187,14 +217,17 @@ def test_another_encoder_is_refused(built):
     for encoder in (NgramEncoder(512), SentenceTransformerEncoder("intfloat/e5-base-v2")):
         with fails_with("index_of_other_encoder"):
             PassageIndex.load(built / "index", encoder=encoder)
-    assert PassageIndex.load(built / "index", built / "corpus.jsonl", NgramEncoder(256)).search(["Tulo"], 1)
+    assert PassageIndex.load(built / "index", built / "corpus.jsonl", NgramEncoder(256)).search(
+        ["Tulo"], 1
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ searcher
+# ----------------------------------------------------------------------------------------- searcher
 
 
 class CountingIndex:
-    """Stands in for a PassageIndex: answers with the query itself, and remembers what it was asked. Raises `fail`."""
+    """Stands in for a PassageIndex: answers with the query itself, and remembers what it was asked.
+    Raises `fail`."""
 
     def __init__(self, fail: Exception | None = None):
         self.calls: list[list[str]] = []
@@ -204,14 +237,19 @@ class CountingIndex:
         self.calls.append(queries)
         if self.fail:
             raise self.fail
-        return [[Hit(f"{query}/{rank}", query, "", 1 / (rank + 1)) for rank in range(top_k)] for query in queries]
+        return [
+            [Hit(f"{query}/{rank}", query, "", 1 / (rank + 1)) for rank in range(top_k)]
+            for query in queries
+        ]
 
 
 def ask(searcher: Searcher, *asked: tuple[str, int]) -> list:
     """Answers, or what was raised, of queries that line up in one turn of a new event loop."""
 
     async def main():
-        return await asyncio.gather(*(searcher.search(*each) for each in asked), return_exceptions=True)
+        return await asyncio.gather(
+            *(searcher.search(*each) for each in asked), return_exceptions=True
+        )
 
     return asyncio.run(main())
 
@@ -227,7 +265,9 @@ def test_one_turn_one_batch_and_equal_queries_asked_once():
     assert index.calls == [["a", "b", "c"]]
     assert [[hit.id for hit in hits] for hits in results] == [[f"{q}/0", f"{q}/1"] for q in "abcab"]
     assert vars(searcher.stats) == {"queries": 5, "cache_hits": 0, "searched": 3, "batches": 1}
-    assert [len(hits) for hits in ask(searcher, ("d", 1), ("d", 3), ("e", 2))] == [1, 3, 2] and len(index.calls) == 2
+    assert [len(hits) for hits in ask(searcher, ("d", 1), ("d", 3), ("e", 2))] == [1, 3, 2] and len(
+        index.calls
+    ) == 2
 
 
 def test_cache_over_several_event_loops_that_nobody_can_spoil():
@@ -246,10 +286,12 @@ def test_cache_over_several_event_loops_that_nobody_can_spoil():
 
 
 @pytest.mark.parametrize(
-    ("error", "asked"), [(RuntimeError("index on fire"), 3), (AgentR1Error("the service is down; start it"), 1)]
+    ("error", "asked"),
+    [(RuntimeError("index on fire"), 3), (AgentR1Error("the service is down; start it"), 1)],
 )
 def test_a_failed_batch_raises_in_every_waiter_and_is_not_remembered(error, asked):
-    """A batch that failed is asked again query by query, unless a service has said what is wrong."""
+    """A batch that failed is asked again query by query, unless a service has said what is
+    wrong."""
     index = CountingIndex(error)
     searcher = Searcher(index)
     assert ask(searcher, *one_each("aab")) == [error] * 3 and len(index.calls) == asked
@@ -257,11 +299,12 @@ def test_a_failed_batch_raises_in_every_waiter_and_is_not_remembered(error, aske
     assert [hits[0].title for hits in ask(searcher, *one_each("aab"))] == ["a", "a", "b"]
 
 
-# ------------------------------------------------------------------------------- an index that hangs, or takes its time
+# ----------------------------------------------------------- an index that hangs, or takes its time
 
 
 class HangingIndex(CountingIndex):
-    """Hangs in queries for "hang" until it is let go; gives up by itself, so that a failing test ends."""
+    """Hangs in queries for "hang" until it is let go; gives up by itself, so that a failing test
+    ends."""
 
     def __init__(self):
         super().__init__()
@@ -283,7 +326,9 @@ def hanging():
 
 
 async def search_call(searcher: Searcher, query: str, timeout_s: float = 5.0):
-    return await call_tool({"search": SearchTool(searcher, 1)}, ToolCall("search", {"query": query}), timeout_s, 4000)
+    return await call_tool(
+        {"search": SearchTool(searcher, 1)}, ToolCall("search", {"query": query}), timeout_s, 4000
+    )
 
 
 def test_a_search_that_hangs_ends_at_its_deadline_and_stops_nobody_else(hanging):
@@ -296,7 +341,9 @@ def test_a_search_that_hangs_ends_at_its_deadline_and_stops_nobody_else(hanging)
             await asyncio.sleep(0.01)
         others = [
             await search_call(searcher, "a"),  # remembered
-            await search_call(searcher, "b", timeout_s=0.1),  # new: the index has one caller at a time
+            await search_call(
+                searcher, "b", timeout_s=0.1
+            ),  # new: the index has one caller at a time
         ]
         still = hanging.hangs
         result = await hung
@@ -329,7 +376,7 @@ def test_many_lines_share_the_next_batch_while_the_index_works(hanging):
     assert hanging.calls == [["hang"], ["a", "b", "c"]]
 
 
-# --------------------------------------------------------------------------------------------------- what a query may be
+# ------------------------------------------------------------------------------ what a query may be
 
 
 class TokenizingIndex(CountingIndex):
@@ -353,4 +400,8 @@ def test_the_tool_cleans_and_bounds_what_it_asks(tokenizer):
 
     *fine, blank = asyncio.run(main())
     assert all(result.ok for result in fine) and blank.error is ToolErrorKind.INVALID_ARGUMENTS
-    assert sorted(q for queries in index.calls for q in queries) == ["a", "half of a pair: ?", "x" * MAX_QUERY_CHARS]
+    assert sorted(q for queries in index.calls for q in queries) == [
+        "a",
+        "half of a pair: ?",
+        "x" * MAX_QUERY_CHARS,
+    ]

@@ -1,4 +1,5 @@
-"""Room 2, the search service: real sockets, 60 clients, a slow encoder, and whatever may come in over a port."""
+"""Room 2, the search service: real sockets, 60 clients, a slow encoder, and whatever may come in
+over a port."""
 
 from __future__ import annotations
 
@@ -38,18 +39,28 @@ def _no_pause_between_attempts_to_connect(monkeypatch):
 
 
 class SlowIndex:
-    """Stands in for a PassageIndex whose encoder takes `seconds` a batch; answers with the query itself."""
+    """Stands in for a PassageIndex whose encoder takes `seconds` a batch; answers with the query
+    itself."""
 
     def __init__(self, seconds: float = 0.0):
         self.seconds, self.batches, self.fail = seconds, [], False
-        self.made_of = {"encoder": {"name": "slow"}, "corpus_sha256": "c0ffee", "count": 3, "dim": 2, "index": "Flat"}
+        self.made_of = {
+            "encoder": {"name": "slow"},
+            "corpus_sha256": "c0ffee",
+            "count": 3,
+            "dim": 2,
+            "index": "Flat",
+        }
 
     def search(self, queries, top_k):
         self.batches.append(len(queries))
         time.sleep(self.seconds)
         if self.fail:
             raise RuntimeError("index on fire")
-        return [[Hit(f"{query}/{rank}", query, "text", 1 / (rank + 1)) for rank in range(top_k)] for query in queries]
+        return [
+            [Hit(f"{query}/{rank}", query, "text", 1 / (rank + 1)) for rank in range(top_k)]
+            for query in queries
+        ]
 
 
 @contextmanager
@@ -80,7 +91,7 @@ def get(url: str, path: str, **params) -> httpx.Response:
     return httpx.get(f"{url}{path}", params=params, timeout=100, trust_env=False)
 
 
-# ------------------------------------------------------------------------------------------------------- what it answers
+# ---------------------------------------------------------------------------------- what it answers
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +103,16 @@ def quick():
 def test_search_and_health(quick):
     answer = post(quick, json={"queries": ["a", "b"], "top_k": 2})
     assert answer.status_code == 200
-    assert [[hit["id"] for hit in hits] for hits in answer.json()["results"]] == [["a/0", "a/1"], ["b/0", "b/1"]]
-    assert answer.json()["results"][0][0] == {"id": "a/0", "title": "a", "text": "text", "score": 1.0}
+    assert [[hit["id"] for hit in hits] for hits in answer.json()["results"]] == [
+        ["a/0", "a/1"],
+        ["b/0", "b/1"],
+    ]
+    assert answer.json()["results"][0][0] == {
+        "id": "a/0",
+        "title": "a",
+        "text": "text",
+        "score": 1.0,
+    }
     assert len(post(quick, json={"queries": ["c"]}).json()["results"][0]) == 3
     health = get(quick, "/health").json()
     assert health["status"] == "ok" and health["count"] == 3 and health["corpus_sha256"] == "c0ffee"
@@ -110,7 +129,9 @@ def test_search_and_health(quick):
 )
 def test_a_bad_body_is_refused_in_one_line_that_does_not_repeat_it(quick, body, status, says):
     answer = post(quick, content=body)
-    assert answer.status_code == status and says in answer.json()["detail"] and len(answer.text) < 300
+    assert (
+        answer.status_code == status and says in answer.json()["detail"] and len(answer.text) < 300
+    )
     assert post(quick, json={"queries": ["still there"]}).status_code == 200
 
 
@@ -130,7 +151,7 @@ def test_a_body_without_an_end_is_cut_off_and_one_that_stops_gets_no_answer_from
         assert b"504" in dawdler.recv(1000)
 
 
-# ------------------------------------------------------------------------------------------------------------- the crowd
+# ---------------------------------------------------------------------------------------- the crowd
 
 
 def test_60_clients_at_once_share_batches_and_health_stays_prompt():
@@ -141,7 +162,9 @@ def test_60_clients_at_once_share_batches_and_health_stays_prompt():
             limits = httpx.Limits(max_connections=61)
             async with httpx.AsyncClient(timeout=100, trust_env=False, limits=limits) as client:
                 bodies = [{"queries": [f"q{i}", "common"], "top_k": 1} for i in range(60)]
-                asks = [asyncio.create_task(client.post(f"{url}/search", json=body)) for body in bodies]
+                asks = [
+                    asyncio.create_task(client.post(f"{url}/search", json=body)) for body in bodies
+                ]
                 while not index.batches:
                     await asyncio.sleep(0.01)
                 health, done = await client.get(f"{url}/health"), sum(ask.done() for ask in asks)
@@ -160,10 +183,14 @@ def test_60_clients_at_once_share_batches_and_health_stays_prompt():
 def test_an_encoder_that_hangs_is_answered_in_time_and_its_queue_is_bounded(monkeypatch):
     monkeypatch.setattr(service, "MAX_WAITING", 10)
     with running(SlowIndex(seconds=0.4), timeout_s=0.2) as url, ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8)))
+        answers = list(
+            pool.map(lambda i: post(url, json={"queries": [f"{i}{j}" for j in range(4)]}), range(8))
+        )
         assert {a.status_code for a in answers} == {503, 504}
         assert all("Retry-After" in a.headers for a in answers if a.status_code == 503)
-        while get(url, "/health").json()["waiting"]:  # what was given up on is worked off, and leaves the queue
+        while get(url, "/health").json()[
+            "waiting"
+        ]:  # what was given up on is worked off, and leaves the queue
             time.sleep(0.1)
 
 
@@ -177,14 +204,17 @@ def test_an_index_that_raises_is_500_and_not_the_end():
         assert post(url, json={"queries": ["a"]}).status_code == 200
 
 
-# ------------------------------------------------------------------------------------------------------------ the client
+# --------------------------------------------------------------------------------------- the client
 
 
 def test_the_client_gives_what_the_index_gives_and_a_searcher_over_it_asks_once_a_turn():
     index, queries = SlowIndex(), [f"q{i}" for i in range(300)]  # more than one request
     with running(index) as url:
         remote = RemoteIndex(url)
-        assert remote.search(queries, 2) == SlowIndex().search(queries, 2) and remote.search([], 2) == []
+        assert (
+            remote.search(queries, 2) == SlowIndex().search(queries, 2)
+            and remote.search([], 2) == []
+        )
         index.batches.clear()
         searcher = Searcher(remote)
 
@@ -214,17 +244,20 @@ def test_a_service_that_comes_back_with_another_index_is_refused():
         found = pool.submit(remote.search, ["a"], 1)
         while not said:
             time.sleep(0.01)
-        with running(other, port=int(url.rpartition(":")[2])), pytest.raises(AgentR1Error, match="has another index"):
+        with (
+            running(other, port=int(url.rpartition(":")[2])),
+            pytest.raises(AgentR1Error, match="has another index"),
+        ):
             found.result(timeout=100)
 
 
-# ------------------------------------------------------------------------------------------------ Search-R1's protocol
+# ----------------------------------------------------------------------------- Search-R1's protocol
 
 
 @contextmanager
 def retriever(answer=None, asked=None):
-    """A server of Search-R1's form that shares no code with ours; its address. `answer`: what it says instead; `asked`: a
-    list that gets the bodies."""
+    """A server of Search-R1's form that shares no code with ours; its address. `answer`: what it
+    says instead; `asked`: a list that gets the bodies."""
 
     def found(rank, query):
         document = {"id": str(rank), "contents": f'"{query} ("a")"\nLine one.\nLine two.'}
@@ -237,7 +270,9 @@ def retriever(answer=None, asked=None):
         body = await request.json()
         if asked is not None:
             asked.append(body)
-        return answer or {"result": [[found(rank, q) for rank in range(body["topk"])] for q in body["queries"]]}
+        return answer or {
+            "result": [[found(rank, q) for rank in range(body["topk"])] for q in body["queries"]]
+        }
 
     with serving(app) as url:
         yield url
@@ -249,19 +284,25 @@ def test_a_retriever_of_search_r1_answers_our_agents():
         said: list[str] = []
         remote = RemoteIndex(f"{url}/retrieve/", tell=said.append)
         remote.check("ngram", "c0ffee")
-        assert said == [f"search: {url}/retrieve does not say what it searches; what it finds is taken as it comes"]
+        assert said == [
+            f"search: {url}/retrieve does not say what it searches; what it finds is taken as it "
+            "comes"
+        ]
         assert remote.search(["x", "y"], 2)[1] == [
-            Hit("0", 'y ("a")', "Line one.\nLine two.", 9.5), Hit("1", 'y ("a")', "Line one.\nLine two.", 8.5)
-        ]  # fmt: skip
+            Hit("0", 'y ("a")', "Line one.\nLine two.", 9.5),
+            Hit("1", 'y ("a")', "Line one.\nLine two.", 8.5),
+        ]
         assert asked[-1] == {"queries": ["x", "y"], "topk": 2, "return_scores": True}
         tool = {"search": SearchTool(Searcher(remote), 1)}
         result = asyncio.run(call_tool(tool, ToolCall("search", {"query": "z"}), 10, 4000))
-        assert result.content == 'z ("a"): Line one. Line two.' and result.data["titles"] == ['z ("a")']
+        assert result.content == 'z ("a"): Line one. Line two.' and result.data["titles"] == [
+            'z ("a")'
+        ]
         with pytest.raises(AgentR1Error, match="404.*named search.url=http://HOST:PORT/retrieve"):
             RemoteIndex(url).check("ngram", "c0ffee")
 
 
-# ---------------------------------------------------------------------------------------------------- the real command
+# --------------------------------------------------------------------------------- the real command
 
 
 @pytest.fixture(scope="module")
@@ -269,8 +310,16 @@ def home(tmp_path_factory):
     """A home with data and index of a small HotpotQA."""
     folder = tmp_path_factory.mktemp("home")
     source = write_json(folder / "mine.json", hotpotqa())
-    settings = ["--preset=smoke", "data.name=hotpotqa", f"data.source={source}", "data.train=40", "data.val=8",
-                "data.test=12", "rollout.prompts_per_step=8", "search.dim=512"]  # fmt: skip
+    settings = [
+        "--preset=smoke",
+        "data.name=hotpotqa",
+        f"data.source={source}",
+        "data.train=40",
+        "data.val=8",
+        "data.test=12",
+        "rollout.prompts_per_step=8",
+        "search.dim=512",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_R1_HOME", str(folder))
         assert main("data", *settings) == 0 and main("index", *settings) == 0
@@ -302,14 +351,23 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
     folder, settings = home
     call, said = ToolCall("search", {"query": "author of Moby-Dick"}), []
     with command(folder, *settings) as (process, url):
-        local, remote = load_config("smoke", settings[1:]), load_config("smoke", [*settings[1:], f"search.url={url}"])
-        here, there = (
-            asyncio.run(call_tool(Workspace(config).load_tools(), call, 10, 4000)) for config in (local, remote)
+        local, remote = (
+            load_config("smoke", settings[1:]),
+            load_config("smoke", [*settings[1:], f"search.url={url}"]),
         )
-        assert here.content == there.content and "Moby-Dick is a novel by Herman Melville" in here.content
+        here, there = (
+            asyncio.run(call_tool(Workspace(config).load_tools(), call, 10, 4000))
+            for config in (local, remote)
+        )
+        assert (
+            here.content == there.content
+            and "Moby-Dick is a novel by Herman Melville" in here.content
+        )
         assert Workspace(remote).retriever.startswith("ngram")
         with retriever() as foreign:
-            theirs = Workspace(load_config("smoke", [*settings[1:], f"search.url={foreign}/retrieve"]))
+            theirs = Workspace(
+                load_config("smoke", [*settings[1:], f"search.url={foreign}/retrieve"])
+            )
             found = asyncio.run(call_tool(theirs.load_tools(), call, 10, 4000)).content
         assert (
             found.startswith('author of Moby-Dick ("a"): Line one.')
@@ -317,13 +375,20 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
         )
         index = Workspace(local).load_index()
         queries = [passage.title for passage in index.passages]
-        assert RemoteIndex(url).search(queries, 3) == index.search(queries, 3)  # to the last bit of the scores
+        assert RemoteIndex(url).search(queries, 3) == index.search(
+            queries, 3
+        )  # to the last bit of the scores
         assert main("index", *settings, f"search.url={url}") == 0
         with pytest.raises(AgentR1Error, match="has another index .encoder ngram"):
             RemoteIndex(url).check("ngram", "0" * 64)
-        assert main("search-server", f"--port={url.rpartition(':')[2]}", *settings) == 1  # the port is taken
+        assert (
+            main("search-server", f"--port={url.rpartition(':')[2]}", *settings) == 1
+        )  # the port is taken
         # Its deadline would be over long before the service is there again.
-        tool = SearchTool(Searcher(RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append), cache_size=0), top_k=3)
+        tool = SearchTool(
+            Searcher(RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append), cache_size=0),
+            top_k=3,
+        )
         before = asyncio.run(call_tool({"search": tool}, call, 0.1, 4000))
         process.kill()
         process.wait()

@@ -36,7 +36,13 @@ class MisreadEnv(SilentEnv):
     """Each turn is a call that cannot be parsed."""
 
     async def step(self, action):
-        call = {"name": "", "arguments": {}, "ok": False, "error": "malformed_call", "content": "error"}
+        call = {
+            "name": "",
+            "arguments": {},
+            "ok": False,
+            "error": "malformed_call",
+            "content": "error",
+        }
         return replace(await super().step(action), info={"tool_calls": [call]})
 
 
@@ -60,7 +66,9 @@ def test_why_the_reward_is_zero(chat, monkeypatch, reason):
     assert (found[0].step, found[0].stop_reason) == (3, reason)
 
 
-@pytest.mark.parametrize(("env", "why"), [(MisreadEnv, "zero: invalid calls"), (WrongEnv, "zero: wrong")])
+@pytest.mark.parametrize(
+    ("env", "why"), [(MisreadEnv, "zero: invalid calls"), (WrongEnv, "zero: wrong")]
+)
 def test_calls_that_nobody_understands_and_answers_that_are_all_wrong(chat, monkeypatch, env, why):
     found = signs(lines_of(letters_run(chat, monkeypatch, "grpo", "trainer.steps=3", env=env)))
     assert [(sign.name, sign.collapse) for sign in found] == [(why, False), ("groups agree", True)]
@@ -83,11 +91,17 @@ def test_a_run_that_cannot_get_better_has_agreed_and_not_collapsed(chat, monkeyp
 def scored(scores: list[float], more: dict[str, list[float]] | None = None) -> list[dict]:
     """Lines of a run with these scores, one a step, and with other metrics."""
     columns = {"critic/score/mean": scores, **(more or {})}
-    return [{STEP_KEY: n + 1} | {name: values[n] for name, values in columns.items()} for n in range(len(scores))]
+    return [
+        {STEP_KEY: n + 1} | {name: values[n] for name, values in columns.items()}
+        for n in range(len(scores))
+    ]
 
 
 def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_path):
-    grows = {"tool_calls/mean": [1.0] * 5 + [9.0] * 5, "response_length/mean": [8.0] * 5 + [40.0] * 5}
+    grows = {
+        "tool_calls/mean": [1.0] * 5 + [9.0] * 5,
+        "response_length/mean": [8.0] * 5 + [40.0] * 5,
+    }
     lines = scored([1.0] * 5 + [0.0] * 5, grows)
     found = {sign.name: sign for sign in signs(lines)}
     assert {"reward falls", "calls per episode", "tokens per episode"} <= set(found) and found[
@@ -107,7 +121,9 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_pa
 
 def test_a_fall_that_is_over_is_not_told_as_if_it_lasted():
     lines = scored([1.0] * 5 + [0.0] * 5 + [1.0] * 6)
-    assert [(s.name, s.step, s.over) for s in signs(lines) if s.collapse] == [("reward falls", 10, 15)]
+    assert [(s.name, s.step, s.over) for s in signs(lines) if s.collapse] == [
+        ("reward falls", 10, 15)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -120,21 +136,28 @@ def test_a_fall_that_is_over_is_not_told_as_if_it_lasted():
     ],
 )
 def test_a_fall_is_half_of_the_rise_and_a_tenth(levels, falls):
-    lines = [{STEP_KEY: 5 * i + k, "critic/score/mean": level} for i, level in enumerate(levels) for k in range(1, 6)]
+    lines = [
+        {STEP_KEY: 5 * i + k, "critic/score/mean": level}
+        for i, level in enumerate(levels)
+        for k in range(1, 6)
+    ]
     assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
 
 
 @pytest.mark.parametrize(("swing", "falls"), [(0.05, True), (0.2, False)])
 def test_a_fall_is_held_against_the_runs_own_noise(swing, falls):
-    """The same fall of .2, in a run whose steps differ little and in one whose steps differ much."""
+    """The same fall of .2, in a run whose steps differ little and in one whose steps differ
+    much."""
     lines = [
-        {STEP_KEY: n, "critic/score/mean": (0.6 if n <= 10 else 0.4) + swing * (-1) ** n} for n in range(1, 21)
+        {STEP_KEY: n, "critic/score/mean": (0.6 if n <= 10 else 0.4) + swing * (-1) ** n}
+        for n in range(1, 21)
     ]  # means of five steps move by a fifth of the swing
     assert [sign.name for sign in new_signs(lines)] == ["reward falls"] * falls
 
 
 def test_recorded_runs_that_were_held_back():
-    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table docs/lab/estimators.md prints."""
+    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table
+    docs/lab/estimators.md prints."""
     page = (ROOT / "docs/lab/estimators.md").read_text()
     assert sentinel.table(sentinel.HELD_BACK) in page and sentinel.table(sentinel.CHOSEN_ON) in page
     alarms = {
@@ -152,7 +175,10 @@ def test_the_setting_ends_a_run_of_the_command_line(tmp_path, monkeypatch, micro
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     longer = ["trainer.steps=5", "trainer.save_every=1", "trainer.stop_on_collapse=true"]
     assert main("train", *a_step_of_maths(tmp_path, micro_model, "gsm8k", *longer), "--plain") == 1
-    assert "stopped after step 3 (trainer.stop_on_collapse); no checkpoint is older" in capsys.readouterr().err
+    assert (
+        "stopped after step 3 (trainer.stop_on_collapse); no checkpoint is older"
+        in capsys.readouterr().err
+    )
     assert len((tmp_path / "runs/maths/metrics.jsonl").read_text().splitlines()) == 3
 
 
@@ -164,13 +190,17 @@ def test_a_policy_that_tries_nothing_new(chat, monkeypatch):
 
         async def step(self, action):
             ChangingEnv.begun += 1
-            return replace(await super().step(action), reward=0.5 * (ChangingEnv.begun <= 2 * 16 * 5))
+            return replace(
+                await super().step(action), reward=0.5 * (ChangingEnv.begun <= 2 * 16 * 5)
+            )
 
     sure = random_model(len(chat.tokenizer), seed=2)
     sure.embed.weight.data *= 100
     overrides = ["trainer.steps=10", "actor.lr=0", "rollout.temperature=0.01"]
     record = letters_run(chat, monkeypatch, "ppo", *overrides, env=ChangingEnv, model=sure)
-    assert {"entropy", "reward falls"} <= {sign.name for sign in signs(lines_of(record)) if sign.collapse}
+    assert {"entropy", "reward falls"} <= {
+        sign.name for sign in signs(lines_of(record)) if sign.collapse
+    }
 
 
 def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
@@ -178,18 +208,25 @@ def test_a_sampler_that_keeps_its_old_weights(chat, monkeypatch):
         policy.stats = SamplerStats()
 
     monkeypatch.setattr(LocalPolicy, "sync", forgets)
-    overrides = ["trainer.dtype=bfloat16", "trainer.steps=10", "actor.lr=0.05", "rollout.samples_per_prompt=128"]
+    overrides = [
+        "trainer.dtype=bfloat16",
+        "trainer.steps=10",
+        "actor.lr=0.05",
+        "rollout.samples_per_prompt=128",
+    ]
     lines = lines_of(letters_run(chat, monkeypatch, "grpo", *overrides))
     assert lines[0][SAMPLER_GAP] < 0.05  # rounding, in the eight rows that are recomputed
     assert [sign.name for sign in signs(lines) if sign.name == "sampler"]
 
 
-# ---------------------------------------------------------------------------------------------------------- host memory
+# -------------------------------------------------------------------------------------- host memory
 
 
 def memory_signs(free: list[float]) -> list[Sign]:
     return [
-        s for s in signs([{STEP_KEY: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)]) if s.name == "host memory"
+        s
+        for s in signs([{STEP_KEY: n, HOST_FREE: gib} for n, gib in enumerate(free, 1)])
+        if s.name == "host memory"
     ]
 
 
@@ -197,7 +234,10 @@ def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
     noise = random.Random(0)
     (sign,) = memory_signs([180 - 1.5 * n + noise.gauss(0, 2) for n in range(60)])
     assert 30 <= sign.step <= 60 and not sign.collapse
-    rate, left = map(float, re.search(r"falls by (\d+) MiB per step, and ([\d.]+) GiB are left", sign.seen).groups())
+    rate, left = map(
+        float,
+        re.search(r"falls by (\d+) MiB per step, and ([\d.]+) GiB are left", sign.seen).groups(),
+    )
     assert rate == pytest.approx(1.5 * 1024, rel=0.1) and left == pytest.approx(136, abs=10)
 
 
@@ -206,7 +246,9 @@ def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
     "free",
     [
         lambda n, noise: 180 - 3 * (n % 20) + noise.gauss(0, 1),  # given back with each checkpoint
-        lambda n, noise: 180 - 40 * (n > 50) + noise.gauss(0, 1),  # another program starts, and stays
+        lambda n, noise: (
+            180 - 40 * (n > 50) + noise.gauss(0, 1)
+        ),  # another program starts, and stays
         lambda n, noise: 180 - 0.01 * n,  # 10 MiB a step
     ],
 )

@@ -1,5 +1,6 @@
-"""Room 9, serving: a server of our own that starts, fails, dies and goes as it should, whatever happens to us; and the
-real vLLM, where it is installed: the same tokens as in training, and OpenAI clients with tool calls."""
+"""Room 9, serving: a server of our own that starts, fails, dies and goes as it should, whatever
+happens to us; and the real vLLM, where it is installed: the same tokens as in training, and OpenAI
+clients with tool calls."""
 
 from __future__ import annotations
 
@@ -55,7 +56,12 @@ def fake(tmp_path, monkeypatch):
 
 
 def policy_of(server: VllmServer, **changes) -> ServerPolicy:
-    settings = {"url": server.url, "api_key": server.api_key, "model": server.name, "stop_ids": (14,)} | changes
+    settings = {
+        "url": server.url,
+        "api_key": server.api_key,
+        "model": server.name,
+        "stop_ids": (14,),
+    } | changes
     return ServerPolicy(**settings, diagnose=server.diagnose)
 
 
@@ -79,18 +85,22 @@ def answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-# ------------------------------------------------------------------------------------------------- starting and stopping
+# ---------------------------------------------------------------------------- starting and stopping
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("modes", ["slow,family", "stubborn,family"])
-def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(fake, tmp_path, monkeypatch, capsys, modes):
+def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(
+    fake, tmp_path, monkeypatch, capsys, modes
+):
     monkeypatch.setattr("agent_r1.inference.serve.SERVER_STOP_S", 0.5)
     with fake(modes) as server:
         assert httpx.get(f"{server.url[:-3]}/health", trust_env=False).status_code == 200
         assert server.url == f"http://127.0.0.1:{server.port}/v1" and server.diagnose() is None
         leader = server.process.pid
-        assert os.getpgid(leader) == leader != os.getpgrp()  # Ctrl-C in the terminal is not for the server
+        assert (
+            os.getpgid(leader) == leader != os.getpgrp()
+        )  # Ctrl-C in the terminal is not for the server
         child = int(server.log.read_text().split("child ")[1].split()[0])
         assert alive(leader) and alive(child)
     assert f"vLLM loads {MODEL}" in capsys.readouterr().out
@@ -100,16 +110,30 @@ def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(fake, tm
 
 def test_what_vllm_is_told(fake):
     with fake() as server:
-        command = Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode().replace("\0", " ")
+        command = (
+            Path(f"/proc/{server.process.pid}/cmdline").read_bytes().decode().replace("\0", " ")
+        )
         policy = policy_of(server)
         asyncio.run(policy.generate([1, 2, 3], Sampling(8, 0.7, seed=2**64 - 1)))
         log = server.log.read_text()
-    for option in ("--host 127.0.0.1", "--dtype float32", "--tool-call-parser hermes", "--enable-auto-tool-choice",
-                   f"--max-model-len {SMOKE.rollout.max_context}", "--logprobs-mode processed_logprobs"):  # fmt: skip
+    for option in (
+        "--host 127.0.0.1",
+        "--dtype float32",
+        "--tool-call-parser hermes",
+        "--enable-auto-tool-choice",
+        f"--max-model-len {SMOKE.rollout.max_context}",
+        "--logprobs-mode processed_logprobs",
+    ):
         assert option in command
     assert server.api_key not in command and server.api_key not in log and len(server.api_key) > 30
     sent = json.loads(log.split("request ")[1].splitlines()[0])
-    wanted = {"prompt": [1, 2, 3], "max_tokens": 8, "temperature": 0.7, "top_p": 1.0, "stop_token_ids": [14]}
+    wanted = {
+        "prompt": [1, 2, 3],
+        "max_tokens": 8,
+        "temperature": 0.7,
+        "top_p": 1.0,
+        "stop_token_ids": [14],
+    }
     # Published models set these in their generation_config.json, and vLLM would follow.
     wanted |= {"repetition_penalty": 1.0, "top_k": 0, "min_p": 0.0, "return_token_ids": True}
     assert wanted.items() <= sent.items() and 0 <= sent["seed"] < 2**63
@@ -152,15 +176,18 @@ with vllm_server(model, config.rollout, config.trainer) as server:
 def where_it_is(parent: subprocess.Popen) -> tuple[int, int]:
     """Process id and port of the server of PARENT."""
     return next(
-        (int(pid), int(port)) for pid, _, port in (line.partition(" ") for line in parent.stdout) if pid.isdigit()
+        (int(pid), int(port))
+        for pid, _, port in (line.partition(" ") for line in parent.stdout)
+        if pid.isdigit()
     )
 
 
-# ------------------------------------------------------------------------------------------------------- faulty answers
+# ----------------------------------------------------------------------------------- faulty answers
 
 
 @pytest.mark.parametrize(
-    ("mode", "code"), [("refuse", "server_refused"), ("garbage", "lost_connection"), ("midway", "server_failed")]
+    ("mode", "code"),
+    [("refuse", "server_refused"), ("garbage", "lost_connection"), ("midway", "server_failed")],
 )
 def test_a_server_that_answers_badly(fake, mode, code):
     with fake(mode) as server:
@@ -179,7 +206,9 @@ def test_a_server_that_dies_in_mid_answer(fake, monkeypatch):
         with pytest.raises(AgentR1Error, match="exit code 7.*the engine core has died") as failure:
             asyncio.run(policy.generate([1], GREEDY))
         assert str(server.log) in str(failure.value) and seen == [11, 12]
-        monkeypatch.setattr(policy, "_ask", lambda *request: asked.append(1) or ask(policy, *request))
+        monkeypatch.setattr(
+            policy, "_ask", lambda *request: asked.append(1) or ask(policy, *request)
+        )
         with pytest.raises(AgentR1Error, match="does not answer.*exit code 7"):
             asyncio.run(policy.generate([1], GREEDY))
         assert asked == [1]  # it stays dead: no use asking again
@@ -207,10 +236,12 @@ def test_a_server_that_is_back_in_a_moment(fake, monkeypatch):
         assert asyncio.run(run()).token_ids == [11, 12, 13, 14]
 
 
-# -------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
-def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, monkeypatch, chat, capsys):
+def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(
+    fake, tmp_path, monkeypatch, chat, capsys
+):
     fake()
     foreign = tmp_path / "foreign"
     write_model(random_model(), chat, foreign)
@@ -229,20 +260,26 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(fake, tmp_path, monke
             seen[secret] = httpx.post(url, json=body, headers=headers, trust_env=False).status_code
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)  # this process keeps its own
+    monkeypatch.setattr(
+        signal, "signal", lambda number, handler: None
+    )  # this process keeps its own
     threading.Thread(target=client).start()
-    code = main("serve", f"--model={foreign}", "--preset=smoke", "rollout.max_concurrent_episodes=7")
+    code = main(
+        "serve", f"--model={foreign}", "--preset=smoke", "rollout.max_concurrent_episodes=7"
+    )
     over.set()
     assert code == 130
     assert seen["mode"] == 0o600 and (seen[seen["key"]], seen["guess"]) == (200, 401)
     longest = json.loads((foreign / "config.json").read_text())["max_position_embeddings"]
     assert "--max-num-seqs 7 " in seen["log"] and f"--max-model-len {longest} " in seen["log"]
     said = "".join(capsys.readouterr())
-    assert re.search(r"^export OPENAI_BASE_URL=http://127\.0\.0\.1:\d+/v1 OPENAI_API_KEY=", said, re.MULTILINE)
+    assert re.search(
+        r"^export OPENAI_BASE_URL=http://127\.0\.0\.1:\d+/v1 OPENAI_API_KEY=", said, re.MULTILINE
+    )
     assert seen["key"] not in said and list(logs.iterdir()) == []
 
 
-# ------------------------------------------------------------------------------------------------------ the real vLLM
+# ------------------------------------------------------------------------------------ the real vLLM
 
 real = pytest.mark.skipif(
     importlib.util.find_spec("vllm") is None,
@@ -296,7 +333,9 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
         assert [s.observation_ids for s in mine.steps] == [s.observation_ids for s in theirs.steps]
         assert [s.action_ids for s in mine.steps] == [s.action_ids for s in theirs.steps]
         for a, b in zip(mine.steps, theirs.steps, strict=True):
-            again = token_logprobs(reader, a.observation_ids + a.action_ids)[len(a.observation_ids) :].tolist()
+            again = token_logprobs(reader, a.observation_ids + a.action_ids)[
+                len(a.observation_ids) :
+            ].tolist()
             assert b.action_logprobs == pytest.approx(a.action_logprobs, abs=1e-4)
             assert again == pytest.approx(a.action_logprobs, abs=1e-4)
             assert a.finish_reason == b.finish_reason
@@ -312,7 +351,9 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 
     model, config = find_model("laptop-grpo")
     with open_agent(model, config) as agent:
-        prompts = [agent.chat.prompt_ids(row["prompt"]) for row in Workspace(config).load_rows("test")[:8]]
+        prompts = [
+            agent.chat.prompt_ids(row["prompt"]) for row in Workspace(config).load_rows("test")[:8]
+        ]
         policy = policy_of(served, stop_ids=agent.chat.stop_ids)
     streamed: list[int] = []
     policy.on_token = lambda session, ids: streamed.extend(ids)
@@ -323,10 +364,18 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
         assert streamed == g.token_ids
         T = len(prompt) + len(g.token_ids)
         row = TrainingRow(
-            0, "", prompt + g.token_ids, [0] * len(prompt) + [1] * len(g.token_ids), [0.0] * T, [0.0] * T, [0] * T
+            0,
+            "",
+            prompt + g.token_ids,
+            [0] * len(prompt) + [1] * len(g.token_ids),
+            [0.0] * T,
+            [0.0] * T,
+            [0] * T,
         )
         with torch.inference_mode():
-            again = action_logprobs(trainer, collate([row]), temperature=1.7)[0][0, len(prompt) :].tolist()
+            again = action_logprobs(trainer, collate([row]), temperature=1.7)[0][
+                0, len(prompt) :
+            ].tolist()
         assert g.logprobs == pytest.approx(again, abs=1e-4)
 
 
@@ -369,7 +418,8 @@ def test_a_real_engine_that_is_killed(served, begun):
     pid = served.process.pid
     family = [pid, *children(pid)]
     assert len(family) > 1
-    # Held before it is asked, it cannot have finished when it dies, however late this process reads its tokens.
+    # Held before it is asked, it cannot have finished when it dies, however late this process reads
+    # its tokens.
     os.kill(family[-1], signal.SIGSTOP)
     threading.Timer(1.0, os.kill, (family[-1], signal.SIGKILL)).start()
     with pytest.raises(AgentR1Error, match="model server"):
@@ -380,5 +430,9 @@ def test_a_real_engine_that_is_killed(served, begun):
 
 def children(pid: int) -> list[int]:
     """All descendants."""
-    found = [int(p) for task in Path(f"/proc/{pid}/task").iterdir() for p in (task / "children").read_text().split()]
+    found = [
+        int(p)
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for p in (task / "children").read_text().split()
+    ]
     return found + [grandchild for child in found for grandchild in children(child)]

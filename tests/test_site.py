@@ -1,4 +1,5 @@
-"""`make docs`: the book is built strict, loads nothing from elsewhere, and its annotated source is the source."""
+"""`make docs`: the book is built strict, loads nothing from elsewhere, and its annotated source is
+the source."""
 
 from __future__ import annotations
 
@@ -15,25 +16,34 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 from annotate import annotated, segments  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the whole book is built
-PATH = re.findall(r"\((src/agent_r1/[\w/]+\.py)\)", (ROOT / "README.md").read_text().split("## What is special")[0])
+PATH = re.findall(
+    r"\((src/agent_r1/[\w/]+\.py)\)",
+    (ROOT / "README.md").read_text().split("## What is special")[0],
+)
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("book") / "site"
-    (command,) = re.findall(r"\$\(BIN\)/(mkdocs .*) -d", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (command,) = re.findall(
+        r"\$\(BIN\)/(mkdocs .*) -d", (ROOT / "Makefile").read_text(), re.MULTILINE
+    )
     built = subprocess.run(
         [f"{sys.prefix}/bin/{command.split()[0]}", *command.split()[1:], "-d", folder],
         cwd=ROOT, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr  # a link or an anchor that leads nowhere is an error
+    assert built.returncode == 0, (
+        built.stdout + built.stderr
+    )  # a link or an anchor that leads nowhere is an error
     return folder
 
 
 def test_the_book_loads_nothing_from_elsewhere_and_draws_its_formulas(site):
     pages = sorted(site.rglob("*.html"))
     assert len(pages) > 30
-    loading = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'>\s]+)""")
+    loading = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?((?:https?:)?//[^"'>\s]+)"""
+    )
     sheets = re.compile(
         r"""<link\b(?=[^>]*rel=["']?(?:stylesheet|preload|preconnect|icon))[^>]*href=["']?((?:https?:)?//\S+)"""
     )
@@ -48,11 +58,14 @@ def test_the_book_loads_nothing_from_elsewhere_and_draws_its_formulas(site):
 
 @pytest.mark.parametrize("name", PATH)
 def test_the_annotated_source_is_the_source(site, name):
-    """All code of a module on the reading path stands on its page, in order; all else of it is prose there."""
+    """All code of a module on the reading path stands on its page, in order; all else of it is
+    prose there."""
     source = (ROOT / name).read_text()
     shown = [line for s in segments(source) for line in s.code if line.strip()]
     rest = iter(source.splitlines())
-    assert all(line in rest for line in shown), "the page has a line that the source has not, or in another order"
+    assert all(line in rest for line in shown), (
+        "the page has a line that the source has not, or in another order"
+    )
     prose = " ".join(" ".join(p for s in segments(source) for p in s.prose).split())
     for line in source.splitlines():
         words = line.strip().strip('"').lstrip("#").strip().replace("\\\\", "\\")
@@ -65,4 +78,7 @@ def test_the_annotated_source_is_the_source(site, name):
 
 def test_a_list_item_of_a_docstring_stays_whole_and_a_block_keeps_its_lines():
     page = annotated('"""Count.\n\n* one, that\n  goes on\n\n    a block\n"""\n', "x.py")
-    assert re.search(r"<li>one, that\s+goes on</li>", page) and "<pre class='aside'>a block</pre>" in page
+    assert (
+        re.search(r"<li>one, that\s+goes on</li>", page)
+        and "<pre class='aside'>a block</pre>" in page
+    )

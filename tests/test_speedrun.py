@@ -1,4 +1,5 @@
-"""`bash speedrun-nodocker.sh`, as a user calls it: from nothing to an agent that has learned to search."""
+"""`bash speedrun-nodocker.sh`, as a user calls it: from nothing to an agent that has learned to
+search."""
 
 from __future__ import annotations
 
@@ -17,14 +18,16 @@ from pathlib import Path
 import pytest
 from runs import CARD_KEYS, ROOT, curve, environment, leftovers, speedrun, steps
 
-# ------------------------------------------------------------------------------------------------- nothing is started
+# ------------------------------------------------------------------------------- nothing is started
 
 
 @pytest.mark.parametrize(
     ("argv", "named"),
     [(["--foo"], "--foo"), (["grop"], "'grpo'"), (["--presett=smoke"], "'--preset'"), (["--preset", "smok"], "'smoke'")],
 )  # fmt: skip
-def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(tmp_path, argv, named):
+def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(
+    tmp_path, argv, named
+):
     done = speedrun(tmp_path, *argv, AGENT_R1_VENV=str(tmp_path / "none"))
     assert done.returncode == 2 and named in done.stderr.splitlines()[-1 if "'" in named else 0]
     assert list(tmp_path.iterdir()) == []
@@ -34,10 +37,16 @@ def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(
 def test_a_python_that_is_too_old_or_too_new(box, tmp_path, version, gpus):
     """On a CPU 3.11 and 3.12 serve, on GPUs 3.12 alone."""
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo Python {version} && exit 0\nexit 1\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && echo Python {version} && exit 0\nexit 1\n'
+    )
     python.chmod(0o755)
     variables = box.variables if gpus else {}
-    done = speedrun(tmp_path, "grpo", **variables | {"PYTHON": str(python), "AGENT_R1_VENV": str(tmp_path / "none")})
+    done = speedrun(
+        tmp_path,
+        "grpo",
+        **variables | {"PYTHON": str(python), "AGENT_R1_VENV": str(tmp_path / "none")},
+    )
     assert done.returncode == 1 and version in done.stderr.splitlines()[-1]
     assert not (tmp_path / "none").exists()
 
@@ -50,7 +59,8 @@ def test_a_dry_run_on_a_bare_machine_installs_nothing(tmp_path):
 
 @pytest.mark.slow
 def test_a_package_whose_hash_is_known_is_that_very_file_or_is_not_installed(tmp_path):
-    """With a real pip, and a package that lies next to the script, so that nothing is downloaded."""
+    """With a real pip, and a package that lies next to the script, so that nothing is
+    downloaded."""
     wheel = tmp_path / "tiny_part-1.0-py3-none-any.whl"
     about = {
         "METADATA": "Metadata-Version: 2.1\nName: tiny-part\nVersion: 1.0\n",
@@ -66,20 +76,31 @@ def test_a_package_whose_hash_is_known_is_that_very_file_or_is_not_installed(tmp
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "requirements/cpu.txt").write_text("tiny_part[x]==1.0  # the only one\n")
-    settings = environment(tmp_path) | {"PYTHON": sys.executable, "AGENT_R1_STACK": "cpu", "AGENT_R1_VENV": "venv"}
+    settings = environment(tmp_path) | {
+        "PYTHON": sys.executable,
+        "AGENT_R1_STACK": "cpu",
+        "AGENT_R1_VENV": "venv",
+    }
     settings |= {"PIP_FIND_LINKS": str(tmp_path), "PIP_NO_INDEX": "1"}
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     for expected in (f"{'0' * 63}1", digest):
         lines = f"# two\ntiny-part==1.0 --hash=sha256:{expected}\nother==1 --hash=sha256:{digest}\n"
         (tmp_path / "requirements/hashes.txt").write_text(lines)
-        done = subprocess.run(["bash", script], env=settings, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            ["bash", script], env=settings, capture_output=True, text=True, timeout=120
+        )
         # There is no agent-r1 here to be installed after it; a pipe must not hide that pip failed.
-        assert done.returncode == 1 and "the packages could not be installed" in done.stderr.splitlines()[-1]
+        assert (
+            done.returncode == 1
+            and "the packages could not be installed" in done.stderr.splitlines()[-1]
+        )
         assert ("DO NOT MATCH THE HASHES" in done.stderr) == (expected != digest)
-        assert bool([*tmp_path.glob("venv/lib/*/site-packages/tiny_part-1.0.dist-info")]) == (expected == digest)
+        assert bool([*tmp_path.glob("venv/lib/*/site-packages/tiny_part-1.0.dist-info")]) == (
+            expected == digest
+        )
 
 
-# --------------------------------------------------------------------------- which preset, which packages, which service
+# ------------------------------------------------------ which preset, which packages, which service
 
 NVIDIA_SMI = """#!/bin/sh
 [ "$1" = -L ] && echo "GPU 0: NVIDIA H100 80GB HBM3" && exit 0
@@ -116,7 +137,11 @@ class Box:
     def __init__(self, folder: Path):
         self.home, self.log, self.up = folder / "home", folder / "calls", folder / "up"
         (self.home / "artifacts").mkdir(parents=True)
-        programs = {"bin/nvidia-smi": NVIDIA_SMI, "venv/bin/python": PYTHON, "venv/bin/agent-r1": AGENT}
+        programs = {
+            "bin/nvidia-smi": NVIDIA_SMI,
+            "venv/bin/python": PYTHON,
+            "venv/bin/agent-r1": AGENT,
+        }
         for name, text in programs.items():
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -127,11 +152,17 @@ class Box:
                 f'#!/bin/bash\necho "{Path(name).name} $*" KEY=$WANDB_API_KEY >> {self.log}.ray\n'
             )
             (folder / name).chmod(0o755)
-        self.variables = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "AGENT_R1_VENV": f"{folder}/venv",
-                          "FAIL": "nothing", "HANG": "nothing"}  # fmt: skip
+        self.variables = {
+            "PATH": f"{folder}/bin:{os.environ['PATH']}",
+            "AGENT_R1_VENV": f"{folder}/venv",
+            "FAIL": "nothing",
+            "HANG": "nothing",
+        }
 
     def calls(self) -> list[str]:
-        return [stage for line in self.log.read_text().splitlines() for stage in line.split(" then ")]
+        return [
+            stage for line in self.log.read_text().splitlines() for stage in line.split(" then ")
+        ]
 
 
 @pytest.fixture
@@ -142,7 +173,9 @@ def box(tmp_path) -> Box:
 def test_gpus_choose_the_preset_and_get_a_search_service(box):
     done = speedrun(box.home, "grpo", "--run", "mine", **box.variables)
     assert done.returncode == 0, done.stderr
-    assert "preset hotpotqa-4xh100, because of 4 NVIDIA H100 80GB HBM3, 81559 MiB here" in done.stdout
+    assert (
+        "preset hotpotqa-4xh100, because of 4 NVIDIA H100 80GB HBM3, 81559 MiB here" in done.stdout
+    )
     assert "search: one service for all, at http://127.0.0.1:8100" in done.stdout
     words, url = "--preset hotpotqa-4xh100 grpo", "search.url=http://127.0.0.1:8100"
     assert box.calls() == [
@@ -167,7 +200,8 @@ def test_gpus_choose_the_preset_and_get_a_search_service(box):
      (["--preset", "laptop"], False)],
 )  # fmt: skip
 def test_a_preset_that_is_named_is_taken(box, words, service):
-    """The laptop preset searches in its own process, also next to GPUs; a service that is named is used."""
+    """The laptop preset searches in its own process, also next to GPUs; a service that is named is
+    used."""
     assert speedrun(box.home, *words, **box.variables).returncode == 0
     assert any(call.startswith("search-server") for call in box.calls()) == service
     assert any(call.startswith("gpu-check") for call in box.calls()) == ("laptop" not in words)
@@ -176,7 +210,9 @@ def test_a_preset_that_is_named_is_taken(box, words, service):
     assert processes == (1 if "laptop" in words else len(box.calls()))
 
 
-@pytest.mark.parametrize(("words", "code", "last"), [([], 7, "gpu-check"), (["--no-check"], 7, "train")])
+@pytest.mark.parametrize(
+    ("words", "code", "last"), [([], 7, "gpu-check"), (["--no-check"], 7, "train")]
+)
 def test_a_failing_stage_ends_the_script_and_the_service(box, words, code, last):
     box.variables["FAIL"] = last
     assert speedrun(box.home, *words, **box.variables).returncode == code
@@ -189,14 +225,18 @@ def test_a_service_that_cannot_start_or_is_not_ours_ends_the_script(box, taken):
         box.up.touch()
     done = speedrun(box.home, **box.variables | {"NO_SERVER": "yes"})
     assert done.returncode == 1 and not any(call.startswith("eval") for call in box.calls())
-    assert ("search.url=http://127.0.0.1:8100" if taken else "cannot listen") in done.stderr.splitlines()[-1]
+    assert (
+        "search.url=http://127.0.0.1:8100" if taken else "cannot listen"
+    ) in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
 def test_the_service_ends_when_the_script_is_ended(box, end):
     command = ["bash", ROOT / "speedrun-nodocker.sh"]
     variables = environment(box.home) | box.variables | {"HANG": "train"}
-    process = subprocess.Popen(command, env=variables, start_new_session=True, stdout=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, env=variables, start_new_session=True, stdout=subprocess.DEVNULL
+    )
     deadline = time.monotonic() + 100
     while not box.log.with_name("calls.hangs").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -208,7 +248,12 @@ def test_the_service_ends_when_the_script_is_ended(box, end):
 
 def test_the_slurm_script_on_two_nodes(box):
     """With stand-ins for srun and ray: its words and its order, not Slurm and not Ray."""
-    slurm = {"SLURM_SUBMIT_DIR": str(ROOT), "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4", "SLURM_JOB_ID": "7"}
+    slurm = {
+        "SLURM_SUBMIT_DIR": str(ROOT),
+        "SLURM_NNODES": "2",
+        "SLURM_GPUS_ON_NODE": "4",
+        "SLURM_JOB_ID": "7",
+    }
     command = ["bash", ROOT / "docs/cloud/slurm.sh", "grpo", "--preset", "hotpotqa-8xh100"]
     variables = environment(box.home) | box.variables | slurm | {"WANDB_API_KEY": "secret123"}
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
@@ -221,7 +266,10 @@ def test_the_slurm_script_on_two_nodes(box):
     start = "ray start --block --num-cpus=32"
     assert head.startswith(f"{start} --head --node-ip-address={address} --port=6379")
     assert head.endswith(" KEY="), "Ray shows its environment"
-    assert worker.startswith("srun --relative=1 --nodes=1 ") and f"{start} --address={address}:6379" in worker
+    assert (
+        worker.startswith("srun --relative=1 --nodes=1 ")
+        and f"{start} --address={address}:6379" in worker
+    )
     assert not list(box.home.glob(".ray-token*")) and not box.up.exists()
 
 
@@ -240,18 +288,22 @@ def test_a_checkpoint_is_kept_whole_or_not_at_all(tmp_path):
         assert len(keep()) == min(step // 20, 2)
     assert keep() == ["step_000040", "step_000060"]
     assert (kept / "mine/metrics.jsonl").read_text() == "line\n" * 60
-    (kept / "mine/checkpoints/step_000060").rename(kept / "mine/checkpoints/.part-step_000060")  # killed in the copying
+    (kept / "mine/checkpoints/step_000060").rename(
+        kept / "mine/checkpoints/.part-step_000060"
+    )  # killed in the copying
     assert keep() == ["step_000040", "step_000060"]
     assert (kept / "mine/checkpoints/step_000060/manifest.json").read_text() == "60"
 
 
-# ------------------------------------------------------------------------------------------------- the whole of it
+# ---------------------------------------------------------------------------------- the whole of it
 
 
 @pytest.mark.slow
 def test_the_agent_learns_and_the_run_directory_keeps_its_contract(smoke):
     run = smoke[0] / "runs" / "smoke-grpo"
-    before, after = (json.loads((run / name).read_text()) for name in ("eval_before.json", "eval.json"))
+    before, after = (
+        json.loads((run / name).read_text()) for name in ("eval_before.json", "eval.json")
+    )
     assert after["em"] >= before["em"] + 0.15
     assert after["mean_tool_calls"] > before["mean_tool_calls"]
     assert before["prompt_hash"] == after["prompt_hash"] and before["n"] == after["n"] == 300
@@ -260,7 +312,9 @@ def test_the_agent_learns_and_the_run_directory_keeps_its_contract(smoke):
         for card in (before, after)
     )
     files = "config.yaml metrics.jsonl rollouts checkpoints eval_before.json eval.json report.html"
-    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == set(files.split())
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == set(
+        files.split()
+    )
     assert leftovers(smoke[0]) == []
     assert steps(run) == ["step_000008", "step_000016", "step_000024", "step_000032"]
     assert [record["training/global_step"] for record in curve(run)] == list(range(1, 33))

@@ -32,7 +32,7 @@ def config() -> Config:
     return load_config("smoke", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
 
 
-# ------------------------------------------------------------------------------------------------------- one stage
+# ---------------------------------------------------------------------------------------- one stage
 
 
 def fill(part, text="whole"):
@@ -49,7 +49,9 @@ def test_a_stage_is_made_once(tmp_path, capsys):
     assert tree(tmp_path).keys() == {"artifacts/thing/file"}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("bug"), KeyboardInterrupt(), AgentR1Error("cause; remedy")])
+@pytest.mark.parametrize(
+    "error", [RuntimeError("bug"), KeyboardInterrupt(), AgentR1Error("cause; remedy")]
+)
 def test_a_stage_that_fails_leaves_nothing_and_its_error_as_it_was(tmp_path, error):
     def make(part):
         fill(part)
@@ -73,7 +75,9 @@ def test_two_processes_make_it_once(tmp_path, capsys):
         time.sleep(0.2)
         return fill(part)
 
-    threads = [threading.Thread(target=stage, args=("thing", tmp_path / "thing", slowly)) for _ in range(3)]
+    threads = [
+        threading.Thread(target=stage, args=("thing", tmp_path / "thing", slowly)) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -82,7 +86,7 @@ def test_two_processes_make_it_once(tmp_path, capsys):
     assert capsys.readouterr().out.count("made by another process") == 2
 
 
-# ---------------------------------------------------------------------------------------------------------- places
+# ------------------------------------------------------------------------------------------- places
 
 
 def other(value):
@@ -108,7 +112,9 @@ def test_a_changed_setting_makes_a_new_start_model(config):
             new = Workspace(config.model_copy(update={section: changed}))
             assert new.cold_start != old.cold_start, name
             assert (new.data != old.data) == (section == "data" or name == "name"), name
-            assert (new.index != old.index) == (new.data != old.data or name in ("encoder", "dim", "index")), name
+            assert (new.index != old.index) == (
+                new.data != old.data or name in ("encoder", "dim", "index")
+            ), name
 
 
 def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch):
@@ -121,21 +127,38 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch)
         p = Workspace(load_config("smoke", [*TINY[1:], *settings], **options))
         return p.data, p.index, p.cold_start
 
-    assert places() == places("actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo")
+    assert places() == places(
+        "actor.lr=1", "trainer.steps=3", "rollout.temperature=2", algorithm="grpo"
+    )
     assert all(a != b for a, b in zip(places(), places(seed=1), strict=True))
     assert places()[2] != places("rollout.max_context=300")[2]
 
 
-def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(tmp_path, monkeypatch, capsys, micro_model):
+def test_a_model_that_cannot_be_trained_is_refused_before_anything_is_made(
+    tmp_path, monkeypatch, capsys, micro_model
+):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     longer = "rollout.max_context=5000"
     assert (
-        main("train", "grpo", *TINY, f"model.path={micro_model}", longer, "trainer.max_tokens_per_microbatch=5000") == 2
+        main(
+            "train",
+            "grpo",
+            *TINY,
+            f"model.path={micro_model}",
+            longer,
+            "trainer.max_tokens_per_microbatch=5000",
+        )
+        == 2
     )
-    assert "max_context=5000 is more than the model's" in capsys.readouterr().err and not (tmp_path / "home").exists()
+    assert (
+        "max_context=5000 is more than the model's" in capsys.readouterr().err
+        and not (tmp_path / "home").exists()
+    )
 
 
-def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, capsys, micro_model):
+def test_a_model_of_ones_own_needs_no_cold_start(
+    config, tmp_path, monkeypatch, capsys, micro_model
+):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
     config.model.path = str(micro_model)
     assert Workspace(config).start_model == micro_model
@@ -147,21 +170,25 @@ def test_a_model_of_ones_own_needs_no_cold_start(config, tmp_path, monkeypatch, 
             needs_it(Workspace(config))
 
 
-# ---------------------------------------------------------------------------------------------------- the real ones
+# ------------------------------------------------------------------------------------ the real ones
 
 
 def test_data_that_somebody_changed_is_refused(prepared, config, tmp_path, monkeypatch):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     corpus = Workspace(config).data / "corpus.jsonl"
-    corpus.write_text(corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n')
+    corpus.write_text(
+        corpus.read_text() + '{"id": "forged", "title": "Vexlor", "text": "Vexlor is nowhere."}\n'
+    )
     with pytest.raises(AgentR1Error, match="corpus.jsonl has changed since it was made"):
         Workspace(config).make_data()
     with fails_with("index_of_other_corpus"):
         Workspace(config).load_tools()
 
 
-def test_no_index_is_made_asked_for_or_read_where_nothing_searches(prepared, config, tmp_path, monkeypatch, capsys):
+def test_no_index_is_made_asked_for_or_read_where_nothing_searches(
+    prepared, config, tmp_path, monkeypatch, capsys
+):
     shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     shutil.rmtree(Workspace(config).index)

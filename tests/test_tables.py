@@ -15,11 +15,16 @@ KINDS = [kind for kind in tables._tables()]
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_name_of_a_table_is_code_that_exists(kind):
     for name in tables.names(kind):
-        assert "publishers" in tables.entries(kind)[name] or tables.resolve(kind, name, "here") is not None
+        assert (
+            "publishers" in tables.entries(kind)[name]
+            or tables.resolve(kind, name, "here") is not None
+        )
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():
-    with pytest.raises(ConfigError, match=r"env.name='hermess' is unknown \(did you mean 'hermes'\?\)"):
+    with pytest.raises(
+        ConfigError, match=r"env.name='hermess' is unknown \(did you mean 'hermes'\?\)"
+    ):
         tables.resolve("env", "hermess", "env.name")
 
 
@@ -30,4 +35,6 @@ def test_our_own_names_are_never_looked_for_in_the_working_directory(tmp_path, m
     assert tables.resolve("env", "hermes", "env.name") and "" not in sys.path
     (tmp_path / "mine_alone.py").write_text("class World: pass\n")
     plugins.trust(["mine_alone:World"])
-    assert tables.resolve("env", "mine_alone:World", "env.name").__name__ == "World" and "" in sys.path
+    assert (
+        tables.resolve("env", "mine_alone:World", "env.name").__name__ == "World" and "" in sys.path
+    )

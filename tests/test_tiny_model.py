@@ -1,4 +1,5 @@
-"""Room 7, the tiny model: one spelling a name, a template that others render alike, an initialisation that looks back."""
+"""Room 7, the tiny model: one spelling a name, a template that others render alike, an
+initialisation that looks back."""
 
 from __future__ import annotations
 
@@ -27,10 +28,12 @@ from agent_r1.training.tiny_model import (
 )
 from agent_r1_recipes.laptop.tinyhop import make_world
 
-# --------------------------------------------------------------------------------------------------------- tokenizer
+# ---------------------------------------------------------------------------------------- tokenizer
 
 
-@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    "file", ["tokenizer.json", "tokenizer_config.json", "generation_config.json"]
+)
 @pytest.mark.parametrize("text", ["[" * 100_000, "[]"], ids=lambda text: text[:5])
 def test_a_damaged_tokenizer_is_refused_in_one_line(tokenizer, tmp_path, file, text):
     save_tokenizer(tokenizer, tmp_path)
@@ -56,13 +59,26 @@ def test_tags_stay_visible_where_special_tokens_are_left_out(tokenizer):
 @settings(deadline=None)
 @given(st.text())
 def test_any_text_can_be_written_and_read(tokenizer, text):
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False) == text
+    assert (
+        tokenizer.decode(
+            tokenizer.encode(text, add_special_tokens=False), skip_special_tokens=False
+        )
+        == text
+    )
 
 
 def test_a_name_has_one_spelling(chat):
-    """What copying needs: behind a blank, a quote, a bracket or a newline, a name is the same tokens."""
+    """What copying needs: behind a blank, a quote, a bracket or a newline, a name is the same
+    tokens."""
     world = make_world(random.Random(99), 60, set())
-    frames = ["Who founded {}?", '{{"query": "{}"}}', "({})", "x\n{}\ny", "<answer>{}</answer>", "In {}, {} and {}."]
+    frames = [
+        "Who founded {}?",
+        '{{"query": "{}"}}',
+        "({})",
+        "x\n{}\ny",
+        "<answer>{}</answer>",
+        "In {}, {} and {}.",
+    ]
     for name in {passage.title for passage in world.passages()}:
         spelling = chat.encode_trusted(name)
         for frame in frames:
@@ -78,14 +94,23 @@ def test_no_token_reaches_across_the_beginning_of_a_name(tokenizer):
 
 
 def test_a_saved_tokenizer_is_the_same_for_us_and_for_transformers(tokenizer, tmp_path):
-    """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own splitting instead."""
-    model_files.save_model(random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    """Also beside a config.json that says qwen2, where transformers 5 would take Qwen's own
+    splitting instead."""
+    model_files.save_model(
+        random_model(VOCAB), tmp_path, tokenizer.eos_token_id, tokenizer.pad_token_id
+    )
     save_tokenizer(tokenizer, tmp_path)
     text = "<|im_start|>user\nWho directed Zaxlax in Vexlor?<|im_end|>\n<tool_call>\n{}"
-    for again in (load_tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)):
+    for again in (
+        load_tokenizer(tmp_path),
+        AutoTokenizer.from_pretrained(tmp_path, local_files_only=True),
+    ):
         assert again.encode(text) == tokenizer.encode(text) and len(again) == len(tokenizer)
         assert again.chat_template == tokenizer.chat_template
-        assert (again.eos_token_id, again.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
+        assert (again.eos_token_id, again.pad_token_id) == (
+            tokenizer.eos_token_id,
+            tokenizer.pad_token_id,
+        )
         assert ChatFormat(again).control_ids == ChatFormat(tokenizer).control_ids
 
 
@@ -94,7 +119,7 @@ def test_the_same_texts_give_the_same_tokenizer():
     assert train_tokenizer(texts, 300).get_vocab() == train_tokenizer(texts, 300).get_vocab()
 
 
-# --------------------------------------------------------------------------------------------------------- template
+# ----------------------------------------------------------------------------------------- template
 
 
 def render(tokenizer, messages, **options) -> str:
@@ -102,7 +127,12 @@ def render(tokenizer, messages, **options) -> str:
 
 
 def test_the_template_by_hand(tokenizer):
-    tools = [{"type": "function", "function": {"name": "search", "parameters": {"properties": {"query": {}, "k": {}}}}}]
+    tools = [
+        {
+            "type": "function",
+            "function": {"name": "search", "parameters": {"properties": {"query": {}, "k": {}}}},
+        }
+    ]
     messages = [
         {"role": "system", "content": "Be brief. "},
         {"role": "user", "content": "Who?"},
@@ -130,18 +160,24 @@ def test_a_structured_call_is_rendered_as_the_agent_writes_it(tokenizer, as_text
     call = {"name": "search", "arguments": json.dumps(arguments) if as_text else arguments}
     messages = [
         {"role": "user", "content": "Who?"},
-        {"role": "assistant", "content": None, "tool_calls": [{"type": "function", "function": call}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"type": "function", "function": call}],
+        },
     ]
     written = '<tool_call>\n{"name": "search", "arguments": {"query": "Vexlor"}}\n</tool_call>'
     assert render(tokenizer, messages).endswith(f"<|im_start|>assistant\n{written}<|im_end|>\n")
 
 
-# ----------------------------------------------------------------------------------------------------- initial weights
+# ---------------------------------------------------------------------------------- initial weights
 
 
 @pytest.fixture(scope="module")
 def model() -> Decoder:
-    return tiny_model(TinyModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB)
+    return tiny_model(
+        TinyModelConfig(vocab_size=VOCAB, hidden_size=128, heads=4, kv_heads=4), VOCAB
+    )
 
 
 def test_weights_depend_on_their_seed_alone(model):
@@ -149,7 +185,9 @@ def test_weights_depend_on_their_seed_alone(model):
     torch.manual_seed(1)
     same = tiny_model(config, VOCAB, seed=0)
     other = tiny_model(config, VOCAB, seed=1)
-    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), same.parameters(), strict=True)
+    )
     assert not torch.equal(model.embed.weight, other.embed.weight)
 
 
@@ -159,7 +197,9 @@ def attention_of(model: Decoder, layer: int, head: int, ids: list[int]) -> torch
 
     def watching(number, q, k, v):
         T = q.shape[2]
-        scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)) / q.shape[-1] ** 0.5
+        scores = (q @ k.repeat_interleave(q.shape[1] // k.shape[1], 1).transpose(-1, -2)) / q.shape[
+            -1
+        ] ** 0.5
         mask = torch.ones(T, T).tril().bool()
         seen[number] = scores.masked_fill(~mask, -torch.inf).softmax(-1)
         return causal_attention(number, q, k, v)
@@ -174,12 +214,15 @@ def test_the_previous_token_head_looks_one_position_back(model):
     weights = attention_of(model, 0, 0, ids)
     back = torch.tensor([weights[t, t - 1] for t in range(1, 60)])
     assert (weights[1:].argmax(-1) == torch.arange(59)).all() and back.mean() > 0.8
-    neighbours = torch.stack([(weights[t, t - 1] / weights[t, [t - 2, t]].max()).log() for t in range(2, 60)])
+    neighbours = torch.stack(
+        [(weights[t, t - 1] / weights[t, [t - 2, t]].max()).log() for t in range(2, 60)]
+    )
     assert neighbours.mean() == pytest.approx(4, abs=1)  # "about 4 above its neighbours'"
 
 
 def test_the_induction_head_leans_towards_what_stood_behind_the_last_occurrence(model):
-    """On `a b ... a`, it favours b before any training. Not more than that: the rest is what training is for."""
+    """On `a b ... a`, it favours b before any training. Not more than that: the rest is what
+    training is for."""
 
     def share_of_chance(head: int) -> float:
         found = []

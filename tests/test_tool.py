@@ -58,7 +58,13 @@ def make(execute, **attributes) -> BaseTool:
         def method(self, args):
             return execute(args)
 
-    body = {"name": "it", "description": "It.", "parameters": {"type": "object"}, "execute": method, **attributes}
+    body = {
+        "name": "it",
+        "description": "It.",
+        "parameters": {"type": "object"},
+        "execute": method,
+        **attributes,
+    }
     return type("It", (BaseTool,), body)()
 
 
@@ -68,7 +74,7 @@ def call(tool_, arguments=None, timeout_s=5.0, max_chars=1000, name=None, error=
     return asyncio.run(call_tool({tool_.name: tool_}, request, timeout_s, max_chars))
 
 
-# -------------------------------------------------------------------------------------------------- the good path
+# ------------------------------------------------------------------------------------ the good path
 
 
 def test_a_good_call():
@@ -87,12 +93,15 @@ def test_sync_runs_in_a_thread_and_async_does_not():
 
 
 def test_other_results_become_json_and_data_stays_aside():
-    assert call(make(lambda args: {"a": [1, None], "ü": True})).content == '{"a": [1, null], "ü": true}'
+    assert (
+        call(make(lambda args: {"a": [1, None], "ü": True})).content
+        == '{"a": [1, null], "ü": true}'
+    )
     result = call(make(lambda args: ToolOutput("seen", {"ids": ["p1"]})))
     assert result.content == "seen" and result.data == {"ids": ["p1"]}
 
 
-# ------------------------------------------------------------------------------------------------ the error texts
+# ---------------------------------------------------------------------------------- the error texts
 
 
 ACCEPTS = "; accepts: text (string, required), times (integer), mood"
@@ -104,17 +113,23 @@ ACCEPTS = "; accepts: text (string, required), times (integer), mood"
         (ToolCall("ecco", {}), "unknown_tool", "unknown tool 'ecco'; available: echo"),
         (ToolCall("", {}, error="the call is not JSON"), "malformed_call", "the call is not JSON"),
         (ToolCall("echo", {}), "invalid_arguments", f"echo: missing argument 'text'{ACCEPTS}"),
-        (ToolCall("echo", {"text": 5}), "invalid_arguments", f"echo: argument 'text' must be string, not 5{ACCEPTS}"),
+        (ToolCall("echo", {"text": 5}), "invalid_arguments", "echo: argument 'text' must be "
+            f"string, not 5{ACCEPTS}"),
         (ToolCall("echo", {"text": "a", "time": 2}), "invalid_arguments",
          f"echo: unknown argument 'time' (did you mean 'times'?){ACCEPTS}"),
         (ToolCall("echo", {"text": "a", "mood": "mad"}), "invalid_arguments",
          f"echo: argument 'mood' must be one of 'glad', 'sad', not 'mad'{ACCEPTS}"),
-        (ToolCall("echo", ["text"]), "invalid_arguments", f"echo: arguments must be an object{ACCEPTS}"),
+        (ToolCall("echo", ["text"]), "invalid_arguments", "echo: arguments must be an "
+            f"object{ACCEPTS}"),
     ],
 )  # fmt: skip
 def test_error_texts_say_what_is_wrong_and_what_is_right(request_, kind, content):
     result = asyncio.run(call_tool({"echo": Echo()}, request_, 1, 1000))
-    assert (result.ok, result.error, result.content) == (False, ToolErrorKind(kind), f"error: {content}")
+    assert (result.ok, result.error, result.content) == (
+        False,
+        ToolErrorKind(kind),
+        f"error: {content}",
+    )
 
 
 @pytest.mark.parametrize("exception", [ValueError, StopIteration, SystemExit])
@@ -127,7 +142,9 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
         raise exception("out of luck")
 
     result = call(make(asynchronous if is_async else sync))
-    assert result.error is ToolErrorKind.TOOL_ERROR and result.content.startswith("error: it failed: ")
+    assert result.error is ToolErrorKind.TOOL_ERROR and result.content.startswith(
+        "error: it failed: "
+    )
     assert "Traceback" not in result.content
 
 
@@ -135,7 +152,8 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
     ("error", "content"),
     [
         (ZeroDivisionError("division by zero"), "error: it failed: division by zero"),
-        (ValueError("cannot read '/home/me/key', sorry"), "error: it failed: cannot read '(path)', sorry"),
+        (ValueError("cannot read '/home/me/key', sorry"), "error: it failed: cannot read '(path)', "
+            "sorry"),
         (ValueError("see https://example.org/a and 1/2 or and/or"),
          "error: it failed: see https://example.org/a and 1/2 or and/or"),
         (ValueError("first\nsecond"), "error: it failed: first"),
@@ -161,7 +179,7 @@ def test_interruptions_pass_through(exception):
         call(make(execute))
 
 
-# --------------------------------------------------------------------------------------------- deadlines and sizes
+# ------------------------------------------------------------------------------ deadlines and sizes
 
 
 @pytest.mark.parametrize("is_async", [True, False])
@@ -176,13 +194,19 @@ def test_deadline(is_async):
     result = call(it, timeout_s=0.05)
     assert ended == [] and result.error is ToolErrorKind.TIME_OUT
     release.set()
-    assert result.content == "error: it took longer than 0.05 s and was stopped" and result.seconds >= 0.045
+    assert (
+        result.content == "error: it took longer than 0.05 s and was stopped"
+        and result.seconds >= 0.045
+    )
 
 
 def test_calls_that_hang_do_not_starve_the_others():
     """In asyncio's shared thread pool, forty hanging calls would hold every worker."""
     release, ended = threading.Event(), []
-    tools = {"hang": make(lambda args: release.wait(100) and ended.append(1)), "quick": make(lambda args: "done")}
+    tools = {
+        "hang": make(lambda args: release.wait(100) and ended.append(1)),
+        "quick": make(lambda args: "done"),
+    }
 
     async def main():
         await asyncio.gather(*(call_tool(tools, ToolCall("hang"), 0.05, 100) for _ in range(40)))
@@ -204,7 +228,9 @@ class Hang(BaseTool):
 print(asyncio.run(call_tool({"hang": Hang()}, ToolCall("hang"), 0.05, 100)).error)
 """
     environment = {"PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=100
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "time_out\n", "")
 
 
@@ -222,18 +248,27 @@ def test_lone_surrogates_do_not_reach_the_tokenizer():
     call(Echo(), {"text": 1, "\ud800": 2}).content.encode()
 
 
-# ------------------------------------------------------------------------------------------------------ properties
+# --------------------------------------------------------------------------------------- properties
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
-echo_like = st.dictionaries(st.sampled_from(["text", "times", "mood", "x"]), json_values, max_size=4)
+echo_like = st.dictionaries(
+    st.sampled_from(["text", "times", "mood", "x"]), json_values, max_size=4
+)
 ECHO = Echo()
 
 
-@given(json_values | st.just("echo"), json_values | echo_like, st.none() | st.text(), st.integers(0, 200))
+@given(
+    json_values | st.just("echo"),
+    json_values | echo_like,
+    st.none() | st.text(),
+    st.integers(0, 200),
+)
 @settings(max_examples=100, deadline=None)
 def test_whatever_the_model_writes_there_is_an_answer(name, arguments, error, max_chars):
     if isinstance(arguments, dict) and isinstance(arguments.get("times"), int | float):
@@ -255,7 +290,9 @@ def test_absurdly_nested_arguments():
 
 
 @pytest.mark.parametrize(
-    ("value", "fits"), [("a" * 40 + "!", True), (1, False)], ids=["a pattern of hours is the server's to check", "type"]
+    ("value", "fits"),
+    [("a" * 40 + "!", True), (1, False)],
+    ids=["a pattern of hours is the server's to check", "type"],
 )
 def test_of_a_strangers_schema_names_and_types_are_checked(value, fits):
     schema = {
@@ -269,15 +306,21 @@ def test_of_a_strangers_schema_names_and_types_are_checked(value, fits):
 
 
 def test_a_schema_of_ones_own_is_checked_whole():
-    own = make(lambda args: "done", parameters={"type": "object", "properties": {"x": {"pattern": "^a+$"}}})
-    assert call(own, {"x": "aa"}).ok and call(own, {"x": "b"}).error is ToolErrorKind.INVALID_ARGUMENTS
+    own = make(
+        lambda args: "done", parameters={"type": "object", "properties": {"x": {"pattern": "^a+$"}}}
+    )
+    assert (
+        call(own, {"x": "aa"}).ok and call(own, {"x": "b"}).error is ToolErrorKind.INVALID_ARGUMENTS
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- wrong tools
+# -------------------------------------------------------------------------------------- wrong tools
 
 
 def nested(depth: int) -> dict:
-    return functools.reduce(lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {})
+    return functools.reduce(
+        lambda inner, _: {"type": "object", "properties": {"a": inner}}, range(depth), {}
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,7 +341,7 @@ def test_a_wrong_tool_is_refused_when_it_is_made(attributes, code):
     assert refused.value.code == code and len(str(refused.value)) < 200
 
 
-# ---------------------------------------------------------------------------------------------------------- @tool
+# -------------------------------------------------------------------------------------------- @tool
 
 
 @tool
@@ -332,12 +375,25 @@ def test_schema_from_annotations_and_docstring():
     assert convert.name == "convert"
     assert convert.description == "Convert an amount of money. Nothing is rounded twice."
     properties = convert.parameters["properties"]
-    assert properties["amount"] == {"type": "number", "description": "How much, in the other currency, before fees."}
-    assert properties["to"] == {"type": "string", "enum": ["EUR", "USD"], "description": "The currency wanted."}
+    assert properties["amount"] == {
+        "type": "number",
+        "description": "How much, in the other currency, before fees.",
+    }
+    assert properties["to"] == {
+        "type": "string",
+        "enum": ["EUR", "USD"],
+        "description": "The currency wanted.",
+    }
     nothing = {"type": "null"}
     assert properties["notes"]["anyOf"] == [{"type": "array", "items": {"type": "string"}}, nothing]
-    assert properties["table"]["anyOf"] == [{"type": "object", "additionalProperties": {"type": "integer"}}, nothing]
-    assert convert.parameters["required"] == ["amount", "to"] and not convert.parameters["additionalProperties"]
+    assert properties["table"]["anyOf"] == [
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        nothing,
+    ]
+    assert (
+        convert.parameters["required"] == ["amount", "to"]
+        and not convert.parameters["additionalProperties"]
+    )
 
 
 def test_a_function_tool_is_called_like_any_other_and_like_a_function():
@@ -377,7 +433,7 @@ def test_what_is_missing_is_refused_at_decoration(function, doc, code):
         tool(function)
 
 
-# ---------------------------------------------------------------------------------------------- search, make_tools
+# ------------------------------------------------------------------------------- search, make_tools
 
 
 class FakeSearcher:
@@ -413,11 +469,16 @@ def test_search_without_hits_or_query():
 
 
 def test_a_schema_is_compiled_once_for_a_function_tool_and_its_copies(monkeypatch):
-    """An environment of methods copies its tools for each episode, and start-up compiles nothing."""
+    """An environment of methods copies its tools for each episode, and start-up compiles
+    nothing."""
     from jsonschema import Draft202012Validator
 
     compiled, check = [], Draft202012Validator.check_schema
-    monkeypatch.setattr(Draft202012Validator, "check_schema", lambda schema: (compiled.append(schema), check(schema)))
+    monkeypatch.setattr(
+        Draft202012Validator,
+        "check_schema",
+        lambda schema: (compiled.append(schema), check(schema)),
+    )
 
     @tool
     def double(x: int) -> int:
@@ -429,4 +490,6 @@ def test_a_schema_is_compiled_once_for_a_function_tool_and_its_copies(monkeypatc
         return 2 * x
 
     assert not compiled
-    assert [copy.copy(double).validator.complaint({"x": 1}) for _ in range(3)] == [None] * 3 and len(compiled) == 1
+    assert [copy.copy(double).validator.complaint({"x": 1}) for _ in range(3)] == [
+        None
+    ] * 3 and len(compiled) == 1

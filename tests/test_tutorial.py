@@ -1,4 +1,5 @@
-"""The pages about a task of one's own, followed in an empty folder: every command on them runs, made small."""
+"""The pages about a task of one's own, followed in an empty folder: every command on them runs,
+made small."""
 
 from __future__ import annotations
 
@@ -29,10 +30,22 @@ from agent_r1.workspace import Workspace
 
 PAGES = ROOT / "docs/tutorial"
 SMALL = [
-    "data.train=16", "data.val=4", "data.test=6", "cold_start.copy_steps=2", "cold_start.mix_steps=2", "trainer.steps=2",
-    "trainer.eval_every=0", "trainer.threads=1", "trainer.device=cpu", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
-    "model.hidden_size=32", "model.heads=2", "model.kv_heads=2", "model.intermediate_size=48",
-]  # fmt: skip
+    "data.train=16",
+    "data.val=4",
+    "data.test=6",
+    "cold_start.copy_steps=2",
+    "cold_start.mix_steps=2",
+    "trainer.steps=2",
+    "trainer.eval_every=0",
+    "trainer.threads=1",
+    "trainer.device=cpu",
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=4",
+    "model.hidden_size=32",
+    "model.heads=2",
+    "model.kv_heads=2",
+    "model.intermediate_size=48",
+]
 
 
 @pytest.fixture
@@ -46,7 +59,8 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 def forget(folder: Path) -> None:
-    """The modules that were imported from there: outside of the tests, each command is a process of its own."""
+    """The modules that were imported from there: outside of the tests, each command is a process of
+    its own."""
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", "")).startswith(str(folder)):
             del sys.modules[name]
@@ -74,7 +88,9 @@ def test_your_own_task_in_30_minutes(empty_folder, monkeypatch, capsys):
             continue
         forget(empty_folder)
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(typed)))
-        settings = [s for s in SMALL if s.partition("=")[0] not in {w.partition("=")[0] for w in words}]
+        settings = [
+            s for s in SMALL if s.partition("=")[0] not in {w.partition("=")[0] for w in words}
+        ]
         settings += ["rollout.max_context=320"] if words[0] == "chat" else []
         code = follow(words, *settings)
         may_fail = words[0] == "chat"  # so small, it may not answer
@@ -100,7 +116,11 @@ def test_a_run_whose_code_has_changed_is_not_resumed(empty_folder, capsys):
 def test_the_code_of_the_task_is_as_short_as_the_page_says(empty_folder):
     assert main("new", "task") == 0
     table = dict(
-        re.findall(r"^\| `(\S+)` \|.*\| (\d+) \|$", (PAGES / "your-own-task-in-30-minutes.md").read_text(), re.M)
+        re.findall(
+            r"^\| `(\S+)` \|.*\| (\d+) \|$",
+            (PAGES / "your-own-task-in-30-minutes.md").read_text(),
+            re.M,
+        )
     )
     counted = {}
     for name in table:
@@ -134,7 +154,11 @@ def test_your_own_flow(empty_folder, micro_model):
         assert follow(words, *small, *extra, f"model.path={micro_model}", run, "--plain") == 0
         metrics = json.loads((empty_folder / "runs" / run[6:] / "metrics.jsonl").read_text())
         assert ("reward/short" in metrics) == ("AskOnce" in words[-2])
-        assert metrics["num_turns/mean"] == 1 if "AskOnce" in words[-2] else metrics["num_turns/mean"] >= 1
+        assert (
+            metrics["num_turns/mean"] == 1
+            if "AskOnce" in words[-2]
+            else metrics["num_turns/mean"] >= 1
+        )
 
 
 MULTIHOP = "multihopqa.md"
@@ -142,15 +166,23 @@ MULTIHOP = "multihopqa.md"
 
 @pytest.mark.slow
 def test_multi_hop_questions(empty_folder, chat):
-    """The row and the episode that the page shows are those of the code, and all of its commands run."""
+    """The row and the episode that the page shows are those of the code, and all of its commands
+    run."""
     subprocess.run([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", "questions"], check=True)
     config = load_config("hotpotqa-tiny", ["data.source=questions"], algorithm="grpo")
     Workspace(config).make_task()
     shown = json.loads(blocks(MULTIHOP, "json")[0])
-    (row,) = [row for row in Workspace(config).load_rows("test") if row["prompt"][-1] == shown["prompt"][-1]]
+    (row,) = [
+        row
+        for row in Workspace(config).load_rows("test")
+        if row["prompt"][-1] == shown["prompt"][-1]
+    ]
     assert json.loads(json.dumps(row, default=list)) | {"prompt": [row["prompt"][-1]]} == shown
     shown = [(line[0], line[2:]) for line in blocks(MULTIHOP, "text")[0].splitlines()]
-    turns = [(mark, "\n".join(text for _, text in some)) for mark, some in groupby(shown, key=itemgetter(0))]
+    turns = [
+        (mark, "\n".join(text for _, text in some))
+        for mark, some in groupby(shown, key=itemgetter(0))
+    ]
     policy = ScriptedPolicy(chat, [text for mark, text in turns if mark == ">"])
     wide = config.rollout.model_copy(update={"max_context": 10**6, "max_tokens_per_turn": 10**5})
     loop = make_loop(policy, chat, Workspace(config).load_tools(), wide, config.env)
@@ -165,16 +197,30 @@ def test_multi_hop_questions(empty_folder, chat):
     for words in commands(MULTIHOP):
         words = [word.replace("step_000028", "step_000002") for word in words]
         assert follow(words, *small, *names) == 0, words
-    assert {path.name.split("-")[0] for path in (empty_folder / "artifacts").iterdir()} >= {"twowiki", "musique"}
+    assert {path.name.split("-")[0] for path in (empty_folder / "artifacts").iterdir()} >= {
+        "twowiki",
+        "musique",
+    }
     # The presets that evaluate a HotpotQA agent, at the size of this one.
     here = ["engine=local", "trainer.device=cpu", "trainer.threads=1", "search.encoder=ngram"]
     here += ["rollout.prompts_per_step=4"]
     for name in ("2wiki", "musique"):
         model = f"--model={empty_folder / 'runs/hotpotqa-tiny-grpo/checkpoints/step_000002/model'}"
-        words = ["eval", model, f"--preset={name}", f"data.source=questions/{name}", f"--out={name}", *here, *names]
+        words = [
+            "eval",
+            model,
+            f"--preset={name}",
+            f"data.source=questions/{name}",
+            f"--out={name}",
+            *here,
+            *names,
+        ]
         assert main(*words, "data.train=60", "rollout.max_tokens_per_turn=48") == 0
         card = json.loads((empty_folder / name / "1.json").read_text())
-        assert (card["dataset"], card["n"]) == ({"2wiki": "twowiki"}.get(name, name), 6) and "evidence" in card
+        assert (card["dataset"], card["n"]) == (
+            {"2wiki": "twowiki"}.get(name, name),
+            6,
+        ) and "evidence" in card
 
 
 MATHS = {"retool.md": "problems.py", "mathtir.md": "primes.py"}
@@ -182,7 +228,9 @@ MATHS = {"retool.md": "problems.py", "mathtir.md": "primes.py"}
 
 def shown(page: str) -> str:
     """The transcript on a page."""
-    return re.findall(r"^(`{3,4})text\n(.*?)^\1$", (PAGES / page).read_text(), re.DOTALL | re.M)[0][1]
+    return re.findall(r"^(`{3,4})text\n(.*?)^\1$", (PAGES / page).read_text(), re.DOTALL | re.M)[0][
+        1
+    ]
 
 
 def world(page: str, folder: Path) -> None:
@@ -194,7 +242,11 @@ def world(page: str, folder: Path) -> None:
 def test_retool_by_hand(empty_folder, monkeypatch, capsys):
     world("retool.md", empty_folder)
     by_hand = commands("retool.md")[0]
-    typed = [line.removeprefix("your turn> ") for line in shown("retool.md").splitlines() if line.startswith("your")]
+    typed = [
+        line.removeprefix("your turn> ")
+        for line in shown("retool.md").splitlines()
+        if line.startswith("your")
+    ]
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO("\n".join(typed).encode())))
     assert by_hand[0] == "try" and main(*by_hand) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -209,9 +261,13 @@ def test_training_in_the_dialects_of_mathematics(empty_folder, page):
     for words in commands(page):
         if words[0] == "try":
             continue
-        if "--dry-run" in words:  # of a preset for GPUs; verl composes it in tests/test_verl_compose.py
+        if (
+            "--dry-run" in words
+        ):  # of a preset for GPUs; verl composes it in tests/test_verl_compose.py
             settings = [word for word in words[1:] if "=" in word]
-            assert load_config(words[words.index("--preset") + 1], settings, algorithm="grpo").env.tools == ["python"]
+            assert load_config(
+                words[words.index("--preset") + 1], settings, algorithm="grpo"
+            ).env.tools == ["python"]
             continue
         forget(empty_folder)
         assert follow(words, *SMALL, *(["--plain"] if words[0] == "train" else [])) == 0, words
@@ -227,6 +283,13 @@ def test_the_episode_on_the_page_of_mathtir(empty_folder):
     build(few, config.seed, empty_folder / "data", config.env.name)
     rows = read_rows(empty_folder / "data" / "train.parquet")
     (episode,) = play_demonstrations(
-        config.cold_start.demonstrator, rows, make_tools(["python"]), config.rollout, config.env, config.seed
+        config.cold_start.demonstrator,
+        rows,
+        make_tools(["python"]),
+        config.rollout,
+        config.env,
+        config.seed,
     )
-    assert "\n\n".join(f"{m['role']}: {m['content']}" for m in episode.messages) + "\n" == shown("mathtir.md")
+    assert "\n\n".join(f"{m['role']}: {m['content']}" for m in episode.messages) + "\n" == shown(
+        "mathtir.md"
+    )

@@ -1,4 +1,5 @@
-"""benchmarks/long/_varlen.py, the stand-in for flash-attn's kernels, against padded rows and against a plain softmax."""
+"""benchmarks/long/_varlen.py, the stand-in for flash-attn's kernels, against padded rows and
+against a plain softmax."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, modeling_flash_attention_utils
+from transformers import (
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    modeling_flash_attention_utils,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks.long import _varlen as varlen
@@ -20,7 +26,9 @@ def installed(monkeypatch):
     utils = modeling_flash_attention_utils
     monkeypatch.setattr(utils, "is_flash_attn_2_available", utils.is_flash_attn_2_available)
     monkeypatch.setattr(utils, "_loaded_implementation", None)
-    monkeypatch.setattr(PreTrainedModel, "_flash_attn_can_dispatch", PreTrainedModel._flash_attn_can_dispatch)
+    monkeypatch.setattr(
+        PreTrainedModel, "_flash_attn_can_dispatch", PreTrainedModel._flash_attn_can_dispatch
+    )
     for name in ("", ".bert_padding", ".ops", ".ops.triton", ".ops.triton.cross_entropy"):
         monkeypatch.setitem(sys.modules, f"flash_attn{name}", None)
     varlen.install()
@@ -38,7 +46,8 @@ def test_one_row_is_a_causal_softmax():
 
 @pytest.mark.parametrize("lengths", [[7, 1, 12, 3], [9]])
 def test_packed_rows_are_padded_rows(installed, lengths):
-    """Values and gradients of a whole Qwen2, called as verl calls it: one row of tokens, positions that start again."""
+    """Values and gradients of a whole Qwen2, called as verl calls it: one row of tokens, positions
+    that start again."""
     torch.manual_seed(0)
     shape = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     model = Qwen2ForCausalLM(Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=2))
@@ -55,7 +64,9 @@ def test_packed_rows_are_padded_rows(installed, lengths):
 
     model.set_attn_implementation("flash_attention_2")
     positions = torch.cat([torch.arange(n) for n in lengths])[None]
-    packed = model(torch.cat(rows)[None], attention_mask=None, position_ids=positions, use_cache=False).logits[0]
+    packed = model(
+        torch.cat(rows)[None], attention_mask=None, position_ids=positions, use_cache=False
+    ).logits[0]
     assert modeling_flash_attention_utils._flash_varlen_fn is varlen.flash_attn_varlen_func
     torch.testing.assert_close(packed, padded, atol=1e-5, rtol=1e-4)
     (packed * weights).sum().backward()

@@ -1,7 +1,8 @@
-"""One algorithm, two executors: the same trajectories through verl's path and through the local loop.
+"""One algorithm, two executors: the same trajectories through verl's path and through the local
+loop.
 
-No Ray here. What is verl's (its table of estimators, `ppo_loss`, `value_loss`, its tensors, a `transformers` model)
-is called as its workers call it; what is ours as `training/loop.py` calls it.
+No Ray here. What is verl's (its table of estimators, `ppo_loss`, `value_loss`, its tensors, a
+`transformers` model) is called as its workers call it; what is ours as `training/loop.py` calls it.
 """
 
 from __future__ import annotations
@@ -77,8 +78,11 @@ from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
 GROUPS, SAMPLES = 4, 3
 
 
-def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ()) -> list[TrainingRow]:
-    """Episodes of several turns; every fifth one rewrote its context and has two or more rows. The only column is of states."""
+def make_rows(
+    seed: int, rewriting: bool = True, columns: Sequence[Column] = ()
+) -> list[TrainingRow]:
+    """Episodes of several turns; every fifth one rewrote its context and has two or more rows. The
+    only column is of states."""
     r = random.Random(seed)
     rows = []
     for number in range(GROUPS * SAMPLES):
@@ -90,13 +94,19 @@ def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ())
                 row._extend(ids, [-r.random() * 3 for _ in ids], turn)
                 for column in columns:
                     column.extend(
-                        row.columns, Step([], ids, [], extra={"state": number % 2 if turn else 7}), len(row.input_ids)
+                        row.columns,
+                        Step([], ids, [], extra={"state": number % 2 if turn else 7}),
+                        len(row.input_ids),
                     )
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
-                    row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn)
+                    row._extend(
+                        [r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn
+                    )
             for column in columns:
-                row.columns[column.name] += [0] * (len(row.input_ids) - len(row.columns[column.name]))
+                row.columns[column.name] += [0] * (
+                    len(row.input_ids) - len(row.columns[column.name])
+                )
             rows.append(row)
         last = max(i for i, m in enumerate(rows[-1].action_mask) if m)
         rows[-1].rewards[last] += r.choice([0.0, 1.0, -0.2])
@@ -104,7 +114,8 @@ def make_rows(seed: int, rewriting: bool = True, columns: Sequence[Column] = ())
 
 
 def wire(rows: list[TrainingRow], columns: Sequence[Column] = ()) -> list[tuple[str, dict]]:
-    """The rows as they lie in verl's TransferQueue: its key, and the fields of `AgentLoopOutput.as_dict`."""
+    """The rows as they lie in verl's TransferQueue: its key, and the fields of
+    `AgentLoopOutput.as_dict`."""
     out, seen = [], {}
     for row in rows:
         trajectory = Trajectory([], row.group_id, StopReason.ANSWERED, {})
@@ -122,7 +133,7 @@ def pad(tensors: list[torch.Tensor]) -> torch.Tensor:
     return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True)
 
 
-# ------------------------------------------------------------------------------------------------------- advantages
+# --------------------------------------------------------------------------------------- advantages
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -147,9 +158,9 @@ def test_advantages_agree(algorithm, normalize_std):
     masks = [sent[i][1]["response_mask"] for i in order] + [torch.zeros(1, dtype=torch.int64)]
     rewards = [sent[i][1]["rm_scores"] for i in order] + [torch.zeros(1)]
     cuts = [rows[i].action_mask.index(1) for i in order]
-    values = [batch.values_BT[i, cut : len(rows[i].input_ids)] for i, cut in zip(order, cuts, strict=True)] + [
-        torch.ones(1)
-    ]
+    values = [
+        batch.values_BT[i, cut : len(rows[i].input_ids)] for i, cut in zip(order, cuts, strict=True)
+    ] + [torch.ones(1)]
     padding = torch.zeros(1, dtype=torch.int64)
     advantages, returns = get_adv_estimator_fn(f"agent_r1_{algorithm}")(
         token_level_rewards=pad(rewards),
@@ -158,7 +169,10 @@ def test_advantages_agree(algorithm, normalize_std):
         section=section,
         values_BT=pad(values) if algorithm_has(algorithm, "critic") else None,
         steps_BT=pad([sent[i][1]["step_ids"] for i in order] + [padding]),
-        columns={c.name: pad([sent[i][1][c.name] for i in order] + [padding.to(c.dtype)]) for c in of_tokens}
+        columns={
+            c.name: pad([sent[i][1][c.name] for i in order] + [padding.to(c.dtype)])
+            for c in of_tokens
+        }
         | {"baseline_B": torch.cat([baseline_B[order], torch.zeros(1)])},
         truncated_B=torch.cat([batch.truncated_B[order], torch.zeros(1, dtype=torch.bool)]),
     )
@@ -171,7 +185,8 @@ def test_advantages_agree(algorithm, normalize_std):
 
 
 def test_every_algorithm_hears_which_episodes_were_not_paid(monkeypatch):
-    """ppo goes on with the critic's value then, and the algorithms without a critic must be able to refuse them."""
+    """ppo goes on with the critic's value then, and the algorithms without a critic must be able to
+    refuse them."""
     extras = [
         {"columns": {"baseline_B": 0.5}, "truncated": False},
         {"columns": {"baseline_B": math.nan}, "truncated": True},
@@ -186,11 +201,15 @@ def test_every_algorithm_hears_which_episodes_were_not_paid(monkeypatch):
         KVBatchMeta(keys=["a_0_0", "a_1_0", "b_0_0"], tags=[{}] * 3, partition_id="train")
     )
     assert truncated_B.tolist() == [False, True, False]
-    torch.testing.assert_close(found["baseline_B"], torch.tensor([0.5, 0.5, math.nan]), equal_nan=True)
+    torch.testing.assert_close(
+        found["baseline_B"], torch.tensor([0.5, 0.5, math.nan]), equal_nan=True
+    )
 
 
 def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
-    rows = [row for row in make_rows(3, rewriting=False) if row.trajectory != 1 and row.trajectory != 2]
+    rows = [
+        row for row in make_rows(3, rewriting=False) if row.trajectory != 1 and row.trajectory != 2
+    ]
     sent = wire(rows)
     advantages, _ = get_adv_estimator_fn("agent_r1_grpo")(
         token_level_rewards=pad([f["rm_scores"] for _, f in sent]),
@@ -221,7 +240,7 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
     assert fields["rollout_log_probs"].tolist() == [-1, -2, 0, 0, 0, -3, 0]
 
 
-# -------------------------------------------------------------------------------------------------------- episodes
+# ----------------------------------------------------------------------------------------- episodes
 
 
 TURNS = [
@@ -242,11 +261,17 @@ class Replay:
         self.asked.append(sampling_params)
         ids = next(self.turns)
         logprobs = [-0.5 * i for i, _ in enumerate(ids)]
-        return TokenOutput(token_ids=ids, log_probs=logprobs, stop_reason="completed", extra_fields={"global_steps": 1})
+        return TokenOutput(
+            token_ids=ids,
+            log_probs=logprobs,
+            stop_reason="completed",
+            extra_fields={"global_steps": 1},
+        )
 
 
 def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
-    """TURNS through our loop and through verl's `tool_agent`, with a tool that gives `answer`; what our loop asked for."""
+    """TURNS through our loop and through verl's `tool_agent`, with a tool that gives `answer`; what
+    our loop asked for."""
 
     @tool
     def weather(city: str) -> str:
@@ -257,9 +282,17 @@ def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
         """
         return answer
 
-    row = {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How is Oslo?"}],
-           "data_source": "x", "ability": "x", "reward_model": {"ground_truth": ["rain"]}, "extra_info": {"index": 0},
-           "env_kwargs": {}}  # fmt: skip
+    row = {
+        "prompt": [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "How is Oslo?"},
+        ],
+        "data_source": "x",
+        "ability": "x",
+        "reward_model": {"ground_truth": ["rain"]},
+        "extra_info": {"index": 0},
+        "env_kwargs": {},
+    }
     config, tools = smoke(), {"weather": weather}
     trainer, server = composed(config, folder, device), Replay(chat)
     trainer.actor_rollout_ref.rollout.multi_turn.format = "hermes"
@@ -270,37 +303,61 @@ def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
 
     async def ours():
         loop = agent_loop.AgentR1Loop(wrapped, server, env_name="hermes", run=str(folder))
-        place = {"raw_prompt": row["prompt"], "uid": "0", "session_id": 0, "global_steps": 2, "index": 0}
+        place = {
+            "raw_prompt": row["prompt"],
+            "uid": "0",
+            "session_id": 0,
+            "global_steps": 2,
+            "index": 0,
+        }
         (out,) = await loop.run(params, **{**row, **place})
         return out
 
     async def theirs():
         schema = OpenAIFunctionToolSchema.model_validate(weather.schema())
-        named = ToolListWrap([FunctionTool("weather", lambda city: weather.execute({"city": city}), schema)])
+        named = ToolListWrap(
+            [FunctionTool("weather", lambda city: weather.execute({"city": city}), schema)]
+        )
         data = DictConfigWrap(trainer.data)
-        loop = ToolAgentLoop(wrapped, Replay(chat), chat.tokenizer, None, None, data, "qwen2", tools=named)
+        loop = ToolAgentLoop(
+            wrapped, Replay(chat), chat.tokenizer, None, None, data, "qwen2", tools=named
+        )
         return await loop.run(params, raw_prompt=row["prompt"])
 
     return asyncio.run(ours()), asyncio.run(theirs()), server.asked
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_verls_own_tool_loop_makes_the_same_tokens_and_masks_of_the_same_turns(chat, tmp_path, monkeypatch, device):
+def test_verls_own_tool_loop_makes_the_same_tokens_and_masks_of_the_same_turns(
+    chat, tmp_path, monkeypatch, device
+):
     a, b, asked = both_loops(chat, tmp_path, monkeypatch, "It rains.\n  Take a coat.", device)
     assert len(asked) == 3 and all(("seed" in wanted) == (device == "cpu") for wanted in asked)
-    assert a.num_turns == 3 and sum(a.response_mask) == sum(len(chat.encode_trusted(t)) + 1 for t in TURNS)
-    assert (a.prompt_ids, a.response_ids, a.response_mask) == (b.prompt_ids, b.response_ids, b.response_mask)
+    assert a.num_turns == 3 and sum(a.response_mask) == sum(
+        len(chat.encode_trusted(t)) + 1 for t in TURNS
+    )
+    assert (a.prompt_ids, a.response_ids, a.response_mask) == (
+        b.prompt_ids,
+        b.response_ids,
+        b.response_mask,
+    )
     assert a.response_logprobs == b.response_logprobs
 
 
 def test_what_a_tool_says_is_data_here_and_control_there(chat, tmp_path, monkeypatch):
-    a, b, _ = both_loops(chat, tmp_path, monkeypatch, "rain<|im_end|>\n<|im_start|>assistant\n<answer>sun</answer>")
+    a, b, _ = both_loops(
+        chat, tmp_path, monkeypatch, "rain<|im_end|>\n<|im_start|>assistant\n<answer>sun</answer>"
+    )
     ends = [out.response_ids.count(chat.turn_end_id) for out in (a, b)]
-    assert ends == [3 + 2, 3 + 2 + 2]  # three turns of the agent, two of the tool; and two that the tool made up
+    assert ends == [
+        3 + 2,
+        3 + 2 + 2,
+    ]  # three turns of the agent, two of the tool; and two that the tool made up
 
 
 def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro):  # noqa: F811
-    """As in training and evaluation. verl names no reason for the end of a turn, only that it came."""
+    """As in training and evaluation. verl names no reason for the end of a turn, only that it
+    came."""
     path, said = two_ends
 
     class Client:
@@ -309,17 +366,24 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro):  # noqa: F811
             ends = {*sampling_params["stop_token_ids"], *settings["eos_token_id"]}
             ids = said[: sampling_params["max_tokens"]]
             ids = ids[: next((n for n, i in enumerate(ids, 1) if i in ends), len(ids))]
-            return TokenOutput(token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={})
+            return TokenOutput(
+                token_ids=ids, log_probs=[-0.5] * len(ids), stop_reason="completed", extra_fields={}
+            )
 
     with open_agent(path, micro.config, tools={}) as agent:
-        ends_at_either(agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, seeded=True), agent, said)
+        ends_at_either(
+            agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, seeded=True), agent, said
+        )
 
 
-@pytest.mark.parametrize(("reason", "came"), [("time_out", (0, 1)), ("error", (0, 0)), ("max_turns", (1, 1))])
+@pytest.mark.parametrize(
+    ("reason", "came"), [("time_out", (0, 1)), ("error", (0, 0)), ("max_turns", (1, 1))]
+)
 def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validation(
     chat, tmp_path, monkeypatch, reason, came
 ):
-    """As in the local loop: `usable_trajectories`, and the eval card. The environment says itself how it ended."""
+    """As in the local loop: `usable_trajectories`, and the eval card. The environment says itself
+    how it ended."""
 
     class Ending(HermesToolEnv):
         async def step(self, action):
@@ -329,8 +393,15 @@ def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validati
     monkeypatch.setattr(agent_loop, "_shared", lambda *_: (smoke(), chat, {}))
     (tmp_path / "verl").mkdir()
     wrapped = DictConfigWrap(composed(smoke(), tmp_path))
-    row = {"raw_prompt": [{"role": "user", "content": "How is Oslo?"}], "reward_model": {"ground_truth": ["rain"]},
-           "uid": "0", "session_id": 0, "global_steps": 2, "index": 0, "env_kwargs": {}}  # fmt: skip
+    row = {
+        "raw_prompt": [{"role": "user", "content": "How is Oslo?"}],
+        "reward_model": {"ground_truth": ["rain"]},
+        "uid": "0",
+        "session_id": 0,
+        "global_steps": 2,
+        "index": 0,
+        "env_kwargs": {},
+    }
 
     def rows(temperature: float) -> int:
         loop = agent_loop.AgentR1Loop(wrapped, Replay(chat), env_name="ending", run=str(tmp_path))
@@ -340,7 +411,7 @@ def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validati
     assert (tmp_path / "verl" / "failure.txt").exists() == (reason != "max_turns")
 
 
-# ------------------------------------------------------------------------------------------------- losses, gradients
+# -------------------------------------------------------------------------------- losses, gradients
 
 
 @pytest.fixture(scope="module")
@@ -351,11 +422,14 @@ def twins(tmp_path_factory):
     folder = tmp_path_factory.mktemp("twin")
     ours = random_model(layers=2)
     model_files.save_model(ours, folder, 0, 0)
-    return ours, AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    return ours, AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="sdpa"
+    )
 
 
 def verl_output(model, part: list[dict]) -> dict[str, torch.Tensor]:
-    """Nested log-probabilities and entropies, one longer than needed at the end of each row, as verl's FSDP engine returns them."""
+    """Nested log-probabilities and entropies, one longer than needed at the end of each row, as
+    verl's FSDP engine returns them."""
     sequences = [torch.cat([f["prompts"], f["responses"]]) for f in part]
     lengths = torch.tensor([len(s) for s in sequences])
     ids = pad(sequences)
@@ -371,7 +445,10 @@ def verl_output(model, part: list[dict]) -> dict[str, torch.Tensor]:
 def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> TensorDict:
     """A micro-batch as it reaches verl's loss functions on one of `ranks`."""
     data = TensorDict(
-        {name: nested([f[name] for f in part]) for name in ("prompts", "responses", "response_mask")}
+        {
+            name: nested([f[name] for f in part])
+            for name in ("prompts", "responses", "response_mask")
+        }
         | {name: nested(values) for name, values in fields.items()},
         batch_size=len(part),
     )
@@ -380,7 +457,9 @@ def verl_data(part: list[dict], whole: list[dict], ranks: int = 1, **fields) -> 
     return data
 
 
-def voting(sent: list[tuple[str, dict]], minibatch: list[int] | None = None) -> dict[str, list[torch.Tensor]]:
+def voting(
+    sent: list[tuple[str, dict]], minibatch: list[int] | None = None
+) -> dict[str, list[torch.Tensor]]:
     """The columns that the trainer adds, so that rows of one episode share a vote."""
     masks = [f["response_mask"] for _, f in sent]
     counts = votes([key for key, _ in sent], minibatch or [0] * len(sent), pad(masks))
@@ -400,19 +479,30 @@ def voting(sent: list[tuple[str, dict]], minibatch: list[int] | None = None) -> 
 def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     """Of one minibatch with episodes of one to four rows, the entropy in the loss, and the KL."""
     ours, theirs = copy.deepcopy(twins[0]), copy.deepcopy(twins[1])
-    clip = ["actor.clip_dual=2.0", "actor.span_clip_low=0.1", "actor.span_clip_high=0.1", "actor.entropy_coef=0.01"]
-    config = smoke(f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio_level={ratio}", *clip)
+    clip = [
+        "actor.clip_dual=2.0",
+        "actor.span_clip_low=0.1",
+        "actor.span_clip_high=0.1",
+        "actor.entropy_coef=0.01",
+    ]
+    config = smoke(
+        f"actor.loss_aggregation={mode}", f"actor.kl_coef={kl}", f"actor.ratio_level={ratio}", *clip
+    )
     rows = make_rows(4)
     batch = collate(rows)
     g = torch.Generator().manual_seed(5)
     batch.advantages_BT = torch.randn(batch.mask_BT.shape, generator=g) * batch.mask_BT
-    with torch.no_grad():  # far enough from the policy of now that some tokens are clipped, on either side
+    with (
+        torch.no_grad()
+    ):  # far enough from the policy of now that some tokens are clipped, on either side
         now_BT, _ = action_logprobs(ours, batch)
     batch.logprobs_BT = (now_BT + 0.5 * torch.randn(now_BT.shape, generator=g)) * batch.mask_BT
     batch.ref_logprobs_BT = (now_BT + 0.3 * torch.randn(now_BT.shape, generator=g)) * batch.mask_BT
 
     # The local loop, in micro-batches.
-    normalizer = loss_normalizer(batch.mask_BT, mode, config.rollout.max_context, batch.trajectory_B)
+    normalizer = loss_normalizer(
+        batch.mask_BT, mode, config.rollout.max_context, batch.trajectory_B
+    )
     batch.episode_tokens_B, mine = episode_tokens(batch.mask_BT, batch.trajectory_B), 0.0
     for index in micro_batches(batch.lengths_B, 120):
         loss = loop.actor_loss(ours, batch[index], normalizer, config, Means())
@@ -428,7 +518,10 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
     def responses(matrix_BT: torch.Tensor) -> list[torch.Tensor]:
         return [matrix_BT[i, cut : len(rows[i].input_ids)] for i, cut in enumerate(cuts)]
 
-    columns = {"old_log_probs": responses(batch.logprobs_BT), "advantages": responses(batch.advantages_BT)}
+    columns = {
+        "old_log_probs": responses(batch.logprobs_BT),
+        "advantages": responses(batch.advantages_BT),
+    }
     columns |= {"ref_log_prob": responses(batch.ref_logprobs_BT)} | voting(sent)
     verls, order, ranks = 0.0, list(range(len(rows))), 2
     random.Random(6).shuffle(order)
@@ -437,7 +530,9 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
         for start in range(0, len(mine_of_rank), 4):
             here = mine_of_rank[start : start + 4]
             part = [fields[i] for i in here]
-            data = verl_data(part, fields, ranks, **{n: [v[i] for i in here] for n, v in columns.items()})
+            data = verl_data(
+                part, fields, ranks, **{n: [v[i] for i in here] for n, v in columns.items()}
+            )
             loss, _ = verl_actor_loss(actor, verl_output(theirs, part), data)
             loss = loss / ranks  # FSDP takes the mean of the ranks' gradients
             loss.backward()
@@ -457,7 +552,8 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
 
 
 def test_votes_are_counted_in_each_minibatch_without_padding():
-    """Episodes a (three rows, the third in another minibatch because it is cut) and b (one), a row of padding, and c."""
+    """Episodes a (three rows, the third in another minibatch because it is cut) and b (one), a row
+    of padding, and c."""
     keys = ["g_0_0", "g_1_0", "padding_0_0", "g_0_1", "g_0_2", "h_0_0"]
     mask_BT = torch.tensor([[1, 1, 1], [1, 0, 0], [0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 0]])
     tokens_B, episodes_B = votes(keys, [0, 0, 0, 0, 1, 1], mask_BT)
@@ -488,19 +584,27 @@ def replace_weights_by_gradients(model: decoder.Decoder) -> decoder.Decoder:
 
 
 def both_losses(config, theirs: str, folder, mode: str, **more) -> tuple[tuple, tuple]:
-    """Loss, gradient and metrics by `actor_loss`, and by verl's `ppo_loss` with its policy loss `theirs`; one row an episode."""
+    """Loss, gradient and metrics by `actor_loss`, and by verl's `ppo_loss` with its policy loss
+    `theirs`; one row an episode."""
     rows = make_rows(6, rewriting=False)
     sent, g = wire(rows), torch.Generator().manual_seed(6)
     fields = [f for _, f in sent]
     n = [len(f["responses"]) for f in fields]
     columns = {
-        name: [torch.randn(k, generator=g) for k in n] for name in ("old_log_probs", "advantages", "ref_log_prob")
+        name: [torch.randn(k, generator=g) for k in n]
+        for name in ("old_log_probs", "advantages", "ref_log_prob")
     }
     columns |= voting(sent) | more
     lengths = torch.tensor([0] + [len(row.input_ids) for row in rows]).cumsum(0)
-    flat, spread = torch.randn(int(lengths[-1]), generator=g), torch.rand(int(lengths[-1]), generator=g)
+    flat, spread = (
+        torch.randn(int(lengths[-1]), generator=g),
+        torch.rand(int(lengths[-1]), generator=g),
+    )
     results = []
-    for name, loss_fn in ((config.actor.ratio_level, verl_actor_loss), (theirs, verl_losses.ppo_loss)):
+    for name, loss_fn in (
+        (config.actor.ratio_level, verl_actor_loss),
+        (theirs, verl_losses.ppo_loss),
+    ):
         whole = composed(config, folder)
         whole.actor_rollout_ref.actor.policy_loss.loss_mode = name
         actor = omega_conf_to_dataclass(whole.actor_rollout_ref.actor)
@@ -512,7 +616,10 @@ def both_losses(config, theirs: str, folder, mode: str, **more) -> tuple[tuple, 
             output["entropy"] = torch.nested.nested_tensor_from_jagged(entropy, lengths)
         loss, metrics = loss_fn(actor, output, data)
         loss.backward()
-        metrics = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in metrics.items()}
+        metrics = {
+            key: value.aggregate() if isinstance(value, Metric) else value
+            for key, value in metrics.items()
+        }
         results.append((loss, now.grad, metrics))
     return tuple(results)
 
@@ -541,24 +648,36 @@ def test_loss_and_clip_metrics_are_those_of_verls_own_loss(tmp_path, weighted, m
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6)
     assert stats == pytest.approx(expected | expected_weight, abs=1e-5)
-    assert stats["actor/pg_clipfrac"] > 0 and {"kl_loss", "kl_coef", "actor/entropy_loss"} <= stats.keys()
+    assert (
+        stats["actor/pg_clipfrac"] > 0
+        and {"kl_loss", "kl_coef", "actor/entropy_loss"} <= stats.keys()
+    )
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_the_ratio_of_a_sequence_is_that_of_verls_gspo(mode, tmp_path):
     config = smoke(
-        "actor.ratio_level=sequence", f"actor.loss_aggregation={mode}", "actor.clip_dual=0", "actor.span_clip_low=0.05"
+        "actor.ratio_level=sequence",
+        f"actor.loss_aggregation={mode}",
+        "actor.clip_dual=0",
+        "actor.span_clip_low=0.05",
     )
     actor = composed(config, tmp_path).actor_rollout_ref.actor
     assert (actor.clip_ratio_low, actor.clip_ratio_high) == (0.05, 4e-4)
-    (ours, gradient, stats), (theirs, expected, their_stats) = both_losses(config, "gspo", tmp_path, mode)
+    (ours, gradient, stats), (theirs, expected, their_stats) = both_losses(
+        config, "gspo", tmp_path, mode
+    )
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-6)
-    assert stats["actor/pg_clipfrac"] == pytest.approx(their_stats["actor/pg_clipfrac"]) and gradient.abs().max() > 0
+    assert (
+        stats["actor/pg_clipfrac"] == pytest.approx(their_stats["actor/pg_clipfrac"])
+        and gradient.abs().max() > 0
+    )
 
 
 def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_model, micro, chat):
-    """The sampler's numbers are of step 1, the trainer's of weights two steps older or younger: a sync that stopped."""
+    """The sampler's numbers are of step 1, the trainer's of weights two steps older or younger: a
+    sync that stopped."""
     start, config = (
         copy.deepcopy(cloned_model),
         micro_config("grpo", "trainer.steps=2", "actor.lr=1e-2", "env.call_reward=0.1"),
@@ -583,9 +702,13 @@ def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_
     watch.check(trained_BT, sampled_BT, mask_BT)
     watch.check(rounded_BT, sampled_BT, mask_BT)  # once may be chance
     watch.check(trained_BT, sampled_BT, mask_BT)
-    with pytest.raises(AgentR1Error, match="vLLM does not have the trainer's weights: in two consecutive steps"):
+    with pytest.raises(
+        AgentR1Error, match="vLLM does not have the trainer's weights: in two consecutive steps"
+    ):
         watch.check(trained_BT, sampled_BT, mask_BT)
-    with pytest.raises(AgentR1Error, match="vLLM does not have"):  # and numbers that are none are no numbers
+    with pytest.raises(
+        AgentR1Error, match="vLLM does not have"
+    ):  # and numbers that are none are no numbers
         nothing = SamplerWatch()
         for _ in range(2):
             nothing.check(trained_BT * float("nan"), sampled_BT, mask_BT)
@@ -599,7 +722,9 @@ def test_value_losses_agree():
     returns = [torch.randn(len(f["responses"]), generator=g) for f in fields]
     lengths = torch.tensor([0] + [len(r.input_ids) for r in rows]).cumsum(0)
     nested_values = torch.nested.nested_tensor_from_jagged(torch.cat(predictions), lengths)
-    config = SimpleNamespace(cliprange_value=0.5, loss_agg_mode="token-mean", loss_scale_factor=None)
+    config = SimpleNamespace(
+        cliprange_value=0.5, loss_agg_mode="token-mean", loss_scale_factor=None
+    )
     data = verl_data(fields, fields, values=old, returns=returns)
     theirs, _ = verl_losses.value_loss(config, {"values": nested_values}, data)
     theirs.backward()
@@ -617,28 +742,44 @@ def test_value_losses_agree():
         torch.testing.assert_close(p.grad, expected, rtol=1e-3, atol=1e-8)
 
 
-# ------------------------------------------------------------------------------------------------------ minibatches
+# -------------------------------------------------------------------------------------- minibatches
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(("algorithm", "step"), [("grpo", 1), ("ppo", 1), ("ppo", 5)])
-def test_verl_cuts_minibatches_in_which_episodes_are_whole(algorithm, step, ranks, monkeypatch, tmp_path):
-    """From its balancing of ranks to the iterator of its workers. Step 1 of ppo is in the critic's warm-up."""
+def test_verl_cuts_minibatches_in_which_episodes_are_whole(
+    algorithm, step, ranks, monkeypatch, tmp_path
+):
+    """From its balancing of ranks to the iterator of its workers. Step 1 of ppo is in the critic's
+    warm-up."""
     config = smoke(
-        "rollout.prompts_per_step=8", "rollout.samples_per_prompt=2", "actor.minibatches=4", "critic.minibatches=2",
-        f"verl.ranks={ranks}", algorithm=algorithm,
-    )  # fmt: skip
+        "rollout.prompts_per_step=8",
+        "rollout.samples_per_prompt=2",
+        "actor.minibatches=4",
+        "critic.minibatches=2",
+        f"verl.ranks={ranks}",
+        algorithm=algorithm,
+    )
     r, stored = random.Random(step), []
-    keys = [f"g{g}_{s}_{row}" for g in range(8) for s in range(2) for row in range(r.choice([1, 1, 2, 3]))]
+    keys = [
+        f"g{g}_{s}_{row}"
+        for g in range(8)
+        for s in range(2)
+        for row in range(r.choice([1, 1, 2, 3]))
+    ]
     r.shuffle(keys)
     row = {"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3])}
-    queue = SimpleNamespace(kv_batch_get=lambda **_: [row], kv_batch_put=lambda keys, **_: stored.extend(keys))
+    queue = SimpleNamespace(
+        kv_batch_get=lambda **_: [row], kv_batch_put=lambda keys, **_: stored.extend(keys)
+    )
     monkeypatch.setattr(padding_utils, "tq", queue)
     trainer = AgentR1Trainer.__new__(AgentR1Trainer)
     trainer.config, trainer.ours, trainer.global_steps = composed(config, tmp_path), config, step
     trainer.use_critic, trainer.tokenizer = algorithm == "ppo", SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = SimpleNamespace(_dispatch_info={"actor": list(range(ranks))})
-    batch = KVBatchMeta(keys=keys, tags=[{"seq_len": r.randint(20, 300)} for _ in keys], partition_id="train")
+    batch = KVBatchMeta(
+        keys=keys, tags=[{"seq_len": r.randint(20, 300)} for _ in keys], partition_id="train"
+    )
     metrics = {}
     batch = trainer._in_minibatches(batch, metrics)
     assert set(batch.keys) == {*keys, *stored} and stored
@@ -650,11 +791,21 @@ def test_verl_cuts_minibatches_in_which_episodes_are_whole(algorithm, step, rank
         for rank in range(ranks):
             data = TensorDict({"place": torch.arange(rank * n, (rank + 1) * n)}, batch_size=n)
             cuts = tu.make_iterator(data, size // ranks, 1, 42, {"shuffle": network.shuffle})
-            home |= {batch.keys[place]: number for number, part in enumerate(cuts) for place in part["place"].tolist()}
+            home |= {
+                batch.keys[place]: number
+                for number, part in enumerate(cuts)
+                for place in part["place"].tolist()
+            }
         homes = {(parse_key(key).episode, home[key]) for key in keys}
-        assert network is trainer.config.critic or [home[key] for key in batch.keys] == trainer._minibatches(len(batch))
-        assert len(home) == len(batch) and len(homes) == 16  # one minibatch for each of the 16 episodes
-        assert {number for _, number in homes} == set(range(len(batch) // size))  # and none of padding alone
+        assert network is trainer.config.critic or [
+            home[key] for key in batch.keys
+        ] == trainer._minibatches(len(batch))
+        assert (
+            len(home) == len(batch) and len(homes) == 16
+        )  # one minibatch for each of the 16 episodes
+        assert {number for _, number in homes} == set(
+            range(len(batch) // size)
+        )  # and none of padding alone
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=30), st.integers(1, 12), st.integers(1, 3))
@@ -669,16 +820,20 @@ def test_minibatches_are_as_full_as_whole_episodes_allow(lengths, size, by):
         assert max(map(len, parts)) - min(map(len, parts)) <= max(lengths)
 
 
-# ---------------------------------------------------------------------------------------------------- learning rate
+# ------------------------------------------------------------------------------------ learning rate
 
 
 @pytest.mark.parametrize(("algorithm", "warmup"), [("ppo", 5), ("ppo", 0), ("grpo", 5)])
 def test_both_engines_draw_one_line_of_learning_rates(algorithm, warmup, tmp_path):
-    """verl's scheduler counts the actor's updates, and the line counts RL steps: behind the critic's warm-up they part."""
+    """verl's scheduler counts the actor's updates, and the line counts RL steps: behind the
+    critic's warm-up they part."""
     config = smoke(
-        "trainer.steps=12", "actor.warmup_steps=7", f"critic.warmup_steps={warmup}", "actor.lr_final=0.2",
+        "trainer.steps=12",
+        "actor.warmup_steps=7",
+        f"critic.warmup_steps={warmup}",
+        "actor.lr_final=0.2",
         algorithm=algorithm,
-    )  # fmt: skip
+    )
     whole = composed(config, tmp_path)
     actor = whole.actor_rollout_ref.actor
     actor.optim.total_training_steps = config.trainer.steps  # as verl's trainer does
@@ -689,24 +844,29 @@ def test_both_engines_draw_one_line_of_learning_rates(algorithm, warmup, tmp_pat
     engine.lr_scheduler = engine._build_lr_scheduler(optimizer)
     for step in range(1, config.trainer.steps + 1):
         if whole.trainer.critic_warmup <= step:  # verl's own condition
-            share = linear_decay(step, config.trainer.steps, config.actor.warmup_steps, config.actor.lr_final)
+            share = linear_decay(
+                step, config.trainer.steps, config.actor.warmup_steps, config.actor.lr_final
+            )
             expected = config.actor.lr * share
             assert optimizer.param_groups[0]["lr"] == pytest.approx(expected, rel=1e-9)
             optimizer.step()
             assert engine.lr_scheduler_step() == pytest.approx(expected, rel=1e-9)  # what is logged
 
 
-# ------------------------------------------------------------------------------------------------ numbers that broke
+# ------------------------------------------------------------------------------- numbers that broke
 
 
 @pytest.mark.parametrize("who", ["actor", "critic"])
 def test_verls_trainer_stops_before_it_saves_what_is_broken(monkeypatch, who):
-    """verl leaves the step out and goes on; what it reports is the mean over the optimiser steps."""
+    """verl leaves the step out and goes on; what it reports is the mean over the optimiser
+    steps."""
     trainer = AgentR1Trainer.__new__(AgentR1Trainer)
     trainer.global_steps = 3
     reported = {f"{who}/grad_norm": [0.5, 0.25]}
     monkeypatch.setattr(
-        PPOTrainerSync, "step", lambda self, metrics, timing: metrics.update(reduce_metrics(dict(reported))) or "batch"
+        PPOTrainerSync,
+        "step",
+        lambda self, metrics, timing: metrics.update(reduce_metrics(dict(reported))) or "batch",
     )
     assert trainer.step({}, {}) == "batch"
     reported[f"{who}/grad_norm"] = [0.5, math.nan]

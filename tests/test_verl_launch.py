@@ -1,4 +1,5 @@
-"""Around verl, without verl: what a run leaves is removed and nothing else; questions; shards to a model folder."""
+"""Around verl, without verl: what a run leaves is removed and nothing else; questions; shards to a
+model folder."""
 
 from __future__ import annotations
 
@@ -45,10 +46,14 @@ time.sleep(60)
 
 
 def holder(name: str, mark: str | None) -> subprocess.Popen:
-    """A process that holds shared memory, in a session of its own as Ray's are; of a run, if it has a mark."""
+    """A process that holds shared memory, in a session of its own as Ray's are; of a run, if it has
+    a mark."""
     environment = os.environ | ({launch.RUN_VARIABLE: mark} if mark else {})
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, name], env=environment, stdout=subprocess.PIPE, start_new_session=True
+        [sys.executable, "-c", HOLDER, name],
+        env=environment,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
     )
     assert process.stdout.readline() == b"ready\n"
     return process
@@ -56,7 +61,8 @@ def holder(name: str, mark: str | None) -> subprocess.Popen:
 
 def test_cleaning_up_takes_this_run_and_nothing_else(tmp_path):
     ours, theirs, bystander = (
-        holder(f"test_verl_{os.getpid()}_{i}", mark) for i, mark in enumerate(["mine", "mine2", None])
+        holder(f"test_verl_{os.getpid()}_{i}", mark)
+        for i, mark in enumerate(["mine", "mine2", None])
     )
     try:
         scratch = tmp_path / "scratch"
@@ -81,7 +87,11 @@ def test_cleaning_up_takes_this_run_and_nothing_else(tmp_path):
 
 def test_two_runs_on_one_machine_are_refused(monkeypatch, tmp_path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a verl test may run beside this one
-    with launch.only_one_here(), pytest.raises(AgentR1Error, match="another run"), launch.only_one_here():
+    with (
+        launch.only_one_here(),
+        pytest.raises(AgentR1Error, match="another run"),
+        launch.only_one_here(),
+    ):
         pass
     with launch.only_one_here():
         pass
@@ -99,7 +109,9 @@ class Notes:
 def watched(monkeypatch, tmp_path):
     """`watch` over a driver that does what the script says; it gets the run's folder `run`."""
     config = load_config(
-        "smoke", ["engine=verl", "verl.stall_timeout_s=1", "env.episode_timeout_s=0.5"], algorithm="grpo"
+        "smoke",
+        ["engine=verl", "verl.stall_timeout_s=1", "env.episode_timeout_s=0.5"],
+        algorithm="grpo",
     )
     run, notes, tracked = RunDir(tmp_path / "run"), Notes(), []
     for name in ("verl", "logs"):
@@ -109,23 +121,29 @@ def watched(monkeypatch, tmp_path):
     def watch(script: str):
         code = f"import json, os, pathlib, time; run = pathlib.Path({str(run.path)!r})\n{script}"
         monkeypatch.setattr(
-            launch.subprocess, "Popen", lambda command, **options: POPEN([sys.executable, "-c", code], **options)
+            launch.subprocess,
+            "Popen",
+            lambda command, **options: POPEN([sys.executable, "-c", code], **options),
         )
         launch.watch(run, config, "cpu", notes, tracked.append)
 
     return SimpleNamespace(run=run, notes=notes, tracked=tracked, watch=watch)
 
 
-PHASE = '(run / "verl" / "phase.json").write_text(json.dumps({"step": 7, "phase": "weight sync"}))\n'
+PHASE = (
+    '(run / "verl" / "phase.json").write_text(json.dumps({"step": 7, "phase": "weight sync"}))\n'
+)
 
 
 @pytest.mark.parametrize(
     "script, said",
     [
         (PHASE + "time.sleep(600)", r"nothing has moved for 1 s .*in step 7, weight sync; log: .*no checkpoint"),
-        ("failure('an episode broke'); cause('ValueError: small'); raise SystemExit(1)", ": an episode broke; log"),
+        ("failure('an episode broke'); cause('ValueError: small'); raise "
+            "SystemExit(1)", ": an episode broke; log"),
         # ... which does not hide why the trainer itself ended the run.
-        (PHASE + "failure('an episode broke'); cause('AgentR1Error: no weights'); raise SystemExit(1)", "sync: no weights;"),
+        (PHASE + "failure('an episode broke'); cause('AgentR1Error: no weights'); raise "
+            "SystemExit(1)", "sync: no weights;"),
     ],
 )  # fmt: skip
 def test_the_end_of_a_run_is_told_with_phase_cause_and_log(watched, script, said):
@@ -134,7 +152,9 @@ def test_the_end_of_a_run_is_told_with_phase_cause_and_log(watched, script, said
         watched.watch(told + script)
 
 
-def test_each_new_line_goes_to_dashboard_and_trackers_and_no_key_to_the_driver(watched, monkeypatch):
+def test_each_new_line_goes_to_dashboard_and_trackers_and_no_key_to_the_driver(
+    watched, monkeypatch
+):
     watched.run.metrics.append({"training/global_step": 1})  # of an earlier process
     monkeypatch.setenv("WANDB_API_KEY", "secret")
     monkeypatch.setenv("HF_TOKEN", "secret")
@@ -145,21 +165,37 @@ with (run / "metrics.jsonl").open("a") as file:
         keys = len({"WANDB_API_KEY", "HF_TOKEN"} & set(os.environ))
         file.write(json.dumps({"training/global_step": step, "keys": keys, "checkpoint/unverified": step == 3}) + "\\n")
 """)
-    lines = [{"training/global_step": n, "keys": 0, "checkpoint/unverified": n == 3} for n in (2, 3)]
+    lines = [
+        {"training/global_step": n, "keys": 0, "checkpoint/unverified": n == 3} for n in (2, 3)
+    ]
     assert watched.tracked == watched.notes.steps == lines
-    assert watched.notes.notes.count("the service is gone") == watched.notes.notes.count(launch.UNVERIFIED) == 1
+    assert (
+        watched.notes.notes.count("the service is gone")
+        == watched.notes.notes.count(launch.UNVERIFIED)
+        == 1
+    )
 
 
 def test_questions_come_in_the_local_loops_order(tmp_path):
-    config = load_config("smoke", ["engine=verl", "trainer.steps=7", "data.train=30", "data.cold=40"], algorithm="grpo")
+    config = load_config(
+        "smoke",
+        ["engine=verl", "trainer.steps=7", "data.train=30", "data.cold=40"],
+        algorithm="grpo",
+    )
     build(config.data, config.seed, tmp_path / "data", config.env.name)
     launch.write_questions(tmp_path / "data" / "train.parquet", config, tmp_path / "train.parquet")
-    rows, questions = read_rows(tmp_path / "train.parquet"), read_rows(tmp_path / "data" / "train.parquet")
+    rows, questions = (
+        read_rows(tmp_path / "train.parquet"),
+        read_rows(tmp_path / "data" / "train.parquet"),
+    )
     P = config.rollout.prompts_per_step
     assert len(rows) == 7 * P > len(questions)  # more than two epochs
     for step in range(1, 8):
         expected = [
-            row["prompt"] for row in prompts_of_step(questions, step, config.rollout.prompts_per_step, config.seed)
+            row["prompt"]
+            for row in prompts_of_step(
+                questions, step, config.rollout.prompts_per_step, config.seed
+            )
         ]
         assert [row["prompt"] for row in rows[(step - 1) * P : step * P]] == expected
 
@@ -176,7 +212,9 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
     config = load_config(
-        "smoke", ["engine=verl", "trainer.max_tokens_per_microbatch=1500", *settings], algorithm="grpo"
+        "smoke",
+        ["engine=verl", "trainer.max_tokens_per_microbatch=1500", *settings],
+        algorithm="grpo",
     )
     if not settings:
         launch.check_runnable(config, "cpu", tmp_path)
@@ -185,7 +223,7 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
         launch.check_runnable(config, "cpu", tmp_path)
 
 
-# ------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 SHARDER = """
 import sys, torch, torch.distributed as dist
@@ -206,19 +244,28 @@ def sharded(tmp_path_factory):
     """A model's weights in the shards of two ranks, whose rows do not divide evenly."""
     folder = tmp_path_factory.mktemp("actor")
     model = random_model(vocab=VOCAB + 1, seed=3)
-    torch.save({name: t.detach().clone() for name, t in model_files.to_hf(model).items()}, folder / "whole.pt")
-    ranks = [subprocess.Popen([sys.executable, "-c", SHARDER, str(folder), str(rank)]) for rank in range(2)]
+    torch.save(
+        {name: t.detach().clone() for name, t in model_files.to_hf(model).items()},
+        folder / "whole.pt",
+    )
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SHARDER, str(folder), str(rank)])
+        for rank in range(2)
+    ]
     assert [rank.wait(timeout=100) for rank in ranks] == [0, 0]
     return folder, model
 
 
 def rows_of(model: decoder.Decoder, half: bool = False) -> list[dict]:
-    """A row of 90 tokens with the log-probabilities that training gives them; every other token of the response is one
-    that the policy chose."""
+    """A row of 90 tokens with the log-probabilities that training gives them; every other token of
+    the response is one that the policy chose."""
     from agent_r1.rollout.training_rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 
-    ids, row = torch.randint(VOCAB, (90,), generator=torch.Generator().manual_seed(0)).tolist(), TrainingRow(0, "g")
+    ids, row = (
+        torch.randint(VOCAB, (90,), generator=torch.Generator().manual_seed(0)).tolist(),
+        TrainingRow(0, "g"),
+    )
     row._extend(ids[:30], None, 0)
     row._extend(ids[30:], [0.0] * 60, 0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
@@ -255,9 +302,12 @@ def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
 
 
 def unchosen(model: decoder.Decoder) -> list[dict]:
-    """The text of a tool, which the policy finds next to impossible, has other log-probabilities."""
+    """The text of a tool, which the policy finds next to impossible, has other
+    log-probabilities."""
     (row,) = rows_of(model)
-    changed = [value - 5 * (1 - acted) for value, acted in zip(row["logprobs"], row["mask"], strict=True)]
+    changed = [
+        value - 5 * (1 - acted) for value, acted in zip(row["logprobs"], row["mask"], strict=True)
+    ]
     return [row | {"logprobs": changed}]
 
 
@@ -275,7 +325,13 @@ def rounded(model: decoder.Decoder) -> list[dict]:
     [
         (unchosen, "float32", 0, 1e-3, 0),
         (rounded, "float32", 1e-4, 0.3, 1),
-        (partial(rows_of, half=True), "float32", 1e-3, 0.3, 1),  # a failed check: named, and the run goes on
+        (
+            partial(rows_of, half=True),
+            "float32",
+            1e-3,
+            0.3,
+            1,
+        ),  # a failed check: named, and the run goes on
     ],
 )
 def test_a_model_is_compared_with_the_trainer_as_it_multiplied(
@@ -295,7 +351,8 @@ def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(shard
     run, config, start, kept = trained(sharded, tmp_path, rows, "bfloat16")
     for _ in range(2):  # --resume tries it again
         with pytest.raises(
-            AgentR1Error, match="unverified_000003: .* differs from the trained one by .* kept there: --resume"
+            AgentR1Error,
+            match="unverified_000003: .* differs from the trained one by .* kept there: --resume",
         ):
             finish(run, config, start, kept)
         assert tree(kept / "actor") == tree(sharded[0]) and unverified(run) == kept
@@ -318,7 +375,7 @@ def test_a_full_disk_loses_no_shard(sharded, tmp_path):
     assert [path.name for path in run.checkpoints.iterdir()] == ["step_000003"]
 
 
-# ---------------------------------------------------------------------------------------------- what Ray says of a death
+# ------------------------------------------------------------------------- what Ray says of a death
 
 DYING = """
 import os, signal, sys, time
@@ -341,7 +398,9 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt")
+@pytest.mark.skipif(
+    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
+)
 @pytest.mark.parametrize(
     "dies, said",
     [
@@ -350,17 +409,29 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
     ],
 )
 def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies, said):
-    """By the real Ray; to its watch over the memory, this machine is full when two hundredths of it are taken."""
-    (tmp_path / "config.yaml").write_text(json.dumps({"trainer": {"nnodes": 1, "dies": dies}, "transfer_queue": {}}))
+    """By the real Ray; to its watch over the memory, this machine is full when two hundredths of it
+    are taken."""
+    (tmp_path / "config.yaml").write_text(
+        json.dumps({"trainer": {"nnodes": 1, "dies": dies}, "transfer_queue": {}})
+    )
     (tmp_path / "runtime.json").write_text(json.dumps({"env_vars": {}}))
     config = load_config("smoke", ["engine=verl"], algorithm="grpo")
-    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as scratch:  # short, for Ray's sockets
+    with tempfile.TemporaryDirectory(
+        prefix="ray-", ignore_cleanup_errors=True
+    ) as scratch:  # short, for Ray's sockets
         (Path(scratch) / "auth_token").write_text("0" * 64)
         variables = launch.driver_environment(config, "cpu", uuid.uuid4().hex, Path(scratch))
         if dies == "of hunger":
-            variables |= {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "250"}
+            variables |= {
+                "RAY_memory_usage_threshold": "0.02",
+                "RAY_memory_monitor_refresh_ms": "250",
+            }
         command = [sys.executable, "-c", DYING, str(tmp_path / "config.yaml"), scratch]
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
     cause = (tmp_path / "cause.txt").read_text()
-    assert done.returncode == 1 and cause.startswith(f"AgentR1Error: {said}"), cause + done.stderr[-2000:]
-    assert "\n" not in cause and "take a machine with more" in cause and "verl.offload=false" in cause
+    assert done.returncode == 1 and cause.startswith(f"AgentR1Error: {said}"), (
+        cause + done.stderr[-2000:]
+    )
+    assert (
+        "\n" not in cause and "take a machine with more" in cause and "verl.offload=false" in cause
+    )

@@ -1,7 +1,8 @@
-"""verl's real trainer on the CPU: Ray, FSDP2 and vLLM, with our episodes in it. Slow, and bounded in time.
+"""verl's real trainer on the CPU: Ray, FSDP2 and vLLM, with our episodes in it. Slow, and bounded
+in time.
 
-gpu-check's run of grpo in bfloat16, resumed after a kill, and one of ppo on two ranks whose servers are killed. A start takes
-half a minute of two cores.
+gpu-check's run of grpo in bfloat16, resumed after a kill, and one of ppo on two ranks whose servers
+are killed. A start takes half a minute of two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +20,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from runs import AGENT, CHECK, TINY, environment, lines, main, orphans, prepare, processes_of, undocumented
+from runs import (
+    AGENT,
+    CHECK,
+    TINY,
+    environment,
+    lines,
+    main,
+    orphans,
+    prepare,
+    processes_of,
+    undocumented,
+)
 
 from agent_r1.app.gpu_check import SMALL_RUN
 from agent_r1.config import from_yaml
@@ -38,13 +50,29 @@ from agent_r1.workspace import Workspace
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"),
+    pytest.mark.skipif(
+        installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
+    ),
 ]
 
-# Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of the runs.
-SIZE = ["model.hidden_size=64", "env.episode_timeout_s=60", "cold_start.copy_steps=40", "cold_start.mix_steps=40"]
-RUN = [*TINY, *SIZE, "--engine=verl", "--plain", "trainer.threads=2", "trainer.eval_every=0", "trainer.rollouts_every=1",
-       "verl.stall_timeout_s=300"]  # fmt: skip
+# Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of
+# the runs.
+SIZE = [
+    "model.hidden_size=64",
+    "env.episode_timeout_s=60",
+    "cold_start.copy_steps=40",
+    "cold_start.mix_steps=40",
+]
+RUN = [
+    *TINY,
+    *SIZE,
+    "--engine=verl",
+    "--plain",
+    "trainer.threads=2",
+    "trainer.eval_every=0",
+    "trainer.rollouts_every=1",
+    "verl.stall_timeout_s=300",
+]
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +89,9 @@ def home(tmp_path_factory):
 def start(home: Path, name: str, *argv: str, words: list[str] = RUN) -> subprocess.Popen:
     command = [AGENT, "train", *words, "--run", name, *argv]
     pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, env=environment(home) | {"OMP_NUM_THREADS": "2"}, text=True, **pipes)
+    return subprocess.Popen(
+        command, env=environment(home) | {"OMP_NUM_THREADS": "2"}, text=True, **pipes
+    )
 
 
 def end(process: subprocess.Popen) -> tuple[int, str]:
@@ -95,8 +125,14 @@ def metrics(run: Path) -> list[dict]:
 
 def left_behind(run: Path) -> list[str]:
     """Processes, shared memory, Ray's folder."""
-    begun = (run / "config.yaml").stat().st_mtime  # what is older is of somebody else's run, which was killed
-    folders = [str(p) for p in Path(tempfile.gettempdir()).glob("agent-r1-ray-*") if p.stat().st_mtime > begun]
+    begun = (
+        (run / "config.yaml").stat().st_mtime
+    )  # what is older is of somebody else's run, which was killed
+    folders = [
+        str(p)
+        for p in Path(tempfile.gettempdir()).glob("agent-r1-ray-*")
+        if p.stat().st_mtime > begun
+    ]
     return [*map(str, processes_of(run.parents[1])), *orphans(begun), *folders]
 
 
@@ -114,15 +150,28 @@ print(json.dumps(found), file=sys.stderr)
 """gpu-check's phase "resume", over the folder of a check."""
 
 
-def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(checked, tmp_path, monkeypatch):
-    """In the arithmetic of a GPU: gpu-check resumes its run, whose shards are not converted yet; and SIGTERM."""
+def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(
+    checked, tmp_path, monkeypatch
+):
+    """In the arithmetic of a GPU: gpu-check resumes its run, whose shards are not converted yet;
+    and SIGTERM."""
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
-    home = shutil.copytree(checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json"))
+    home = shutil.copytree(
+        checked, tmp_path / "home", ignore=shutil.ignore_patterns("logs", "export", "eval.json")
+    )
     run, sizes = home / "runs" / "check", [f"model.{n}=2" for n in ("heads", "kv_heads")]
-    words = [*CHECK, *SMALL_RUN, *sizes, "model.hidden_size=128", "rollout.prompts_per_step=4", "data.train=64",
-             "actor.lr=1e-3"]  # fmt: skip
+    words = [
+        *CHECK,
+        *SMALL_RUN,
+        *sizes,
+        "model.hidden_size=128",
+        "rollout.prompts_per_step=4",
+        "data.train=64",
+        "actor.lr=1e-3",
+    ]
 
-    # What a kill in the middle of the conversion leaves: no checkpoint, and all that verl has saved.
+    # What a kill in the middle of the conversion leaves: no checkpoint, and all that verl has
+    # saved.
     checkpoints = run / "checkpoints"
     (checkpoints / "step_000001" / "global_step_1").rename(checkpoints / "unverified_000001")
     for step in (1, 2):
@@ -133,23 +182,39 @@ def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(check
         [sys.executable, "-c", RESUME, home, *CHECK[2:]], env=environment(home), text=True,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
-    until(lambda: (read_phase(RunDir(run)) or {}).get("step") == 2 and len(lines(run)) == 1, process)
+    until(
+        lambda: (read_phase(RunDir(run)) or {}).get("step") == 2 and len(lines(run)) == 1, process
+    )
     process.send_signal(signal.SIGTERM)
     code, said = end(process)
-    assert code == 0 and json.loads(said)["status"] == "passed", said  # the step that it came in was the last one
+    assert code == 0 and json.loads(said)["status"] == "passed", (
+        said
+    )  # the step that it came in was the last one
     assert left_behind(run) == []
     curve = metrics(run)
     assert [line["training/global_step"] for line in curve] == [1, 2]
     for line in curve:
-        assert line["training/rollout_probs_diff_mean"] < 0.05  # vLLM sampled from the weights that are trained
+        assert (
+            line["training/rollout_probs_diff_mean"] < 0.05
+        )  # vLLM sampled from the weights that are trained
         assert 0 < line["training/rollout_logprobs_diff_mean"] < 0.2
         assert (
             0.9 < line["actor/rollout_is_weight"] < 1.1 and line["actor/rollout_is_weight"] != 1
         )  # it reached the loss
-        assert line["rollout_corr/rollout_is_mean"] == pytest.approx(line["actor/rollout_is_weight"], abs=0.05)
-        assert 0 < line["checkpoint/logprob_diff_mean"] < 0.05 and line["checkpoint/unverified"] == 0
+        assert line["rollout_corr/rollout_is_mean"] == pytest.approx(
+            line["actor/rollout_is_weight"], abs=0.05
+        )
+        assert (
+            0 < line["checkpoint/logprob_diff_mean"] < 0.05 and line["checkpoint/unverified"] == 0
+        )
         assert line["rollout/lost_episodes"] == 0
-        assert {"critic/score/mean", "reward/em", "actor/ppo_kl", "tool_calls/mean", "timing_s/step"} <= line.keys()
+        assert {
+            "critic/score/mean",
+            "reward/em",
+            "actor/ppo_kl",
+            "tool_calls/mean",
+            "timing_s/step",
+        } <= line.keys()
         assert "actor/kl_loss" in line  # the reference model works, too
         assert undocumented(line) == []  # docs/metrics.md
         # What dashboard and report read beyond the local loop's keys.
@@ -162,7 +227,10 @@ def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(check
     assert main("export", "--run", "check") == 0
 
     # The questions are the local loop's: the same ones in the same step.
-    episodes = [json.loads(line) for line in (run / "rollouts" / "step_000002.jsonl").read_text().splitlines()]
+    episodes = [
+        json.loads(line)
+        for line in (run / "rollouts" / "step_000002.jsonl").read_text().splitlines()
+    ]
     assert len(episodes) == 16 and len({e["group_id"] for e in episodes}) == 4
     row = episodes[0]["rows"][0]
     assert len(row["input_ids"]) == len(row["advantages"]) == len(row["action_mask"])
@@ -172,11 +240,21 @@ def test_grpo_in_bfloat16_goes_on_where_it_was_killed_and_saves_at_sigterm(check
 
 
 def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
-    """FSDP over two processes, two replicas of vLLM; the critic is warmed up for a step, so the first update is of step 2."""
+    """FSDP over two processes, two replicas of vLLM; the critic is warmed up for a step, so the
+    first update is of step 2."""
     run = home / "runs" / "ppo"
-    settings = ["rollout.prompts_per_step=16", "rollout.samples_per_prompt=1", "trainer.steps=200", "trainer.save_every=2",
-                "trainer.eval_every=2", "critic.warmup_steps=1", "actor.kl_in=reward", "actor.kl_estimator=k1",
-                "actor.minibatches=1", "verl.ranks=2"]  # fmt: skip
+    settings = [
+        "rollout.prompts_per_step=16",
+        "rollout.samples_per_prompt=1",
+        "trainer.steps=200",
+        "trainer.save_every=2",
+        "trainer.eval_every=2",
+        "critic.warmup_steps=1",
+        "actor.kl_in=reward",
+        "actor.kl_estimator=k1",
+        "actor.minibatches=1",
+        "verl.ranks=2",
+    ]
     process = start(home, "ppo", "ppo", *settings)
     until(lambda: len(lines(run)) >= 2, process)
     servers = named(processes_of(run.parents[1]), "EngineCore")
@@ -184,7 +262,8 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
     code, said = end(process)
-    # Whoever notices first: the episodes, or in verl's weight sync, which waits for ever, the launcher.
+    # Whoever notices first: the episodes, or in verl's weight sync, which waits for ever, the
+    # launcher.
     assert code == 1 and re.search("rollout server failed|nothing has moved for 300 s", said), said
     assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
@@ -192,7 +271,9 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     curve, (loss, norm) = metrics(run)[:2], first_update(run, 2)
     assert ["actor/pg_loss" in line for line in curve] == [False, True]
     for line in curve:
-        assert line["training/rollout_probs_diff_max"] < 1e-3  # in float32 the sampler agrees to the rounding
+        assert (
+            line["training/rollout_probs_diff_max"] < 1e-3
+        )  # in float32 the sampler agrees to the rounding
         assert "actor/rollout_is_weight" not in line  # so there is nothing to correct
         assert {"critic/vf_loss", "actor/reward_kl_penalty"} <= line.keys()
         assert undocumented(line) == []
@@ -205,28 +286,46 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
 
 
 def first_update(run: Path, step: int) -> tuple[float, float]:
-    """Policy loss and gradient norm that our functions give on the recorded episodes of `step`, as one minibatch, with the
-    start model: the first step in which the policy learns."""
+    """Policy loss and gradient norm that our functions give on the recorded episodes of `step`, as
+    one minibatch, with the start model: the first step in which the policy learns."""
     config = from_yaml(run / "config.yaml")
     a, model = config.actor, model_files.load_model(Workspace(config).cold_start)
-    episodes = [json.loads(line) for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()]
+    episodes = [
+        json.loads(line)
+        for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()
+    ]
     rows = [row for episode in episodes for row in episode["rows"]]
     names = ("input_ids", "action_mask", "logprobs", "rewards")
     batch = collate([TrainingRow(0, "", *(row[name] for name in names)) for row in rows])
-    advantages_BT = torch.nn.utils.rnn.pad_sequence([torch.tensor(row["advantages"]) for row in rows], batch_first=True)
+    advantages_BT = torch.nn.utils.rnn.pad_sequence(
+        [torch.tensor(row["advantages"]) for row in rows], batch_first=True
+    )
     logprobs_BT, entropy_BT = action_logprobs(model, batch, entropy=True)
     clips = a.clip_low, a.clip_high, a.clip_dual
-    loss_BT, _ = policy_loss(logprobs_BT, logprobs_BT.detach(), advantages_BT, batch.mask_BT, *clips)
-    loss, entropy = (aggregate_loss(x, batch.mask_BT, a.loss_aggregation) for x in (loss_BT, entropy_BT))
+    loss_BT, _ = policy_loss(
+        logprobs_BT, logprobs_BT.detach(), advantages_BT, batch.mask_BT, *clips
+    )
+    loss, entropy = (
+        aggregate_loss(x, batch.mask_BT, a.loss_aggregation) for x in (loss_BT, entropy_BT)
+    )
     (loss - a.entropy_coef * entropy).backward()
     return loss.item(), torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
 
 
-@pytest.mark.skipif("AGENT_R1_LONG_TESTS" not in os.environ, reason="three minutes more; set AGENT_R1_LONG_TESTS=1")
+@pytest.mark.skipif(
+    "AGENT_R1_LONG_TESTS" not in os.environ, reason="three minutes more; set AGENT_R1_LONG_TESTS=1"
+)
 def test_a_stopped_worker_is_noticed(home):
     """SIGSTOP: the process lives and nothing moves, as when a weight sync hangs."""
     run = home / "runs" / "stuck"
-    process = start(home, "stuck", "grpo", "trainer.steps=200", "trainer.save_every=1", "verl.stall_timeout_s=100")
+    process = start(
+        home,
+        "stuck",
+        "grpo",
+        "trainer.steps=200",
+        "trainer.save_every=1",
+        "verl.stall_timeout_s=100",
+    )
     until(lambda: len(lines(run)) >= 1, process)
     workers = named(processes_of(run.parents[1]), "WorkerDict")
     assert workers
@@ -234,5 +333,7 @@ def test_a_stopped_worker_is_noticed(home):
         os.kill(pid, signal.SIGSTOP)
     code, said = end(process)
     assert code == 1
-    assert "nothing has moved for 100 s" in said and "in step" in said and "logs/verl-" in said, said
+    assert "nothing has moved for 100 s" in said and "in step" in said and "logs/verl-" in said, (
+        said
+    )
     assert left_behind(run) == []

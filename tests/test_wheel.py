@@ -1,4 +1,5 @@
-"""The source archive and the wheel, made and installed as strangers get them: in an environment outside of the checkout."""
+"""The source archive and the wheel, made and installed as strangers get them: in an environment
+outside of the checkout."""
 
 from __future__ import annotations
 
@@ -15,18 +16,30 @@ import pytest
 from runs import ROOT
 
 pytestmark = pytest.mark.slow
-BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+BUILD = (
+    "import sys; from setuptools import build_meta; getattr(build_meta, sys.argv[1])(sys.argv[2])"
+)
 
 QUESTION = "In which city is the publisher of Sosnum based?"
 SMALL = [
-    "data.train=16", "data.val=4", "data.test=4", "cold_start.copy_steps=2", "data.cold=20", "cold_start.mix_steps=2",
-    "trainer.steps=2", "trainer.threads=1", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=4",
-]  # fmt: skip
+    "data.train=16",
+    "data.val=4",
+    "data.test=4",
+    "cold_start.copy_steps=2",
+    "data.cold=20",
+    "cold_start.mix_steps=2",
+    "trainer.steps=2",
+    "trainer.threads=1",
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=4",
+]
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP", "AGENT_R1"))
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PIP", "AGENT_R1"))
     }
     done = subprocess.run(command, cwd=cwd, env=environment | env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -35,9 +48,12 @@ def run(*command: str | Path, cwd: Path, **env: str) -> str:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory) -> tuple[Path, Path]:
-    """(source archive, wheel): the archive of what git knows or would, the wheel of what the archive holds."""
+    """(source archive, wheel): the archive of what git knows or would, the wheel of what the
+    archive holds."""
     folder = tmp_path_factory.mktemp("made")
-    files = run("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+    files = run(
+        "git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT
+    ).splitlines()
     for name in files:
         if os.path.lexists(ROOT / name):
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,33 +64,64 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
-    run(sys.executable, "-c", BUILD, "build_wheel", folder, cwd=folder / archive.name.removesuffix(".tar.gz"))
+    run(
+        sys.executable,
+        "-c",
+        BUILD,
+        "build_wheel",
+        folder,
+        cwd=folder / archive.name.removesuffix(".tar.gz"),
+    )
     [wheel] = folder.glob("*.whl")
     return archive, wheel
 
 
 @pytest.fixture(scope="module")
 def installed(made, tmp_path_factory) -> Path:
-    """The folder of an environment with the wheel, and with the packages of this one, but without this checkout."""
+    """The folder of an environment with the wheel, and with the packages of this one, but without
+    this checkout."""
     folder = tmp_path_factory.mktemp("elsewhere")
     run(sys.executable, "-m", "venv", "--without-pip", folder / "venv", cwd=folder)
     [packages] = folder.glob("venv/lib/python*/site-packages")
-    # Files ending in .pth are not read in a folder that one of them adds, so the checkout's own installation is not there.
-    (packages / "these.pth").write_text("\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}))
+    # Files ending in .pth are not read in a folder that one of them adds, so the checkout's own
+    # installation is not there.
+    (packages / "these.pth").write_text(
+        "\n".join({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    )
     pip(folder, "install", "--no-deps", str(made[1]))
     return folder
 
 
 def pip(folder: Path, *words: str) -> str:
     """pip of this environment, for another one, without an index."""
-    return run(sys.executable, "-m", "pip", "--python", folder / "venv/bin/python", *words, "--no-index", cwd=folder)
+    return run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        folder / "venv/bin/python",
+        *words,
+        "--no-index",
+        cwd=folder,
+    )
 
 
 def test_the_archives_hold_what_belongs_to_the_package(made):
     with tarfile.open(made[0]) as archive, zipfile.ZipFile(made[1]) as wheel:
         packed = {name.partition("/")[2] for name in archive.getnames()}
         wheeled = set(wheel.namelist())
-    kinds = (".py", ".yaml", ".yml", ".toml", ".md", ".j2", ".typed", ".safetensors", ".json", ".jinja")
+    kinds = (
+        ".py",
+        ".yaml",
+        ".yml",
+        ".toml",
+        ".md",
+        ".j2",
+        ".typed",
+        ".safetensors",
+        ".json",
+        ".jinja",
+    )
     own = {
         f"{package}/{file.relative_to(ROOT / folder)}"
         for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))
@@ -85,7 +132,9 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
     assert {"agent_r1_recipes/tinymath/README.md", "agent_r1/config/names.toml"} < own
     assert own <= wheeled and {f"src/{name}" for name in own} <= packed
     assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"} <= packed
-    assert not [name for name in wheeled if "tests" in Path(name).parts or name.startswith("benchmarks/")]
+    assert not [
+        name for name in wheeled if "tests" in Path(name).parts or name.startswith("benchmarks/")
+    ]
 
 
 def test_the_wheel_works_outside_of_the_checkout(installed):
@@ -93,9 +142,13 @@ def test_the_wheel_works_outside_of_the_checkout(installed):
     home = {"AGENT_R1_HOME": str(installed / "home"), "OMP_NUM_THREADS": "1"}
     assert str(installed) in run(installed / "venv/bin/python", "-c", where, cwd=installed)
     agent = installed / "venv/bin/agent-r1"
-    said = run(agent, "chat", "--demo", "--temperature=0", "--question", QUESTION, cwd=installed, **home)
+    said = run(
+        agent, "chat", "--demo", "--temperature=0", "--question", QUESTION, cwd=installed, **home
+    )
     assert "answer: Landir" in said
-    assert "tinymath" in run(agent, "train", "grpo", "--recipe", "tinymath", "--dry-run", cwd=installed, **home)
+    assert "tinymath" in run(
+        agent, "train", "grpo", "--recipe", "tinymath", "--dry-run", cwd=installed, **home
+    )
     train = [agent, "train", "grpo", "--preset", "smoke", "--plain", *SMALL]
     run(*train, cwd=installed, **home)
     [metrics] = installed.glob("home/runs/*/metrics.jsonl")
@@ -105,6 +158,7 @@ def test_the_wheel_works_outside_of_the_checkout(installed):
 
 
 def test_an_extra_can_be_asked_for_where_the_wheel_is(installed):
-    """`agent-r1` is on no index; what is installed satisfies the name, and pip looks at the extra's packages."""
+    """`agent-r1` is on no index; what is installed satisfies the name, and pip looks at the extra's
+    packages."""
     said = pip(installed, "install", "--dry-run", "agent-r1[math]")
     assert "already satisfied: math-verify" in said and "agent-r1[math]" in said

@@ -1,4 +1,5 @@
-"""docs/tutorial/your-own-environment.md and recipes/openenv, followed in an empty folder: commands made small."""
+"""docs/tutorial/your-own-environment.md and recipes/openenv, followed in an empty folder: commands
+made small."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ def server():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "score"), [(0, "found"), (1, "reward"), (2, "reward")], ids=["class", "env", "openenv"]
+    ("number", "score"),
+    [(0, "found"), (1, "reward"), (2, "reward")],
+    ids=["class", "env", "openenv"],
 )
 def test_every_command_of_the_page_trains(files, server, micro_model, number, score):
     """The class has a demonstrator, so its model is one that was cloned from it."""
@@ -40,7 +43,10 @@ def test_every_command_of_the_page_trains(files, server, micro_model, number, sc
     words = [word.replace("http://127.0.0.1:8000", f"{server}/guess") for word in words]
     settings = [*SMALL, *ROWS, "--run=mine"]
     if number:
-        settings = [s for s in settings if not s.startswith("model")] + [*TURNS, f"model.path={micro_model}"]
+        settings = [s for s in settings if not s.startswith("model")] + [
+            *TURNS,
+            f"model.path={micro_model}",
+        ]
     assert follow(words, *settings, "--plain") == 0
     assert follow(["eval", *words[1:]], *settings) == 0
     assert main("report", "--run=mine") == 0
@@ -57,7 +63,9 @@ def test_every_command_of_the_page_trains(files, server, micro_model, number, sc
 def test_what_an_agent_would_see(files, server, monkeypatch, capsys):
     (turn,) = re.findall(r"`(<tool_call>{.*?)`", (ROOT / "docs/tutorial" / OPENENV).read_text())
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(f"{turn}\n".encode())))
-    words = [word.replace("http://127.0.0.1:8000", f"{server}/guess") for word in commands(OPENENV)[0]]
+    words = [
+        word.replace("http://127.0.0.1:8000", f"{server}/guess") for word in commands(OPENENV)[0]
+    ]
     assert words[0] == "try"
     main(*words)
     said = capsys.readouterr().out

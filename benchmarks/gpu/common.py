@@ -15,7 +15,15 @@ DEVICE = "cuda" if CUDA else "cpu"
 
 def shape_here(name: str) -> Shape:
     """Return the sizes of a model in `sizes.MODELS`; without a GPU much smaller test sizes."""
-    small = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128, "vocab": 1024}
+    small = {
+        "layers": 2,
+        "hidden": 64,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 16,
+        "intermediate": 128,
+        "vocab": 1024,
+    }
     return MODELS[name] if CUDA else replace(MODELS[name], **small)
 
 

@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.local_engine Qwen/Qwen2.5-1.5B-Instruct --slots 128 --new-tokens 128
 
-In: the name of a model in `hardware.py`, whose shape gets random weights. Out: one line of JSON, with the plan's figures
-next to the measured ones. Without a GPU the model is tiny and the sequences short: that tests this script and
-measures nothing.
+In: the name of a model in `hardware.py`, whose shape gets random weights. Out: one line of JSON,
+with the plan's figures next to the measured ones. Without a GPU the model is tiny and the sequences
+short: that tests this script and measures nothing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def random_model(s: Shape) -> Decoder:
     return model.to(DEVICE)
 
 
-def training_row(index: int, ids: list[int], observed: int, logprobs: list[float] = ()) -> TrainingRow:
+def training_row(
+    index: int, ids: list[int], observed: int, logprobs: list[float] = ()
+) -> TrainingRow:
     """Return a row with `observed` observation tokens first, and sampled tokens after them."""
     said = len(ids) - observed
     return TrainingRow(
@@ -60,17 +62,22 @@ def training_row(index: int, ids: list[int], observed: int, logprobs: list[float
 
 
 def warm_start(model: Decoder, s: Shape, tokens: int) -> dict[str, Any]:
-    """Time the cloning steps of `hotpotqa-4xh100`: `tokens` tokens per step, bf16, recomputed layers."""
+    """Time the cloning steps of `hotpotqa-4xh100`: `tokens` tokens per step, bf16, recomputed
+    layers."""
     length, stamps, losses = tokens // 4, [], []
 
     def on_step(step: int, loss: float) -> None:
         stamps.append(finished())
         losses.append(round(loss, 3))
 
-    rows = [training_row(i, torch.randint(1000, (length,)).tolist(), length // 2) for i in range(ROWS)]
+    rows = [
+        training_row(i, torch.randint(1000, (length,)).tolist(), length // 2) for i in range(ROWS)
+    ]
     model.recompute = True
     clone(model, rows, STEPS, tokens, 1e-5, 0, on_step, torch.bfloat16)
-    seconds = (stamps[-1] - stamps[1]) / (STEPS - 2)  # the first steps choose kernels and grow the allocator
+    seconds = (stamps[-1] - stamps[1]) / (
+        STEPS - 2
+    )  # the first steps choose kernels and grow the allocator
     settings = [
         f"cold_start.mix_tokens={tokens}",
         f"rollout.max_context={max(tokens, 600)}",
@@ -89,15 +96,21 @@ def warm_start(model: Decoder, s: Shape, tokens: int) -> dict[str, Any]:
     }
 
 
-def sample(model: Decoder, slots: int, new_tokens: int) -> tuple[dict[str, Any], list[list[int]], list[Generation]]:
-    """Sample `new_tokens` tokens after each of `slots` random prompts, with a bf16 copy of `model`."""
+def sample(
+    model: Decoder, slots: int, new_tokens: int
+) -> tuple[dict[str, Any], list[list[int]], list[Generation]]:
+    """Sample `new_tokens` tokens after each of `slots` random prompts, with a bf16 copy of
+    `model`."""
     copy = Decoder(model.shape).to(DEVICE, torch.bfloat16)
     policy = LocalPolicy(copy, (), slots=slots, max_context=1024 + new_tokens)
     policy.sync(model)
     prompts = [torch.randint(1000, (PROMPT,)).tolist() for _ in range(slots)]
 
     async def play(prompts: list[list[int]], tokens: int, name: str) -> list[Generation]:
-        turns = (policy.generate(p, Sampling(tokens, 1.0, i), f"{name}{i}") for i, p in enumerate(prompts))
+        turns = (
+            policy.generate(p, Sampling(tokens, 1.0, i), f"{name}{i}")
+            for i, p in enumerate(prompts)
+        )
         return await asyncio.gather(*turns)
 
     asyncio.run(play(prompts[:2], 4, "warm-up"))
@@ -117,8 +130,11 @@ def sample(model: Decoder, slots: int, new_tokens: int) -> tuple[dict[str, Any],
     return found, prompts, turns
 
 
-def gap(model: Decoder, prompts: list[list[int]], turns: list[Generation], dtype: torch.dtype) -> dict[str, float]:
-    """Compare the sampler's log-probabilities with the trainer's in `dtype`: absolute differences in nats."""
+def gap(
+    model: Decoder, prompts: list[list[int]], turns: list[Generation], dtype: torch.dtype
+) -> dict[str, float]:
+    """Compare the sampler's log-probabilities with the trainer's in `dtype`: absolute differences
+    in nats."""
     pairs = list(zip(prompts, turns, strict=True))[: 2 * ROWS]
     rows = [training_row(i, p + t.token_ids, PROMPT, t.logprobs) for i, (p, t) in enumerate(pairs)]
     batch = collate(rows).to(DEVICE)
@@ -134,14 +150,19 @@ def gap(model: Decoder, prompts: list[list[int]], turns: list[Generation], dtype
 def attention_kernels(s: Shape) -> dict[str, str]:
     """List the kernels for grouped queries with the sampler's mask, and with a causal one."""
     q, k = (
-        torch.randn(8, heads, 64, s.head_dim, device=DEVICE, dtype=torch.bfloat16) for heads in (s.heads, s.kv_heads)
+        torch.randn(8, heads, 64, s.head_dim, device=DEVICE, dtype=torch.bfloat16)
+        for heads in (s.heads, s.kv_heads)
     )
     masks = {
         "mask": {"attn_mask": torch.ones(8, 1, 64, 64, dtype=torch.bool, device=DEVICE)},
         "causal": {"is_causal": True},
     }
     found = {}
-    for kernel in (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION):
+    for kernel in (
+        SDPBackend.FLASH_ATTENTION,
+        SDPBackend.EFFICIENT_ATTENTION,
+        SDPBackend.CUDNN_ATTENTION,
+    ):
         for name, given in masks.items():
             try:
                 with sdpa_kernel(kernel):
@@ -162,15 +183,23 @@ def measure(name: str, slots: int, new_tokens: int) -> dict[str, Any]:
     found["warm start"] = warm_start(model, shape, 8192 if CUDA else 512)
     found["sampler"], prompts, turns = sample(model, slots, new_tokens)
     for dtype in (torch.bfloat16, torch.float32):
-        found[f"gap of a bf16 sampler to a trainer in {str(dtype)[6:]}"] = gap(model, prompts, turns, dtype)
+        found[f"gap of a bf16 sampler to a trainer in {str(dtype)[6:]}"] = gap(
+            model, prompts, turns, dtype
+        )
     return found | ({"attention": attention_kernels(shape)} if CUDA else {})
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.local_engine", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.local_engine", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("model", choices=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument("--slots", type=int, default=128, help="episodes that sample at the same time")
-    parser.add_argument("--new-tokens", type=int, default=128, help="tokens that each of them samples")
+    parser.add_argument(
+        "--slots", type=int, default=128, help="episodes that sample at the same time"
+    )
+    parser.add_argument(
+        "--new-tokens", type=int, default=128, help="tokens that each of them samples"
+    )
     options = parser.parse_args(argv)
     print("LOCAL", json.dumps(measure(options.model, options.slots, options.new_tokens)))
 

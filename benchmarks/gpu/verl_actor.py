@@ -2,10 +2,11 @@
 
     python -m benchmarks.gpu.verl_actor Qwen/Qwen2.5-1.5B-Instruct --tokens 8192
 
-It measures an update and log-probabilities. The worker is verl's (FSDP2, packed rows, dynamic batches). Two things
-are replaced. Ray, which verl imports in every module, is not used by this worker. The wheel of flash-attn is on no
-package index, so PyTorch's attention replaces it (benchmarks/long/_varlen.py). Out: one line of JSON, with the plan's
-figures next to the measured ones. Without a GPU the model is tiny: that tests this script and measures nothing.
+It measures an update and log-probabilities. The worker is verl's (FSDP2, packed rows, dynamic
+batches). Two things are replaced. Ray, which verl imports in every module, is not used by this
+worker. The wheel of flash-attn is on no package index, so PyTorch's attention replaces it
+(benchmarks/long/_varlen.py). Out: one line of JSON, with the plan's figures next to the measured
+ones. Without a GPU the model is tiny: that tests this script and measures nothing.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class NoRay:
 
     @staticmethod
     def _any_name(name: str) -> MagicMock:
-        if name.startswith("__"):  # the import system asks modules for these, and takes an answer seriously
+        if name.startswith(
+            "__"
+        ):  # the import system asks modules for these, and takes an answer seriously
             raise AttributeError(name)
         return MagicMock(name=name)
 
 
 def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
-    """Build verl's worker for a model of that shape with random weights. Writes the model into `folder`."""
+    """Build verl's worker for a model of that shape with random weights. Writes the model into
+    `folder`."""
     sys.meta_path.insert(0, NoRay())
     os.environ |= ONE_PROCESS | {"MASTER_PORT": os.environ.get("MASTER_PORT", "29555")}
     if not CUDA:
@@ -86,7 +90,11 @@ def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, floa
         began = finished()
         work(data)
         seconds = finished() - began
-    return {"s": round(seconds, 2), "peak_gib": peak_gib(), "tokens_per_s": round(ROWS * tokens / seconds)}
+    return {
+        "s": round(seconds, 2),
+        "peak_gib": peak_gib(),
+        "tokens_per_s": round(ROWS * tokens / seconds),
+    }
 
 
 def planned(shape: Shape, folder: Path, tokens: int) -> dict[str, float]:
@@ -104,21 +112,26 @@ def planned(shape: Shape, folder: Path, tokens: int) -> dict[str, float]:
 
 
 def measure(name: str, tokens: int, folder: Path) -> dict[str, Any]:
-    """Measure an update, and log-probabilities with entropy. Raises KeyError for a name that `sizes.MODELS` lacks."""
+    """Measure an update, and log-probabilities with entropy. Raises KeyError for a name that
+    `sizes.MODELS` lacks."""
     shape = shape_here(name)
     worker = start_worker(shape, name, tokens, folder)
     from benchmarks.long._real_shapes_rank import logprobs
 
     found: dict[str, Any] = {"model": name, "tokens": tokens, "weights_gib": peak_gib()}
     found["update"] = timed(worker.update_actor, tokens, shape.vocab)
-    found["logprobs, entropy"] = timed(lambda data: logprobs(worker, data, entropy=True), tokens, shape.vocab)
+    found["logprobs, entropy"] = timed(
+        lambda data: logprobs(worker, data, entropy=True), tokens, shape.vocab
+    )
     work = 3 * shape.forward(tokens) * ROWS * tokens  # forward, and twice that backward
     found["update"]["share_of_h100"] = round(work / found["update"]["s"] / GPUS["H100"].flops, 3)
     return found | {"plan_gib": planned(shape, folder, tokens)}
 
 
 def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu.verl_actor", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu.verl_actor", description=__doc__.split("\n")[0]
+    )
     parser.add_argument("model", choices=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a row, and of a pass")
     options = parser.parse_args(argv)

@@ -1,10 +1,11 @@
-"""Run the parts of `make long` and record results: `python -m benchmarks.long [--table] [PART ...]`.
+"""Run the parts of `make long` and record results: `python -m benchmarks.long [--table] [PART
+...]`.
 
-A part is a module of this folder with a function `run() -> dict`. It returns figures (name to number, text or
-something nested; the table shows the flat ones) and raises if something is wrong. The first line of the module's
-docstring says what the part shows. A part prints its own progress, without paths or hosts. In: names of parts
-(default: all). Out: `docs/lab/long/PART.json`, and the table of `docs/lab/long.md` from these files; exit code 1 if a
-part failed.
+A part is a module of this folder with a function `run() -> dict`. It returns figures (name to
+number, text or something nested; the table shows the flat ones) and raises if something is wrong.
+The first line of the module's docstring says what the part shows. A part prints its own progress,
+without paths or hosts. In: names of parts (default: all). Out: `docs/lab/long/PART.json`, and the
+table of `docs/lab/long.md` from these files; exit code 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -34,14 +35,20 @@ PACKAGES = ("torch", "transformers", "verl", "vllm")
 
 
 def parts() -> list[str]:
-    return sorted(m.name for m in pkgutil.iter_modules([str(Path(__file__).parent)]) if not m.name.startswith("_"))
+    return sorted(
+        m.name
+        for m in pkgutil.iter_modules([str(Path(__file__).parent)])
+        if not m.name.startswith("_")
+    )
 
 
 def commit() -> str:
     """Return the commit, with a plus if tracked files other than the results differ."""
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", ROOT, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!docs/lab")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
@@ -50,7 +57,9 @@ def commit() -> str:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed PACKAGES."""
     installed = {d.name.lower(): d.version for d in metadata.distributions(path=sys.path) if d.name}
-    return {"python": platform.python_version()} | {name: installed[name] for name in PACKAGES if name in installed}
+    return {"python": platform.python_version()} | {
+        name: installed[name] for name in PACKAGES if name in installed
+    }
 
 
 def run_part(name: str) -> dict[str, Any]:
@@ -85,13 +94,19 @@ def run_part(name: str) -> dict[str, Any]:
 
 def table(results: list[dict[str, Any]]) -> str:
     """Format the results in Markdown, one line per part."""
-    lines = ["| part | what it shows | result | seconds | commit, date | machine |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| part | what it shows | result | seconds | commit, date | machine |",
+        "|---|---|---|---|---|---|",
+    ]
     for r in results:
         flat = [f"{k} {v}" for k, v in r["figures"].items() if not isinstance(v, dict | list)]
-        said = "; ".join(["passed" if r["passed"] else f"**failed**: {r['error']}", *flat]).replace("|", "\\|")
+        said = "; ".join(["passed" if r["passed"] else f"**failed**: {r['error']}", *flat]).replace(
+            "|", "\\|"
+        )
         link = f"[{r['part']}](long/{r['part']}.json)"
         lines.append(
-            f"| {link} | {r['shows']} | {said} | {r['seconds']:.0f} | {r['commit']}, {r['date']} | {r['machine']} |"
+            f"| {link} | {r['shows']} | {said} | {r['seconds']:.0f} | {r['commit']}, {r['date']} | "
+            f"{r['machine']} |"
         )
     return "\n".join(lines)
 
@@ -104,9 +119,13 @@ def page(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.long", description="checks that take minutes to hours")
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.long", description="checks that take minutes to hours"
+    )
     parser.add_argument(
-        "--table", action="store_true", help="run nothing; only make the table of docs/lab/long.md again"
+        "--table",
+        action="store_true",
+        help="run nothing; only make the table of docs/lab/long.md again",
     )
     parser.add_argument("part", nargs="*", help=f"which (all): {', '.join(parts())}")
     arguments, failed = parser.parse_args(argv), []
@@ -118,7 +137,11 @@ def main(argv: list[str]) -> int:
         RESULTS.mkdir(exist_ok=True)
         write_whole(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
         write_whole(PAGE, page(PAGE.read_text()))
-        print(f"{name}: {'passed' if result['passed'] else result['error']}, {result['seconds']:.0f} s", flush=True)
+        print(
+            f"{name}: {'passed' if result['passed'] else result['error']}, {result['seconds']:.0f} "
+            "s",
+            flush=True,
+        )
         failed += [] if result["passed"] else [name]
     if arguments.table:
         write_whole(PAGE, page(PAGE.read_text()))

@@ -2,10 +2,10 @@
 
     python -m benchmarks.long._as_on_a_gpu train grpo --preset hotpotqa-4xh100 ...
 
-verl gets `compose.overrides(..., "cuda")` and `launch.environment(..., "cuda")`, as in a GPU run. `CANNOT`, `NEEDS`
-and `SMALLER` hold the differences: what a CPU cannot do, what it requires, and smaller sizes. Evaluations use vLLM,
-as on GPUs. For the doctor, an `nvidia-smi` on the path lists cards. Packages, PyTorch's answer, memory and disk are
-faked here.
+verl gets `compose.overrides(..., "cuda")` and `launch.environment(..., "cuda")`, as in a GPU run.
+`CANNOT`, `NEEDS` and `SMALLER` hold the differences: what a CPU cannot do, what it requires, and
+smaller sizes. Evaluations use vLLM, as on GPUs. For the doctor, an `nvidia-smi` on the path lists
+cards. Packages, PyTorch's answer, memory and disk are faked here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CANNOT = {
             "rollout": {
                 "free_cache_engine": False,  # vLLM's CPU backend can neither sleep nor wake up,
                 "enforce_eager": True,  # has no CUDA graphs,
-                "enable_chunked_prefill": False,  # and crashes on a seeded request in chunks; requests have seeds on a CPU
+                # and crashes on a seeded request in chunks; requests have seeds on a CPU
+                "enable_chunked_prefill": False,
             },
         },
     },
@@ -39,14 +40,20 @@ CANNOT = {
         "actor_rollout_ref": {
             "rollout": {
                 "enable_sleep_mode": False,
-                "engine_kwargs": {"vllm": {"worker_extension_cls": "agent_r1.verl_engine.cpu.CpuWorkerExtension"}},
+                "engine_kwargs": {
+                    "vllm": {"worker_extension_cls": "agent_r1.verl_engine.cpu.CpuWorkerExtension"}
+                },
             },
         },
     },
 }
 SMALLER = {  # four samplers and four ranks in 16 GB
     "changed": {"transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 2}}}},
-    "added": {"actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 256}}}}},
+    "added": {
+        "actor_rollout_ref": {
+            "rollout": {"engine_kwargs": {"vllm": {"num_gpu_blocks_override": 256}}}
+        }
+    },
 }
 NEEDS = {
     "VERL_PLATFORM": "cpu",
@@ -88,13 +95,21 @@ def main(argv: list[str]) -> int:
     overrides, environment = launch.overrides, launch.driver_environment
 
     def gpu_environment(config, device, mark, scratch):
-        ours = environment(config, "cuda", mark, scratch) | NEEDS | {"VLLM_CACHE_ROOT": str(scratch / "vllm")}
-        ours["PYTHONPATH"] = os.pathsep.join((str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])))
+        ours = (
+            environment(config, "cuda", mark, scratch)
+            | NEEDS
+            | {"VLLM_CACHE_ROOT": str(scratch / "vllm")}
+        )
+        ours["PYTHONPATH"] = os.pathsep.join(
+            (str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")]))
+        )
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
     ours = merged(CANNOT, SMALLER)
-    launch.overrides = lambda config, sources, device: merged(overrides(config, sources, "cuda"), ours)
+    launch.overrides = lambda config, sources, device: merged(
+        overrides(config, sources, "cuda"), ours
+    )
     launch.driver_environment = gpu_environment
     if argv[0] == "doctor":
         a_large_machine()

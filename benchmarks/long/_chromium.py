@@ -1,6 +1,7 @@
 """Drive headless Chromium with mouse and keys, over its DevTools protocol.
 
-In: the address of a page. Out: values of JavaScript expressions, and messages on the console. Needs Debian's chromium.
+In: the address of a page. Out: values of JavaScript expressions, and messages on the console. Needs
+Debian's chromium.
 """
 
 from __future__ import annotations
@@ -20,8 +21,18 @@ from urllib.request import urlopen
 
 from websockets.sync.client import connect
 
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39,
-        "ArrowDown": 40, "Space": 32}  # fmt: skip
+KEYS = {
+    "Tab": 9,
+    "Enter": 13,
+    "Escape": 27,
+    "End": 35,
+    "Home": 36,
+    "ArrowLeft": 37,
+    "ArrowUp": 38,
+    "ArrowRight": 39,
+    "ArrowDown": 40,
+    "Space": 32,
+}
 
 
 class Browser:
@@ -33,11 +44,16 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and return its result. Messages on the console that come meanwhile are kept."""
+        """Send a command and return its result. Messages on the console that come meanwhile are
+        kept."""
         number = next(self.numbers)
         self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while (told := json.loads(self.socket.recv(timeout=120))).get("id") != number:
-            if told.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded"):
+            if told.get("method") in (
+                "Runtime.consoleAPICalled",
+                "Runtime.exceptionThrown",
+                "Log.entryAdded",
+            ):
                 self.console.append(json.dumps(told["params"])[:600])
         assert "error" not in told, told["error"]
         return told["result"]
@@ -45,14 +61,22 @@ class Browser:
     def open(self, address: str, width: int = 1300, dark: bool = False) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         still = {"name": "prefers-reduced-motion", "value": "reduce"}
-        self.send("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+        self.send(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=900,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
         self.send("Emulation.setEmulatedMedia", features=[scheme, still])
         self.send("Page.navigate", url=address)
         self.wait("document.readyState === 'complete'")
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression. Raises AssertionError if it throws."""
-        told = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        told = self.send(
+            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
@@ -60,15 +84,23 @@ class Browser:
         """Wait until an expression is true, and return its value."""
         end = time.monotonic() + seconds
         while not (value := self.js(expression)):
-            assert time.monotonic() < end, f"after {seconds:.0f} seconds, this is not true: {expression}"
+            assert time.monotonic() < end, (
+                f"after {seconds:.0f} seconds, this is not true: {expression}"
+            )
             time.sleep(0.05)
         return value
 
     def press(self, *names: str) -> None:
         for name in names:
-            key = {"key": " " if name == "Space" else name, "code": name, "windowsVirtualKeyCode": KEYS[name]}
+            key = {
+                "key": " " if name == "Space" else name,
+                "code": name,
+                "windowsVirtualKeyCode": KEYS[name],
+            }
             text = {"Enter": "\r", "Space": " "}.get(name)
-            self.send("Input.dispatchKeyEvent", type="keyDown", **key, **({"text": text} if text else {}))
+            self.send(
+                "Input.dispatchKeyEvent", type="keyDown", **key, **({"text": text} if text else {})
+            )
             self.send("Input.dispatchKeyEvent", type="keyUp", **key)
 
     def type(self, text: str) -> None:
@@ -80,12 +112,15 @@ class Browser:
         """Scroll to an element, and return its middle."""
         self.js(f"({element}).scrollIntoView({{ block: 'center' }})")
         x, y = self.js(
-            f"(({{ x, y, width, height }}) => [x + width / 2, y + height / 2])(({element}).getBoundingClientRect())"
+            f"(({{ x, y, width, height }}) => [x + width / 2, y + height / "
+            f"2])(({element}).getBoundingClientRect())"
         )
         return x, y
 
     def mouse(self, kind: str, x: float, y: float) -> None:
-        pressed = {"button": "left", "buttons": 1} | ({"clickCount": 1} if kind != "mouseMoved" else {})
+        pressed = {"button": "left", "buttons": 1} | (
+            {"clickCount": 1} if kind != "mouseMoved" else {}
+        )
         self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
 
     def click(self, element: str) -> None:
@@ -97,9 +132,12 @@ class Browser:
         """Drag a range from where its thumb is to a share of its width."""
         _, y = self.place(slider)
         left, width, now = self.js(
-            f"((s) => [s.getBoundingClientRect().x, s.offsetWidth, (s.value - s.min) / (s.max - s.min)])({slider})"
+            "((s) => [s.getBoundingClientRect().x, s.offsetWidth, (s.value - s.min) / (s.max - "
+            f"s.min)])({slider})"
         )
-        start, end = (left + 8 + at * (width - 16) for at in (now, share))  # a thumb of 16 pixels stays inside
+        start, end = (
+            left + 8 + at * (width - 16) for at in (now, share)
+        )  # a thumb of 16 pixels stays inside
         self.mouse("mousePressed", start, y)
         for part in (0.5, 1):
             self.mouse("mouseMoved", start + part * (end - start), y)
@@ -119,7 +157,13 @@ def chromium() -> Iterator[Browser]:
     assert program, "chromium is not installed: apt-get install chromium"
     with tempfile.TemporaryDirectory() as profile:
         offline = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0", offline]
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--remote-debugging-port=0",
+            offline,
+        ]
         command = [program, *flags, f"--user-data-dir={profile}", "about:blank"]
         running = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         try:

@@ -1,8 +1,8 @@
 """Validate every GPU preset with the GPU's verl and vLLM on a faked card.
 
-gpu_pins.py's Python runs this. Real are verl's validation of the composed configuration, verl's construction of
-vLLM's arguments (`launch_server`), vLLM's parsing and `create_engine_config`. Only the card is faked. Prints a JSON
-line per combination, with `error` if it is refused.
+gpu_pins.py's Python runs this. Real are verl's validation of the composed configuration, verl's
+construction of vLLM's arguments (`launch_server`), vLLM's parsing and `create_engine_config`. Only
+the card is faked. Prints a JSON line per combination, with `error` if it is refused.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class FakeCard(NonNvmlCudaPlatform):
     """Fake eight cards of the kind in `card`. verl and vLLM keep this object."""
 
     card = "H100"
-    get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0]))
+    get_device_capability = classmethod(
+        lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0])
+    )
     get_device_name = classmethod(lambda cls, device_id=0: CARDS[cls.card][2])
     get_device_total_memory = classmethod(lambda cls, device_id=0: CARDS[cls.card][1] * 2**30)
     device_count = classmethod(lambda cls: 8)
@@ -70,12 +72,18 @@ def model_folder(path: str, root: Path) -> Path:
     if not folder.exists():
         kind = transformers.Qwen3Config if "Qwen3" in path else transformers.Qwen2Config
         config = kind(
-            num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads, intermediate_size=shape.intermediate, vocab_size=shape.vocab,
-            tie_word_embeddings=shape.tied, max_position_embeddings=shape.positions,
-            architectures=["Qwen3ForCausalLM" if "Qwen3" in path else "Qwen2ForCausalLM"], dtype="bfloat16",
+            num_hidden_layers=shape.layers,
+            hidden_size=shape.hidden,
+            num_attention_heads=shape.heads,
+            num_key_value_heads=shape.kv_heads,
+            intermediate_size=shape.intermediate,
+            vocab_size=shape.vocab,
+            tie_word_embeddings=shape.tied,
+            max_position_embeddings=shape.positions,
+            architectures=["Qwen3ForCausalLM" if "Qwen3" in path else "Qwen2ForCausalLM"],
+            dtype="bfloat16",
             **({"head_dim": shape.head_dim} if "Qwen3" in path else {}),
-        )  # fmt: skip
+        )
         config.save_pretrained(folder)
         save_tokenizer(train_tokenizer(["a question and an answer"], 300), folder)
     return folder
@@ -129,7 +137,9 @@ def evaluation_server(config: Config, model: Path) -> dict:
 def main() -> int:
     """Check every GPU preset with each algorithm on each card. Exit code 1 after a refusal."""
     refused = 0
-    ray.get_runtime_context = lambda: SimpleNamespace(get_job_id=lambda: "rehearsal")  # no Ray is running
+    ray.get_runtime_context = lambda: SimpleNamespace(
+        get_job_id=lambda: "rehearsal"
+    )  # no Ray is running
     ray.util.get_node_ip_address = lambda: "127.0.0.1"
     root = Path(tempfile.mkdtemp())
     for preset in preset_names():

@@ -1,8 +1,8 @@
 """Use the microscope, and compare the numbers that it shows with training's.
 
-In: pages with a microscope, and the records that it draws. Every layer is read after dials were dragged with the mouse
-and moved with keys. Expected are the numbers of training/ and of the recipes, in float64, for the values of the dials
-that the page shows.
+In: pages with a microscope, and the records that it draws. Every layer is read after dials were
+dragged with the mouse and moved with keys. Expected are the numbers of training/ and of the
+recipes, in float64, for the values of the dials that the page shows.
 """
 
 from __future__ import annotations
@@ -28,14 +28,19 @@ GROUPED = ("grpo", "rloo", "reinforce++-baseline")
 
 
 def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute every layer [B, T] as training does, and the action mask. Members that are off have rows of zeros."""
-    rows = [(number, record, row) for number, record in enumerate(records) for row in record["rows"]]
+    """Compute every layer [B, T] as training does, and the action mask. Members that are off have
+    rows of zeros."""
+    rows = [
+        (number, record, row) for number, record in enumerate(records) for row in record["rows"]
+    ]
     here = [b for b, (number, _, _) in enumerate(rows) if dials.get(f"member {number}")]
     T = max(len(row["tokens"]) for _, _, row in rows)
 
     def column(name: str, of: Any = None) -> Tensor:
         found = [row.get(name) or [0.0] * len(row["tokens"]) for _, _, row in rows]
-        return torch.tensor([x + [0] * (T - len(x)) for x in (of or found)], dtype=torch.float64)[here]
+        return torch.tensor([x + [0] * (T - len(x)) for x in (of or found)], dtype=torch.float64)[
+            here
+        ]
 
     sampled_BT = column("action_mask") > 0
     mask_BT = sampled_BT.clone()
@@ -48,15 +53,28 @@ def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Ten
         if row is record["rows"][-1]:
             rewards_BT[i, int(sampled_BT[i].nonzero()[-1])] = dials[f"reward {number}"]
     batch = Batch(
-        rewards_BT=rewards_BT, mask_BT=mask_BT, values_BT=column("values"), groups=[rows[b][1].get("group_id") for b in here],
-        trajectory_B=torch.tensor([rows[b][0] for b in here]), steps_BT=column("", _steps(rows)).long(),
+        rewards_BT=rewards_BT,
+        mask_BT=mask_BT,
+        values_BT=column("values"),
+        groups=[rows[b][1].get("group_id") for b in here],
+        trajectory_B=torch.tensor([rows[b][0] for b in here]),
+        steps_BT=column("", _steps(rows)).long(),
         truncated_B=torch.zeros(len(here), dtype=torch.bool),
-        columns={"states_BT": column("", _states(rows)).long(), "baseline_B": torch.full((len(here),), torch.nan)},
-    )  # fmt: skip
-    settings = CreditAdvantage(gamma=dials["gamma"], lam=dials["lam"], normalize_std=bool(dials.get("normalizeStd")))
-    alone = len(here) == 1 and dials["estimator"] in GROUPED  # training refuses a group of one; the page shows zeros
+        columns={
+            "states_BT": column("", _states(rows)).long(),
+            "baseline_B": torch.full((len(here),), torch.nan),
+        },
+    )
+    settings = CreditAdvantage(
+        gamma=dials["gamma"], lam=dials["lam"], normalize_std=bool(dials.get("normalizeStd"))
+    )
+    alone = (
+        len(here) == 1 and dials["estimator"] in GROUPED
+    )  # training refuses a group of one; the page shows zeros
     advantages_BT = (
-        torch.zeros_like(rewards_BT) if alone else get_estimator(dials["estimator"])(batch, settings)[0].double()
+        torch.zeros_like(rewards_BT)
+        if alone
+        else get_estimator(dials["estimator"])(batch, settings)[0].double()
     )
     old_BT, age = column("logprobs"), int(dials["age"])
     later = [row["later"][age - 1] for _, _, row in rows] if age and "later" in rows[0][2] else None
@@ -67,22 +85,32 @@ def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Ten
     else:
         gap_BT = age * DRIFT * advantages_BT * (1 - old_BT.exp())
     gap_BT = gap_BT * sampled_BT
-    layers = {"mask": mask_BT.double(), "log-probability": old_BT, "gap": gap_BT, "reward": rewards_BT,
-              "value": column("values"), "advantage": advantages_BT}  # fmt: skip
+    layers = {
+        "mask": mask_BT.double(),
+        "log-probability": old_BT,
+        "gap": gap_BT,
+        "reward": rewards_BT,
+        "value": column("values"),
+        "advantage": advantages_BT,
+    }
     horizon = max(len(rows[b][2]["tokens"]) for b in here)
     layers["gradient"] = _gradient(batch, advantages_BT, gap_BT, dials, horizon)
     whole = torch.zeros(len(rows), T, dtype=torch.float64)
-    return {name: whole.index_copy(0, torch.tensor(here), layer) for name, layer in layers.items()}, whole.index_copy(
-        0, torch.tensor(here), mask_BT.double()
-    )
+    return {
+        name: whole.index_copy(0, torch.tensor(here), layer) for name, layer in layers.items()
+    }, whole.index_copy(0, torch.tensor(here), mask_BT.double())
 
 
-def _gradient(batch: Batch, advantages_BT: Tensor, gap_BT: Tensor, dials: Dials, horizon: int) -> Tensor:
+def _gradient(
+    batch: Batch, advantages_BT: Tensor, gap_BT: Tensor, dials: Dials, horizon: int
+) -> Tensor:
     """Differentiate the aggregated loss in the trainer's log-probabilities."""
     loss, mask_BT, zeros_BT = dials["loss"], batch.mask_BT, torch.zeros_like(gap_BT)
     low, high, dual = (float(dials[name]) for name in ("low", "high", "dual"))
     if loss == "truncated weights":
-        advantages_BT = advantages_BT * truncated_weights(zeros_BT, gap_BT, mask_BT, dials["cap"])[0]
+        advantages_BT = (
+            advantages_BT * truncated_weights(zeros_BT, gap_BT, mask_BT, dials["cap"])[0]
+        )
         gap_BT = zeros_BT
     if loss in ("truncated weights", "no clip"):
         low, high, dual = 1.0, float("inf"), 0.0
@@ -103,7 +131,10 @@ def _steps(rows: list[Any]) -> list[list[int]]:
     found = []
     for _, _, row in rows:
         mask = row["action_mask"]
-        runs = [sum(1 for i in range(t + 1) if mask[i] and not (i and mask[i - 1])) - 1 for t in range(len(mask))]
+        runs = [
+            sum(1 for i in range(t + 1) if mask[i] and not (i and mask[i - 1])) - 1
+            for t in range(len(mask))
+        ]
         found.append([max(step, 0) for step in row.get("step_ids") or runs])
     return found
 
@@ -113,15 +144,24 @@ def _states(rows: list[Any]) -> list[list[int]]:
     numbers: dict[Any, int] = {}
     found = []
     for (_, record, row), steps in zip(rows, _steps(rows), strict=True):
-        first = [next(t for t, s in enumerate(steps) if s == step and row["action_mask"][t]) for step in steps]
-        known = [record["steps"][step].get("state") if step < len(record["steps"]) else None for step in steps]
+        first = [
+            next(t for t, s in enumerate(steps) if s == step and row["action_mask"][t])
+            for step in steps
+        ]
+        known = [
+            record["steps"][step].get("state") if step < len(record["steps"]) else None
+            for step in steps
+        ]
         prefixes = [tuple(row["tokens"][:start]) for start in first]
-        states = [before if state is None else ("state", state) for state, before in zip(known, prefixes, strict=True)]
+        states = [
+            before if state is None else ("state", state)
+            for state, before in zip(known, prefixes, strict=True)
+        ]
         found.append([numbers.setdefault(state, len(numbers)) for state in states])
     return found
 
 
-# -------------------------------------------------------------------------------------------------------- in the browser
+# ----------------------------------------------------------------------------------- in the browser
 
 
 class Microscope:
@@ -143,7 +183,8 @@ class Microscope:
         return {name: float(value) if _is_number(value) else value for name, value in told.items()}
 
     def compare(self) -> None:
-        """Compare each number that the present layer shows, in words of the page for minus. Raises AssertionError."""
+        """Compare each number that the present layer shows, in words of the page for minus. Raises
+        AssertionError."""
         dials = self.dials()
         layers, mask_BT = expected(self.records, dials)
         layer = dials["layer"]
@@ -151,13 +192,22 @@ class Microscope:
         read = f"[...{self.element}.querySelectorAll('section')].map({numbers})"
         for b, row in enumerate(self.browser.js(read)):
             for t, text in enumerate(row):
-                known = dials.get(f"member {self.number_of(b)}") and (layer == "mask" or mask_BT[b, t])
+                known = dials.get(f"member {self.number_of(b)}") and (
+                    layer == "mask" or mask_BT[b, t]
+                )
                 if not known:
                     assert text == "", (layer, b, t, text)
                     continue
                 assert text, (layer, dials, b, t)
                 right, shown = float(layers[layer][b, t]), float(text.replace("−", "-"))
-                assert abs(right - shown) <= SHOWN * max(1.0, abs(right)), (layer, dials, b, t, shown, right)
+                assert abs(right - shown) <= SHOWN * max(1.0, abs(right)), (
+                    layer,
+                    dials,
+                    b,
+                    t,
+                    shown,
+                    right,
+                )
                 self.numbers += 1
 
     def number_of(self, b: int) -> int:
@@ -197,7 +247,8 @@ def _is_number(text: str) -> bool:
 
 
 def look(scope: Microscope) -> int:
-    """Drag a reward, forget the mask, and compare all layers each time. Return the count of numbers."""
+    """Drag a reward, forget the mask, and compare all layers each time. Return the count of
+    numbers."""
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.each_layer()
@@ -207,13 +258,20 @@ def look(scope: Microscope) -> int:
 
 
 def use(scope: Microscope) -> int:
-    """Move every dial by mouse or keys, and compare what is shown after each change. Return the count of numbers."""
+    """Move every dial by mouse or keys, and compare what is shown after each change. Return the
+    count of numbers."""
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.compare()
     scope.key("age", "ArrowRight")
     scope.each_layer()
-    for dial, share in (("low", 0.02), ("high", 0.03), ("dual", 0.05), ("lam", 0.6), ("gamma", 0.8)):
+    for dial, share in (
+        ("low", 0.02),
+        ("high", 0.03),
+        ("dual", 0.05),
+        ("lam", 0.6),
+        ("gamma", 0.8),
+    ):
         scope.drag(dial, share)
         scope.compare()
     for name in ("loss", "weights", "estimator"):
@@ -236,7 +294,8 @@ FAULTS = {
     "(values.length - 1)": "values.length",  # quantities.js
     "Math.min(Math.max(ratio[t], 1 - clip.low)": "Math.min(Math.max(ratio[t], 1 - clip.high)",
     "acted || t > row.indexOf(true)": "acted",  # microscope.js: the mask is not forgotten
-    "form.oninput = () => {": "form.onchange = form.oninput = () => {\n    if (layers) return;",  # dials do nothing
+    # dials do nothing
+    "form.oninput = () => {": "form.onchange = form.oninput = () => {\n    if (layers) return;",
     "state[`member ${trajectory}`]": "true",
     "(state[`reward ${trajectory}`] ?? reward)": "reward",
 }

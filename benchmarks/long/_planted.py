@@ -1,7 +1,7 @@
 """Run `agent-r1` with a fault in verl: `python -m benchmarks.long._planted FAULT gpu-check ...`.
 
-The launcher passes this module to verl (VERL_USE_EXTERNAL_MODULES), and each of verl's processes imports it with the
-fault.
+The launcher passes this module to verl (VERL_USE_EXTERNAL_MODULES), and each of verl's processes
+imports it with the fault.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from types import ModuleType, SimpleNamespace
 
 NAME = "PLANTED_FAULT"
 EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
-"""Faults of vLLM's worker, which gets them as its extension: it does not start, or it accepts new weights and keeps the
-old ones."""
+"""Faults of vLLM's worker, which gets them as its extension: it does not start, or it accepts new
+weights and keeps the old ones."""
 
 
 def __getattr__(name: str):
@@ -29,7 +29,10 @@ def __getattr__(name: str):
 
     class Deaf(CpuWorkerExtension):
         def update_weights_from_ipc(self, *args, **kwargs) -> None:
-            runner, self.model_runner = self.model_runner, SimpleNamespace(reload_weights=lambda **_: None)
+            runner, self.model_runner = (
+                self.model_runner,
+                SimpleNamespace(reload_weights=lambda **_: None),
+            )
             try:
                 super().update_weights_from_ipc(*args, **kwargs)
             finally:
@@ -39,7 +42,8 @@ def __getattr__(name: str):
 
 
 def replace(module: ModuleType, name: str, broken: Callable) -> None:
-    """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where nothing looks."""
+    """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where
+    nothing looks."""
     getattr(module, name)
     setattr(module, name, broken)
 
@@ -60,7 +64,9 @@ def gradient() -> None:
 
     real = losses.policy_loss
     replace(
-        losses, "policy_loss", lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1])
+        losses,
+        "policy_loss",
+        lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1]),
     )
 
 
@@ -91,7 +97,11 @@ def main(fault: str, argv: list[str]) -> int:
 
     def environment(real, *args) -> dict[str, str]:
         paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
-        ours = {"VERL_USE_EXTERNAL_MODULES": "benchmarks.long._planted", NAME: fault, "PYTHONPATH": ":".join(paths)}
+        ours = {
+            "VERL_USE_EXTERNAL_MODULES": "benchmarks.long._planted",
+            NAME: fault,
+            "PYTHONPATH": ":".join(paths),
+        }
         return real(*args) | ours
 
     def overrides(real, *args) -> dict:

@@ -1,6 +1,7 @@
 """Run one rank of real_shapes.py: verl's worker under torchrun, with GPU settings on a CPU.
 
-    torchrun --nproc-per-node 4 -m benchmarks.long._real_shapes_rank whole|passes|weights MODEL OUT TOKENS
+    torchrun --nproc-per-node 4 -m benchmarks.long._real_shapes_rank whole|passes|weights MODEL OUT
+    TOKENS
 
     whole      load, an update in two passes of TOKENS tokens, log-probabilities, save
     passes     memory of an update and of log-probabilities, with TOKENS and with 2 TOKENS tokens in a pass
@@ -70,10 +71,17 @@ def composed(model: Path, out: Path, tokens: int):
 def small(model: Path, tokens: int) -> list[str]:
     """List overrides of the preset."""
     return [
-        f"model.path={model}", f"rollout.max_context={tokens}", f"rollout.max_tokens_per_turn={tokens // 2}",
-        f"trainer.max_tokens_per_microbatch={tokens}", "rollout.prompts_per_step=4", "rollout.samples_per_prompt=2",
-        "actor.minibatches=1", "actor.warmup_steps=0", "actor.kl_coef=0", "data.corpus=contexts",
-    ]  # fmt: skip
+        f"model.path={model}",
+        f"rollout.max_context={tokens}",
+        f"rollout.max_tokens_per_turn={tokens // 2}",
+        f"trainer.max_tokens_per_microbatch={tokens}",
+        "rollout.prompts_per_step=4",
+        "rollout.samples_per_prompt=2",
+        "actor.minibatches=1",
+        "actor.warmup_steps=0",
+        "actor.kl_coef=0",
+        "data.corpus=contexts",
+    ]
 
 
 def batch(tokens: int, rows: int, vocab: int, rank: int):
@@ -84,23 +92,31 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
     ids_BT, half = torch.randint(vocab, (rows, tokens), generator=g), tokens // 2
     answers_BT, positions_BT = ids_BT[:, half:], torch.arange(tokens).expand(rows, tokens)
     columns = {
-        "input_ids": ids_BT, "position_ids": positions_BT, "prompts": ids_BT[:, :half], "responses": answers_BT,
-        "response_mask": torch.ones_like(answers_BT), "loss_mask": torch.ones_like(answers_BT),
-        "old_log_probs": torch.full(answers_BT.shape, -12.0), "advantages": torch.randn(answers_BT.shape, generator=g),
+        "input_ids": ids_BT,
+        "position_ids": positions_BT,
+        "prompts": ids_BT[:, :half],
+        "responses": answers_BT,
+        "response_mask": torch.ones_like(answers_BT),
+        "loss_mask": torch.ones_like(answers_BT),
+        "old_log_probs": torch.full(answers_BT.shape, -12.0),
+        "advantages": torch.randn(answers_BT.shape, generator=g),
         "episode_tokens": torch.full(answers_BT.shape, tokens - half),
         "minibatch_episodes": torch.full(answers_BT.shape, 4 * rows),
-    }  # fmt: skip
+    }
     settings = {
         "calculate_entropy": False, "distillation_use_topk": False, "distillation_only": False,
         "global_batch_size": 4 * rows, "mini_batch_size": 4 * rows, "epochs": 1, "seed": 0,
         "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0,
     }  # fmt: skip
-    nested = {n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()}
+    nested = {
+        n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()
+    }
     return tu.get_tensordict(nested, settings)
 
 
 def make_worker(settings):
-    """Start verl's worker with our loss, as `AgentR1Trainer` does. `settings` is verl's `actor_rollout_ref`."""
+    """Start verl's worker with our loss, as `AgentR1Trainer` does. `settings` is verl's
+    `actor_rollout_ref`."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -156,13 +172,21 @@ def whole(model: Path, out: Path, tokens: int) -> dict:
         half = tokens // 2
         answers = [row[half - 1 : -1].tolist() for row in found.unbind()]
         ids = [row.tolist() for row in data["input_ids"].unbind()]
-        rows = [{"ids": i, "mask": [1] * len(a), "logprobs": a} for i, a in zip(ids, answers, strict=True)]
+        rows = [
+            {"ids": i, "mask": [1] * len(a), "logprobs": a}
+            for i, a in zip(ids, answers, strict=True)
+        ]
         (out / "rows.json").write_text(json.dumps(rows))
     return {
-        "weights": local_bytes(engine.module.parameters()), "adam": local_bytes(states),
-        "load_s": load.seconds, "load": load.bytes, "update_s": passes.seconds, "update": passes.bytes,
-        "save_s": save.seconds, "save": save.bytes,
-    }  # fmt: skip
+        "weights": local_bytes(engine.module.parameters()),
+        "adam": local_bytes(states),
+        "load_s": load.seconds,
+        "load": load.bytes,
+        "update_s": passes.seconds,
+        "update": passes.bytes,
+        "save_s": save.seconds,
+        "save": save.bytes,
+    }
 
 
 def passes(model: Path, out: Path, tokens: int) -> dict:
@@ -184,17 +208,25 @@ def weights(model: Path, out: Path, tokens: int) -> dict:
     from verl.utils.fsdp_utils import apply_fsdp2
 
     torch.distributed.init_process_group("cpu:gloo")
-    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",))
+    mesh = torch.distributed.init_device_mesh(
+        "cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",)
+    )
     with torch.device("meta"):
-        module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model), dtype=torch.float32)
+        module = AutoModelForCausalLM.from_config(
+            AutoConfig.from_pretrained(model), dtype=torch.float32
+        )
     apply_fsdp2(module, {"mesh": mesh}, {})
     module.to_empty(device="cpu")
     for parameter in module.parameters():
         local = parameter.to_local()
-        _, (first, *_) = compute_local_shape_and_global_offset(parameter.shape, mesh, parameter.placements)
+        _, (first, *_) = compute_local_shape_and_global_offset(
+            parameter.shape, mesh, parameter.placements
+        )
         rows = (torch.arange(first, first + len(local)) + 1) % 1021
         local.detach().copy_(rows.float().reshape(-1, *[1] * (local.dim() - 1)).expand_as(local))
-    manager = FSDPCheckpointManager(module, checkpoint_config={"save_contents": ["model"], "load_contents": ["model"]})
+    manager = FSDPCheckpointManager(
+        module, checkpoint_config={"save_contents": ["model"], "load_contents": ["model"]}
+    )
     save = Peak()
     with save.measured():
         manager.save_checkpoint(str(out / "actor"), global_step=1)
@@ -209,6 +241,8 @@ def local_bytes(tensors) -> int:
 
 if __name__ == "__main__":
     what, folder, target, count = sys.argv[1:]
-    found = {"whole": whole, "passes": passes, "weights": weights}[what](Path(folder), Path(target), int(count))
+    found = {"whole": whole, "passes": passes, "weights": weights}[what](
+        Path(folder), Path(target), int(count)
+    )
     Path(target, f"rank_{os.environ['RANK']}.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()

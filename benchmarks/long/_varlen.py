@@ -1,8 +1,9 @@
 """Replace flash-attn's kernels by plain PyTorch, to run a GPU's packed rows on a CPU.
 
-`install` provides a module named `flash_attn` and tells transformers that it works on a CPU. Packing
-(`use_remove_padding`), position ids, transformers' dispatch and the unpacking of log-probabilities are then the GPU's
-code. Only the kernel differs. A test compares it with padded rows (tests/test_varlen.py).
+`install` provides a module named `flash_attn` and tells transformers that it works on a CPU.
+Packing (`use_remove_padding`), position ids, transformers' dispatch and the unpacking of
+log-probabilities are then the GPU's code. Only the kernel differs. A test compares it with padded
+rows (tests/test_varlen.py).
 
 Only _gpu_worker.py, which each verl process imports in a rehearsal, calls `install`.
 """
@@ -17,14 +18,22 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 
-def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False) -> Tensor:
+def flash_attn_func(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False
+) -> Tensor:
     """Compute attention of [B, T, H, D] queries over [B, T, K, D] keys.
 
     H is a multiple of K.
     """
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = scaled_dot_product_attention(
-        q, k, v, dropout_p=dropout_p, is_causal=causal, scale=softmax_scale, enable_gqa=q.shape[1] != k.shape[1]
+        q,
+        k,
+        v,
+        dropout_p=dropout_p,
+        is_causal=causal,
+        scale=softmax_scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
     return out.transpose(1, 2)
 
@@ -49,22 +58,27 @@ def flash_attn_varlen_func(
         raise ValueError("queries and keys of different lengths: training never has them")
     ends = cu_seqlens_q.tolist()
     rows = [slice(start, end) for start, end in zip(ends, ends[1:], strict=False)]
-    parts = [flash_attn_func(q[None, r], k[None, r], v[None, r], dropout_p, softmax_scale, causal)[0] for r in rows]
+    parts = [
+        flash_attn_func(q[None, r], k[None, r], v[None, r], dropout_p, softmax_scale, causal)[0]
+        for r in rows
+    ]
     return torch.cat(parts)
 
 
 class _CrossEntropy(torch.autograd.Function):
     """Compute -log softmax(logits)[label] of each row, in float32.
 
-    Like the kernel, it keeps the logits and one number per row, and backward may overwrite the logits by the
-    gradient. So there is no second matrix of the vocabulary's width.
+    Like the kernel, it keeps the logits and one number per row, and backward may overwrite the
+    logits by the gradient. So there is no second matrix of the vocabulary's width.
     """
 
     ROWS = 64
 
     @staticmethod
     def forward(ctx, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
-        log_sum = torch.cat([part.float().logsumexp(-1) for part in logits.split(_CrossEntropy.ROWS)])
+        log_sum = torch.cat(
+            [part.float().logsumexp(-1) for part in logits.split(_CrossEntropy.ROWS)]
+        )
         ctx.save_for_backward(logits, labels, log_sum)
         ctx.in_place = in_place
         return log_sum - logits.gather(-1, labels[:, None])[:, 0].float()
@@ -76,12 +90,16 @@ class _CrossEntropy(torch.autograd.Function):
         for start in range(0, len(logits), _CrossEntropy.ROWS):
             rows = slice(start, start + _CrossEntropy.ROWS)
             share = (logits[rows].float() - log_sum[rows, None]).exp_()
-            share.scatter_add_(1, labels[rows, None], torch.full_like(labels[rows, None], -1, dtype=share.dtype))
+            share.scatter_add_(
+                1, labels[rows, None], torch.full_like(labels[rows, None], -1, dtype=share.dtype)
+            )
             out[rows] = share * grad[rows, None]
         return out, None, None
 
 
-def cross_entropy_loss(logits: Tensor, labels: Tensor, inplace_backward: bool = False) -> tuple[Tensor, None]:
+def cross_entropy_loss(
+    logits: Tensor, labels: Tensor, inplace_backward: bool = False
+) -> tuple[Tensor, None]:
     """Compute the loss of [tokens, V] logits, as `flash_attn.ops.triton.cross_entropy` does."""
     return _CrossEntropy.apply(logits, labels, inplace_backward), None
 
@@ -95,11 +113,22 @@ def install() -> None:
     from transformers import PreTrainedModel, modeling_flash_attention_utils
 
     triton = "flash_attn.ops.triton"
-    names = ("flash_attn", "flash_attn.bert_padding", "flash_attn.ops", triton, f"{triton}.cross_entropy")
+    names = (
+        "flash_attn",
+        "flash_attn.bert_padding",
+        "flash_attn.ops",
+        triton,
+        f"{triton}.cross_entropy",
+    )
     package, padding, *_, entropy = modules = [ModuleType(name) for name in names]
-    package.flash_attn_func, package.flash_attn_varlen_func = flash_attn_func, flash_attn_varlen_func
+    package.flash_attn_func, package.flash_attn_varlen_func = (
+        flash_attn_func,
+        flash_attn_varlen_func,
+    )
     package.flash_attn_with_kvcache = padding.pad_input = padding.unpad_input = _never
     entropy.cross_entropy_loss = cross_entropy_loss
     sys.modules |= dict(zip(names, modules, strict=True))
     modeling_flash_attention_utils.is_flash_attn_2_available = lambda: True
-    PreTrainedModel._flash_attn_can_dispatch = lambda self, flash_attn_version, is_init_check=False: True
+    PreTrainedModel._flash_attn_can_dispatch = (
+        lambda self, flash_attn_version, is_init_check=False: True
+    )

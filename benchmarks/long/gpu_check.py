@@ -1,7 +1,7 @@
 """Run `agent-r1 gpu-check` on two ranks, also with faults in verl.
 
-Each time the phase and its remedy are compared. Preset smoke with `verl.ranks=2`, on gloo. `_planted.py` has the
-faults; `make test` plants others around verl.
+Each time the phase and its remedy are compared. Preset smoke with `verl.ranks=2`, on gloo.
+`_planted.py` has the faults; `make test` plants others around verl.
 """
 
 from __future__ import annotations
@@ -42,16 +42,26 @@ def run() -> dict[str, float]:
     began = time.perf_counter()
     sound = checked([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
     seconds = round(time.perf_counter() - began)
-    status, seen = ({one["phase"]: one[key] for one in sound["phases"]} for key in ("status", "seen"))
+    status, seen = (
+        {one["phase"]: one[key] for one in sound["phases"]} for key in ("status", "seen")
+    )
     if not sound["passed"] or "several ranks" not in seen["Ray, FSDP2 and vLLM"]:
         raise AssertionError(f"the sound check: {status}, {seen}")
     for fault, phase in NAMED.items():
         found = checked([sys.executable, "-m", "benchmarks.long._planted", fault, *WORDS])
         failed = [one for one in found["phases"] if one["status"] == "failed"]
         print(f"  {fault}: {[one['seen'] for one in failed]}", flush=True)
-        if found["passed"] or [one["phase"] for one in failed] != [phase] or not failed[0]["remedy"]:
+        if (
+            found["passed"]
+            or [one["phase"] for one in failed] != [phase]
+            or not failed[0]["remedy"]
+        ):
             raise AssertionError(f"{fault}: {failed} instead of {phase}")
-    return {"seconds_two_ranks": seconds, "passed": list(status.values()).count("passed"), "faults_named": len(NAMED)}
+    return {
+        "seconds_two_ranks": seconds,
+        "passed": list(status.values()).count("passed"),
+        "faults_named": len(NAMED),
+    }
 
 
 def checked(command: list[str]) -> dict:

@@ -1,7 +1,7 @@
 """Train PPO in the GPU's own configuration on four gloo ranks.
 
-The critic runs on packed rows, with its warm-up and the KL in the reward. Like gpu_config, which runs grpo: preset
-hotpotqa-4xh100, scaled down.
+The critic runs on packed rows, with its warm-up and the KL in the reward. Like gpu_config, which
+runs grpo: preset hotpotqa-4xh100, scaled down.
 """
 
 from __future__ import annotations
@@ -31,5 +31,7 @@ def run() -> dict[str, Any]:
         "critic_loss": round(second["critic/vf_loss"], 4),
         "reward_kl_penalty": second["actor/reward_kl_penalty"],
         "parity_mean": round(second["checkpoint/logprob_diff_mean"], 5),
-        "probs_diff_mean": round(max(line["training/rollout_probs_diff_mean"] for line in (first, second)), 5),
+        "probs_diff_mean": round(
+            max(line["training/rollout_probs_diff_mean"] for line in (first, second)), 5
+        ),
     }

@@ -1,10 +1,11 @@
 """Build the CPU image with buildah, and run the smoke speedrun and a chat.
 
-It needs no Docker engine, but root, `apt-get install mmdebstrap podman buildah`, and 8 GB of disk. An ordinary user
-runs the image. The base is Debian's minbase by mmdebstrap, with the name in the Dockerfile; it is not Docker Hub's
-image. Package indexes, certificates and apt's mirror are this machine's, as volumes of the build, so no layer
-contains them. Of the GPU stage those lines run that need neither a GPU nor Ubuntu: the pins, by a python3.12 (or
-PYTHON312), and the package's installation.
+It needs no Docker engine, but root, `apt-get install mmdebstrap podman buildah`, and 8 GB of disk.
+An ordinary user runs the image. The base is Debian's minbase by mmdebstrap, with the name in the
+Dockerfile; it is not Docker Hub's image. Package indexes, certificates and apt's mirror are this
+machine's, as volumes of the build, so no layer contains them. Of the GPU stage those lines run that
+need neither a GPU nor Ubuntu: the pins, by a python3.12 (or PYTHON312), and the package's
+installation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ STORAGE = "--storage-driver=vfs"  # overlayfs needs rights that a container ofte
 def run() -> dict[str, Any]:
     """Build the image, run it, and return the figures."""
     for tool in ("mmdebstrap", "podman", "buildah"):
-        assert shutil.which(tool), f"{tool} is not installed: apt-get install mmdebstrap podman buildah"
+        assert shutil.which(tool), (
+            f"{tool} is not installed: apt-get install mmdebstrap podman buildah"
+        )
     with tempfile.TemporaryDirectory(prefix="agent-r1-image-") as folder:
         root = Path(folder)
         root.chmod(0o755)  # the ordinary user goes through it
@@ -54,12 +57,20 @@ def build(root: Path) -> dict[str, Any]:
     command = ["buildah", STORAGE, "bud", "--isolation=chroot", "--layers=false", "--format=docker"]
     call([*command, "--build-arg", "STACK=cpu", *volumes(root), "-t", IMAGE, ROOT])
     [image] = json.loads(call(["buildah", STORAGE, "images", "--json", IMAGE]))
-    return {"size": image["size"], "base_s": base_s, "build_s": round(time.monotonic() - began) - base_s}
+    return {
+        "size": image["size"],
+        "base_s": base_s,
+        "build_s": round(time.monotonic() - began) - base_s,
+    }
 
 
 def volumes(root: Path) -> list[str]:
     """List options that mount this machine's package index, local wheels and certificates."""
-    said = dict(re.findall(r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", call(["pip", "config", "list"]), re.MULTILINE))
+    said = dict(
+        re.findall(
+            r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", call(["pip", "config", "list"]), re.MULTILINE
+        )
+    )
     shown, lines = [], ["[global]"]
     for key in ("index-url", "extra-index-url", "find-links", "trusted-host"):
         if key in said:
@@ -71,8 +82,13 @@ def volumes(root: Path) -> list[str]:
         lines.append("cert = /run/build/certificates.crt")
     (root / "pip.conf").write_text("\n".join(lines) + "\n")
     pairs = {str(place): str(place) for place in shown if place.exists()}
-    pairs |= {str(root / "pip.conf"): "/etc/pip.conf", str(certificates): "/run/build/certificates.crt"}
-    return [word for inside, outside in pairs.items() for word in ("--volume", f"{inside}:{outside}:ro")]
+    pairs |= {
+        str(root / "pip.conf"): "/etc/pip.conf",
+        str(certificates): "/run/build/certificates.crt",
+    }
+    return [
+        word for inside, outside in pairs.items() for word in ("--volume", f"{inside}:{outside}:ro")
+    ]
 
 
 @contextmanager
@@ -88,7 +104,11 @@ def container() -> Iterator[str]:
 
 def inside(name: str, home: Path, *words: str) -> str:
     """Run a command in the container, with speedrun.sh's folders and user; return its output."""
-    shared = [word for each in ("runs", "artifacts") for word in ("--volume", f"{home / each}:{home / each}")]
+    shared = [
+        word
+        for each in ("runs", "artifacts")
+        for word in ("--volume", f"{home / each}:{home / each}")
+    ]
     command = ["buildah", STORAGE, "run", "--isolation=chroot", "--user", f"{USER}:{USER}", *shared]
     return call([*command, "--env", f"AGENT_R1_HOME={home}", name, "--", *words])
 
@@ -106,15 +126,30 @@ def speedrun(name: str, home: Path) -> dict[str, Any]:
     foreign = [path.name for path in files if path.lstat().st_uid != USER]
     assert files and not foreign, f"not owned by the caller: {foreign[:3]}"
     before, after = (
-        json.loads((home / "runs/smoke-grpo" / f"{card}.json").read_text())["em"] for card in ("eval_before", "eval")
+        json.loads((home / "runs/smoke-grpo" / f"{card}.json").read_text())["em"]
+        for card in ("eval_before", "eval")
     )
-    return {"speedrun_s": seconds, "em_before_after": f"{before:.3f}, {after:.3f}", "files_of_the_caller": len(files)}
+    return {
+        "speedrun_s": seconds,
+        "em_before_after": f"{before:.3f}, {after:.3f}",
+        "files_of_the_caller": len(files),
+    }
 
 
 def question(name: str, home: Path) -> dict[str, str]:
     """Ask one question of the test set in the chat."""
     said = inside(
-        name, home, "agent-r1", "chat", "--run", "smoke-grpo", "--backend", "transformers", "--question", "1", "--json"
+        name,
+        home,
+        "agent-r1",
+        "chat",
+        "--run",
+        "smoke-grpo",
+        "--backend",
+        "transformers",
+        "--question",
+        "1",
+        "--json",
     )
     exchange = json.loads(said.strip().splitlines()[-1])
     assert exchange["stop_reason"] == "answered", exchange["stop_reason"]
@@ -131,7 +166,9 @@ def gpu_stage(root: Path) -> dict[str, str]:
             raise
         return {"gpu_stage": "skipped: no python3.12 runs here"}
     copy = root / "source"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "artifacts", "build"))
+    shutil.copytree(
+        ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv*", "runs", "artifacts", "build")
+    )
     python = root / "venv" / "bin" / "python"
     call([python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", copy])
     assert "laptop" in call([root / "venv" / "bin" / "agent-r1", "train", "--help"])
@@ -139,7 +176,8 @@ def gpu_stage(root: Path) -> dict[str, str]:
 
 
 def call(command: list) -> str:
-    """Return standard output. Raises with the last line of what the command printed when it fails."""
+    """Return standard output. Raises with the last line of what the command printed when it
+    fails."""
     done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout[-3000:] + done.stderr[-3000:], flush=True)

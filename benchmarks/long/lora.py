@@ -17,11 +17,21 @@ from agent_r1.training.fsdp_merge import SHARDS
 from benchmarks.long.verl_worlds import SMALL, TINY
 
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
-WORDS = ["grpo", "--preset", "smoke", *SMALL, *TINY, "actor.lora_rank=8", "actor.lr=3e-3", "trainer.save_every=1"]
+WORDS = [
+    "grpo",
+    "--preset",
+    "smoke",
+    *SMALL,
+    *TINY,
+    "actor.lora_rank=8",
+    "actor.lr=3e-3",
+    "trainer.save_every=1",
+]
 WORDS += ["actor.entropy_coef=0.01"]  # a gradient where all groups agree
 WORDS += ["--engine", "verl"]
 APART = 0.05
-"""Largest mean difference of log-probabilities between vLLM and the trainer: verl rounds merged weights to bfloat16."""
+"""Largest mean difference of log-probabilities between vLLM and the trainer: verl rounds merged
+weights to bfloat16."""
 
 
 def run() -> dict[str, float]:
@@ -38,14 +48,18 @@ def run() -> dict[str, float]:
         moved = adapters(run / "checkpoints" / "step_000002")
         shutil.rmtree(run / "checkpoints" / "step_000002")
         call(home, *train, "--resume")
-        gap = re.search(r"checkpoint and export differ by at most ([\d.e-]+)", call(home, "export", "--run", "v"))
+        gap = re.search(
+            r"checkpoint and export differ by at most ([\d.e-]+)",
+            call(home, "export", "--run", "v"),
+        )
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     apart = max(line["training/rollout_logprobs_diff_mean"] for line in lines)
     parity = max(line["checkpoint/logprob_diff_max"] for line in lines)
     lost = sum(line["rollout/lost_episodes"] for line in lines)
     if len(lines) != 2 or apart > APART or not moved or lost:
         raise AssertionError(
-            f"{len(lines)} steps, log-probabilities {apart:.2g} apart, B {moved:.2g}, {lost} lost episodes"
+            f"{len(lines)} steps, log-probabilities {apart:.2g} apart, B {moved:.2g}, {lost} lost "
+            "episodes"
         )
     return {
         "logprobs_diff_mean": round(apart, 5),
@@ -61,13 +75,17 @@ def adapters(checkpoint: Path) -> float:
     from torch.distributed import tensor as _  # noqa: F401  torch.load needs this import
 
     state = torch.load(file, map_location="cpu", weights_only=True)
-    return max(tensor.to_local().abs().max().item() for name, tensor in state.items() if ".lora_B." in name)
+    return max(
+        tensor.to_local().abs().max().item() for name, tensor in state.items() if ".lora_B." in name
+    )
 
 
 def call(home: str, *words: str) -> str:
     """Run one command of `agent-r1` and return what it printed."""
     print(f"  {words[0]} ...", flush=True)
-    done = subprocess.run([AGENT, *words], env=os.environ | {"AGENT_R1_HOME": home}, capture_output=True, text=True)
+    done = subprocess.run(
+        [AGENT, *words], env=os.environ | {"AGENT_R1_HOME": home}, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"agent-r1 {words[0]}: {done.stderr.strip().splitlines()[-1]}")
     return done.stdout

@@ -13,7 +13,9 @@ def run() -> dict[str, int]:
     exhibits = [exhibit for exhibit in read_exhibits().values() if exhibit.tests]
     wrong = []
     for exhibit in (read_exhibits()["healthy"], *exhibits):
-        selections = [exhibit.tests] if exhibit.tests else sorted({other.tests for other in exhibits})
+        selections = (
+            [exhibit.tests] if exhibit.tests else sorted({other.tests for other in exhibits})
+        )
         expected = 1 if exhibit.tests else 0
         with tempfile.TemporaryDirectory() as folder:
             source = copied_source(exhibit, Path(folder))

@@ -1,9 +1,9 @@
 """Check that a test catches every deliberate fault in the algorithm.
 
-Faults are in masks, rewards, advantages, losses, rows, chat format, sampling and resume. A `Fault` (faults.yaml)
-replaces one text in a copy of the source, and its tests run on the copy. At least one must fail; without the fault
-all pass. If a refactoring moves the text, move the fault along (tests/test_long.py finds lost ones). A new rule of
-the algorithm needs a fault.
+Faults are in masks, rewards, advantages, losses, rows, chat format, sampling and resume. A `Fault`
+(faults.yaml) replaces one text in a copy of the source, and its tests run on the copy. At least one
+must fail; without the fault all pass. If a refactoring moves the text, move the fault along
+(tests/test_long.py finds lost ones). A new rule of the algorithm needs a fault.
 """
 
 from __future__ import annotations
@@ -42,7 +42,11 @@ class Fault:
 
 def read_faults() -> list[Fault]:
     kinds = yaml.safe_load(Path(__file__).with_name("faults.yaml").read_text())
-    return [Fault(k, f["fault"], f["in"], f["text"], f["becomes"], f["tests"]) for k, fs in kinds.items() for f in fs]
+    return [
+        Fault(k, f["fault"], f["in"], f["text"], f["becomes"], f["tests"])
+        for k, fs in kinds.items()
+        for f in fs
+    ]
 
 
 FAULTS = read_faults()
@@ -51,14 +55,20 @@ FAULTS = read_faults()
 def place(fault: Fault, source: Path) -> Path:
     """Return the fault's file in a copy of src/."""
     recipe = fault.file.startswith("recipes/")
-    return source / (fault.file.replace("recipes/", "agent_r1_recipes/", 1) if recipe else f"agent_r1/{fault.file}")
+    return source / (
+        fault.file.replace("recipes/", "agent_r1_recipes/", 1)
+        if recipe
+        else f"agent_r1/{fault.file}"
+    )
 
 
 def mutated(fault: Fault) -> str:
     """Return the file's text with the fault. Raises ValueError unless the old text occurs once."""
     text = place(fault, SOURCE).read_text()
     if text.count(fault.old) != 1:
-        raise ValueError(f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along")
+        raise ValueError(
+            f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along"
+        )
     return text.replace(fault.old, fault.new)
 
 
@@ -69,9 +79,26 @@ def file_of(word: str) -> Path:
 def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
     """Run tests, which import the package from `source`; return exit code and output."""
     words = [str(file_of(word)) if word.endswith(".py") else word for word in arguments]
-    settings = os.environ | {"PYTHONPATH": str(source), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *words]
-    done = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=600)
+    settings = os.environ | {
+        "PYTHONPATH": str(source),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:randomly",
+        *words,
+    ]
+    done = subprocess.run(
+        command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=600
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -88,8 +115,15 @@ def check(fault: Fault, copies: SimpleQueue) -> bool:
         copies.put(source)
     if code not in (0, 1):
         raise RuntimeError(f"{fault.says}: pytest ended with {code}: {said[-500:]}")
-    failed = next((line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))), "nobody noticed")
-    print(f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} ({failed.split(' - ')[0]})", flush=True)
+    failed = next(
+        (line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))),
+        "nobody noticed",
+    )
+    print(
+        f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} "
+        f"({failed.split(' - ')[0]})",
+        flush=True,
+    )
     return code == 1
 
 
@@ -103,11 +137,23 @@ def run() -> dict:
             copies.put(source)
         selections = sorted({fault.tests for fault in FAULTS})
         with ThreadPoolExecutor(workers) as pool:
-            clean = list(pool.map(lambda tests: pytest(Path(folder) / "0", tests.split()), selections))
+            clean = list(
+                pool.map(lambda tests: pytest(Path(folder) / "0", tests.split()), selections)
+            )
             if red := [tests for tests, (code, _) in zip(selections, clean, strict=True) if code]:
                 raise RuntimeError(f"these fail without any fault: {', '.join(red)}")
             caught = list(pool.map(lambda fault: check(fault, copies), FAULTS))
-    survivors = [f"{fault.area}: {fault.says}" for fault, found in zip(FAULTS, caught, strict=True) if not found]
+    survivors = [
+        f"{fault.area}: {fault.says}"
+        for fault, found in zip(FAULTS, caught, strict=True)
+        if not found
+    ]
     if survivors:
-        raise AssertionError(f"{len(survivors)} faults were caught by no test: {'; '.join(survivors)}")
-    return {"faults": len(FAULTS), "caught": sum(caught), "by area": dict(Counter(fault.area for fault in FAULTS))}
+        raise AssertionError(
+            f"{len(survivors)} faults were caught by no test: {'; '.join(survivors)}"
+        )
+    return {
+        "faults": len(FAULTS),
+        "caught": sum(caught),
+        "by area": dict(Counter(fault.area for fault in FAULTS)),
+    }

@@ -1,7 +1,7 @@
 """Play on real OpenEnv servers (0.4 and the newest): tools, custom fields, 64 episodes.
 
-The package has no environment, so this module defines two with its library: one whose action has a field, one with
-MCP tools. They are served with create_app and uvicorn, as their authors do.
+The package has no environment, so this module defines two with its library: one whose action has a
+field, one with MCP tools. They are served with create_app and uvicorn, as their authors do.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def run() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for version in VERSIONS:
         with tempfile.TemporaryDirectory() as folder:
-            figures |= {f"{name}_{version}": value for name, value in _one(version, Path(folder)).items()}
+            figures |= {
+                f"{name}_{version}": value for name, value in _one(version, Path(folder)).items()
+            }
     return figures
 
 
@@ -130,7 +132,15 @@ def _serving(python: Path, folder: Path, app: str):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    command = [python, "-m", "uvicorn", f"app:{app}", "--host=127.0.0.1", f"--port={port}", "--log-level=critical"]
+    command = [
+        python,
+        "-m",
+        "uvicorn",
+        f"app:{app}",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--log-level=critical",
+    ]
     server = subprocess.Popen(command, cwd=folder)
     url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 120
     try:
@@ -161,7 +171,9 @@ def _row(answer: int) -> Row:
 
 async def _game(url: str, answer: int) -> list[float]:
     """Make ten wrong guesses and a right one; return the seconds of each."""
-    config = OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
+    config = OpenEnvSettings(
+        name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
+    )
     env, seconds = make_env(_row(answer), {}, config), []
     observation = await env.reset(_row(answer))
     assert observation.messages[-1]["content"] == "Find it.\na number below 100"
@@ -184,15 +196,28 @@ async def _games(url: str, count: int) -> tuple[float, float]:
 async def _talk(url: str) -> int:
     """Check every kind of answer of MCP tools; return the number of tools."""
     env = make_env(
-        _row(0), {}, OpenEnvSettings(name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60)
+        _row(0),
+        {},
+        OpenEnvSettings(
+            name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
+        ),
     )
     observation = await env.reset(_row(0))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
     said = {}
-    for call in (_call("echo", message="hällo"), _call("length", message="abc"), _call("length", message="")):
+    for call in (
+        _call("echo", message="hällo"),
+        _call("length", message="abc"),
+        _call("length", message=""),
+    ):
         [record] = (await env.step(call)).info["tool_calls"]
         said[json.dumps(record["arguments"])] = record["content"]
-    assert list(said.values())[0] == "hällo" and json.loads(list(said.values())[1]) == {"length": 3}, said
-    assert list(said.values())[2].startswith("error: length failed: ") and "nothing to count" in list(said.values())[2]
+    assert list(said.values())[0] == "hällo" and json.loads(list(said.values())[1]) == {
+        "length": 3
+    }, said
+    assert (
+        list(said.values())[2].startswith("error: length failed: ")
+        and "nothing to count" in list(said.values())[2]
+    )
     await env.close()
     return len(observation.tools)

@@ -1,8 +1,9 @@
 """Check Qwen2.5 in its real sizes with random weights against the plan's figures.
 
-0.5B passes through verl's worker and checkpoint manager on four ranks, with Adam, and then through a run's code:
-conversion, check, export, transformers, vLLM. Of 1.5B only the weights do: shards, merge, a reader. Larger models are
-counted on torch's meta device. The plan's memory and disk must be within 15 % of the measurements.
+0.5B passes through verl's worker and checkpoint manager on four ranks, with Adam, and then through
+a run's code: conversion, check, export, transformers, vLLM. Of 1.5B only the weights do: shards,
+merge, a reader. Larger models are counted on torch's meta device. The plan's memory and disk must
+be within 15 % of the measurements.
 """
 
 from __future__ import annotations
@@ -66,36 +67,49 @@ def run() -> dict[str, Any]:
     return figures
 
 
-# --------------------------------------------------------------------------------------------------------- counting
+# ----------------------------------------------------------------------------------------- counting
 
 
 def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedConfig:
     """Make config.json of model `name`, from the plan's table or with another shape."""
     shape, qwen3 = shape or MODELS[name], "Qwen3" in name
     return (transformers.Qwen3Config if qwen3 else transformers.Qwen2Config)(
-        num_hidden_layers=shape.layers, hidden_size=shape.hidden, num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads, intermediate_size=shape.intermediate, vocab_size=shape.vocab,
-        tie_word_embeddings=shape.tied, max_position_embeddings=shape.positions,
-        architectures=["Qwen3ForCausalLM" if qwen3 else "Qwen2ForCausalLM"], dtype="bfloat16",
+        num_hidden_layers=shape.layers,
+        hidden_size=shape.hidden,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        intermediate_size=shape.intermediate,
+        vocab_size=shape.vocab,
+        tie_word_embeddings=shape.tied,
+        max_position_embeddings=shape.positions,
+        architectures=["Qwen3ForCausalLM" if qwen3 else "Qwen2ForCausalLM"],
+        dtype="bfloat16",
         **({"head_dim": shape.head_dim} if qwen3 else {}),
-    )  # fmt: skip
+    )
 
 
 def counted() -> dict[str, Any]:
-    """Count parameters of the plan's models as transformers builds them, next to the cards' billions."""
+    """Count parameters of the plan's models as transformers builds them, next to the cards'
+    billions."""
     rows, ratios = {}, {}
     for name, shape in MODELS.items():
         with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(hf_config(name), dtype=torch.bfloat16)
+            model = transformers.AutoModelForCausalLM.from_config(
+                hf_config(name), dtype=torch.bfloat16
+            )
         real = sum(p.numel() for p in model.parameters())
         short = name.split("/")[1].removesuffix("-Instruct")
-        rows[short] = {"meta": round(real / 1e9, 3), "plan": round(shape.parameters / 1e9, 3), "card": CARDS[name]}
+        rows[short] = {
+            "meta": round(real / 1e9, 3),
+            "plan": round(shape.parameters / 1e9, 3),
+            "card": CARDS[name],
+        }
         ratios[f"{short}: parameters"] = round(shape.parameters / real, 3)
         ratios[f"{short}: the card's"] = round(shape.parameters / 1e9 / CARDS[name], 3)
     return {"models": rows, "ratios": ratios}
 
 
-# ----------------------------------------------------------------------------------------------------------- logits
+# ------------------------------------------------------------------------------------------- logits
 
 
 def logits(root: Path) -> dict[str, Any]:
@@ -108,15 +122,20 @@ def logits(root: Path) -> dict[str, Any]:
     found = largest(four_ranks("passes", root / "start", root / "ranks", tokens))
     inside = 2 * (NARROW.layers * NARROW.hidden + plan.layer_width(NARROW))
     grown = {
-        name: ((found[f"{name} {2 * tokens}"] - found[f"{name} {tokens}"]) / tokens - inside) / NARROW.vocab
+        name: ((found[f"{name} {2 * tokens}"] - found[f"{name} {tokens}"]) / tokens - inside)
+        / NARROW.vocab
         for name in ("update", "logprobs")
     }
     if max(grown.values()) > plan.BYTES_PER_LOGIT:
-        raise AssertionError(f"the logits take {grown} bytes a token and word, the plan {plan.BYTES_PER_LOGIT}")
-    return {name: round(value, 2) for name, value in grown.items()} | {"plan, at most": plan.BYTES_PER_LOGIT}
+        raise AssertionError(
+            f"the logits take {grown} bytes a token and word, the plan {plan.BYTES_PER_LOGIT}"
+        )
+    return {name: round(value, 2) for name, value in grown.items()} | {
+        "plan, at most": plan.BYTES_PER_LOGIT
+    }
 
 
-# --------------------------------------------------------------------------------------------------- 0.5B, the whole way
+# ------------------------------------------------------------------------------ 0.5B, the whole way
 
 
 def whole(root: Path) -> dict[str, Any]:
@@ -134,7 +153,9 @@ def whole(root: Path) -> dict[str, Any]:
     parity = in_phases(phases, lambda phase: finish(run, config, start, kept, phase))
     checkpoint = run.latest_checkpoint()
     unrounded = compare_logprobs(checkpoint / "model", rows, torch.float32)["mean"]
-    files = {file.stat().st_ino: file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()}
+    files = {
+        file.stat().st_ino: file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()
+    }
     exported, export = root / "export", Peak()
     with export.measured():
         child = [
@@ -151,24 +172,42 @@ def whole(root: Path) -> dict[str, Any]:
     greedy = both_readers(exported)
     shape, gpu = MODELS[HALF], GPUS["H100"]
     planned, measured = plan.gpu_memory(config, shape, gpu), largest(ranks)
-    # Without the logits: the plan has only an upper limit, and they are freed before the gradients are summed.
-    at_work = sum(row[1] for name, row in planned.items() if not name.startswith(("actor", "CUDA", "logits")))
+    # Without the logits: the plan has only an upper limit, and they are freed before the gradients
+    # are summed.
+    at_work = sum(
+        row[1] for name, row in planned.items() if not name.startswith(("actor", "CUDA", "logits"))
+    )
     ours = {
-        "weights and Adam of a rank": (planned["actor: weights, Adam"][1], measured["weights"] + measured["adam"]),
+        "weights and Adam of a rank": (
+            planned["actor: weights, Adam"][1],
+            measured["weights"] + measured["adam"],
+        ),
         f"an update of {TOKENS} tokens": (at_work, measured["update"]),
-        # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs would be on the
-        # GPU.
-        "host memory to load, a rank": (4 * shape.parameters, ranks[0]["load"] - ranks[0]["weights"]),
-        "host memory to convert": (plan.convert_memory(shape), max(peak.bytes for peak in phases.values())),
+        # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs
+        # would be on the GPU.
+        "host memory to load, a rank": (
+            4 * shape.parameters,
+            ranks[0]["load"] - ranks[0]["weights"],
+        ),
+        "host memory to convert": (
+            plan.convert_memory(shape),
+            max(peak.bytes for peak in phases.values()),
+        ),
         "a checkpoint on disk": (plan.checkpoint_bytes(config, shape), sum(files.values())),
     }
     return {
-        "seconds": {"load": measured["load_s"], "update": measured["update_s"], "save": measured["save_s"]}
+        "seconds": {
+            "load": measured["load_s"],
+            "update": measured["update_s"],
+            "save": measured["save_s"],
+        }
         | {name.removeprefix("checkpoint: "): peak.seconds for name, peak in phases.items()}
         | {"export": export.seconds},
         "gib": {name: {"plan": gib(a), "measured": gib(b)} for name, (a, b) in ours.items()},
         "plan_to_measured": {f"0.5B: {name}": round(a / b, 2) for name, (a, b) in ours.items()},
-        "parity": {name.removeprefix("checkpoint/logprob_diff_"): round(x, 5) for name, x in parity.items()}
+        "parity": {
+            name.removeprefix("checkpoint/logprob_diff_"): round(x, 5) for name, x in parity.items()
+        }
         | {"mean, weights in float32": round(unrounded, 5)},
         "greedy_tokens_alike": greedy,
     }
@@ -191,11 +230,19 @@ def four_ranks(what: str, model: Path, out: Path, tokens: int = TOKENS) -> list[
         | {
             "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
             "OMP_NUM_THREADS": "1",
-            "TORCHDYNAMO_DISABLE": "0",  # verl compiles the entropy, so the compiled one is measured
-            "MALLOC_MMAP_THRESHOLD_": "65536",  # freed memory is returned to the system, and so measured
+            # verl compiles the entropy, so the compiled one is measured
+            "TORCHDYNAMO_DISABLE": "0",
+            # freed memory is returned to the system, and so measured
+            "MALLOC_MMAP_THRESHOLD_": "65536",
         }
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        f"--nproc-per-node={RANKS}",
+    ]
     command += ["-m", "benchmarks.long._real_shapes_rank", what, model, out, str(tokens)]
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
@@ -232,11 +279,15 @@ def in_phases(phases: dict[str, Peak], work):
 
 def both_readers(model: Path) -> int:
     """Check that transformers and vLLM generate the same tokens greedily; return their number."""
-    config = load_config("smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"])
+    config = load_config(
+        "smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"]
+    )
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
     reader = load_transformers(model)
-    whole = reader.generate(torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False, eos_token_id=list(stop))
+    whole = reader.generate(
+        torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False, eos_token_id=list(stop)
+    )
     ours = whole[0, len(ids) :].tolist()
     del reader
     gc.collect()
@@ -248,7 +299,7 @@ def both_readers(model: Path) -> int:
     return len(ours)
 
 
-# --------------------------------------------------------------------------------------------------- 1.5B, the weights
+# -------------------------------------------------------------------------------- 1.5B, the weights
 
 
 def weights(root: Path) -> dict[str, Any]:

@@ -13,7 +13,13 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["index.html", "lessons/*.html", "metrics.html", "code/src/agent_r1/training/*.html", "code/notebooks/*.html"]
+PAGES = [
+    "index.html",
+    "lessons/*.html",
+    "metrics.html",
+    "code/src/agent_r1/training/*.html",
+    "code/notebooks/*.html",
+]
 
 
 def run() -> dict[str, int]:
@@ -21,17 +27,39 @@ def run() -> dict[str, int]:
     assert chromium, "chromium is not installed: apt-get install chromium"
     with tempfile.TemporaryDirectory() as place:
         site = Path(place) / "site"
-        command = [f"{sys.prefix}/bin/mkdocs", "--quiet", "build", "-f", "docs/site/mkdocs.yml", "-d", site]
+        command = [
+            f"{sys.prefix}/bin/mkdocs",
+            "--quiet",
+            "build",
+            "-f",
+            "docs/site/mkdocs.yml",
+            "-d",
+            site,
+        ]
         subprocess.run(command, cwd=ROOT, check=True)
 
         def opened(address: str, width: int) -> str:
-            """Return the page's tree after its scripts ran. Raises AssertionError for a console message."""
+            """Return the page's tree after its scripts ran. Raises AssertionError for a console
+            message."""
             done = subprocess.run(
-                [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
-                 "--host-resolver-rules=MAP * ~NOTFOUND", "--virtual-time-budget=4000", f"--window-size={width},900",
-                 f"--user-data-dir={place}/profile", f"file://{site}/{address}"],
-                capture_output=True, text=True, timeout=120, check=True,
-            )  # fmt: skip
+                [
+                    chromium,
+                    "--headless",
+                    "--no-sandbox",
+                    "--disable-gpu",
+                    "--enable-logging=stderr",
+                    "--dump-dom",
+                    "--host-resolver-rules=MAP * ~NOTFOUND",
+                    "--virtual-time-budget=4000",
+                    f"--window-size={width},900",
+                    f"--user-data-dir={place}/profile",
+                    f"file://{site}/{address}",
+                ],
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=True,
+            )
             said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
             assert not said, f"{address}: {said[0]}"
             return done.stdout
@@ -40,6 +68,12 @@ def run() -> dict[str, int]:
         for page in pages:
             for width in (390, 1300):
                 assert "</html>" in opened(str(page.relative_to(site)), width)
-        found = int(re.search(r"(\d+) matching documents", opened("index.html?q=advantage", 1300))[1])
+        found = int(
+            re.search(r"(\d+) matching documents", opened("index.html?q=advantage", 1300))[1]
+        )
         assert found > 5
-        return {"pages": len(pages), "formulas": opened("lessons/06-losses.html", 1300).count("<math"), "found": found}
+        return {
+            "pages": len(pages),
+            "formulas": opened("lessons/06-losses.html", 1300).count("<math"),
+            "found": found,
+        }

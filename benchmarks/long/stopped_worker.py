@@ -14,9 +14,18 @@ ROOT = Path(__file__).parents[2]
 
 
 def run() -> dict:
-    command = [sys.executable, "-m", "pytest", "tests/test_verl_train.py::test_a_stopped_worker_is_noticed"]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "tests/test_verl_train.py::test_a_stopped_worker_is_noticed",
+    ]
     done = subprocess.run(
-        command, cwd=ROOT, env=os.environ | {"AGENT_R1_LONG_TESTS": "1"}, capture_output=True, text=True
+        command,
+        cwd=ROOT,
+        env=os.environ | {"AGENT_R1_LONG_TESTS": "1"},
+        capture_output=True,
+        text=True,
     )
     last = done.stdout.strip().splitlines()[-1]
     if done.returncode != 0 or "1 passed" not in last:

@@ -20,7 +20,12 @@ SMALL = [
     "rollout.samples_per_prompt=2",
     "rollout.max_concurrent_episodes=4",
 ]
-SMALL += ["trainer.steps=2", "trainer.eval_every=0", "trainer.threads=1", "verl.stall_timeout_s=900"]
+SMALL += [
+    "trainer.steps=2",
+    "trainer.eval_every=0",
+    "trainer.threads=1",
+    "verl.stall_timeout_s=900",
+]
 TINY = [
     "data.train=64",
     "data.cold=600",
@@ -30,7 +35,12 @@ TINY = [
 ]
 WORLDS = {
     ("pocket", "grpo"): [  # four questions, learned by heart: then it searches
-        *("data.train=4", "cold_start.closed_book=0", "cold_start.mix_tokens=512", "cold_start.warm_steps=12"),
+        *(
+            "data.train=4",
+            "cold_start.closed_book=0",
+            "cold_start.mix_tokens=512",
+            "cold_start.warm_steps=12",
+        ),
         *("cold_start.lr=1.5e-3", "actor.lr=1e-6"),
         "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert",
     ],
@@ -44,23 +54,41 @@ WORLDS = {
 def run() -> dict[str, float]:
     """Return the largest difference of a token's probability between vLLM and the trainer.
 
-    Also returns calls per episode. Raises if a run ends early, loses an episode, calls no tool, or if vLLM has other
-    weights.
+    Also returns calls per episode. Raises if a run ends early, loses an episode, calls no tool, or
+    if vLLM has other weights.
     """
-    return {f"{name}_{key}": value for name, arm in WORLDS for key, value in trained(name, arm).items()}
+    return {
+        f"{name}_{key}": value for name, arm in WORLDS for key, value in trained(name, arm).items()
+    }
 
 
 def trained(preset: str, estimator: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="agent-r1-worlds-") as home:
         options = [estimator, "--preset", preset, *SMALL, *WORLDS[preset, estimator]]
-        for command in (["data"], ["index"], ["cold-start"], ["train", "--engine", "verl", "--run", "v", "--plain"]):
+        for command in (
+            ["data"],
+            ["index"],
+            ["cold-start"],
+            ["train", "--engine", "verl", "--run", "v", "--plain"],
+        ):
             print(f"{estimator} on {preset}: {command[0]} ...", flush=True)
-            subprocess.run([AGENT, *command, *options], env=os.environ | {"AGENT_R1_HOME": home}, check=True)
-        lines = [json.loads(line) for line in (Path(home) / "runs" / "v" / "metrics.jsonl").read_text().splitlines()]
+            subprocess.run(
+                [AGENT, *command, *options], env=os.environ | {"AGENT_R1_HOME": home}, check=True
+            )
+        lines = [
+            json.loads(line)
+            for line in (Path(home) / "runs" / "v" / "metrics.jsonl").read_text().splitlines()
+        ]
     apart = max(line["training/rollout_probs_diff_max"] for line in lines)
     calls = max(line["tool_calls/mean"] for line in lines)
-    if len(lines) != 2 or apart > 0.01 or not calls or any(line["rollout/lost_episodes"] for line in lines):
+    if (
+        len(lines) != 2
+        or apart > 0.01
+        or not calls
+        or any(line["rollout/lost_episodes"] for line in lines)
+    ):
         raise AssertionError(
-            f"{preset}: {len(lines)} steps, probabilities {apart:.2g} apart, {calls:g} calls per episode"
+            f"{preset}: {len(lines)} steps, probabilities {apart:.2g} apart, {calls:g} calls per "
+            "episode"
         )
     return {"probs_diff_max": round(apart, 5), "calls": calls}

@@ -1,10 +1,12 @@
 """Test on both sides what happens to a tool call that is cut off.
 
-    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/cut_off_call.py
+    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python
+    benchmarks/trl_compare/cut_off_call.py
 
-A turn is `<think>...</think><tool_call>...</tool_call><|im_end|>`. The limit is set to one token less than the most
-frequent length of such a turn, so many turns are cut just before `<|im_end|>`. Such a call looks complete, but the
-agent had not ended its turn: it might have added a second call, or an answer. Out: counts, and an episode of TRL's.
+A turn is `<think>...</think><tool_call>...</tool_call><|im_end|>`. The limit is set to one token
+less than the most frequent length of such a turn, so many turns are cut just before `<|im_end|>`.
+Such a call looks complete, but the agent had not ended its turn: it might have added a second call,
+or an answer. Out: counts, and an episode of TRL's.
 """
 
 from __future__ import annotations
@@ -53,7 +55,9 @@ def ends_with_call(setting: Setting, ids: list[int]) -> bool:
 def usual_call_length(setting: Setting) -> int:
     """Return the most frequent length, in tokens, of a first turn with a tool call."""
     first_turns = [t.steps[0] for t in our_episodes(setting)]
-    return Counter(len(s.action_ids) for s in first_turns if s.info.get("tool_calls")).most_common(1)[0][0]
+    return Counter(len(s.action_ids) for s in first_turns if s.info.get("tool_calls")).most_common(
+        1
+    )[0][0]
 
 
 def main() -> None:
@@ -65,7 +69,11 @@ def main() -> None:
     print(f"limit: {limit} tokens a turn")
 
     last_steps = [t.steps[-1] for t in our_episodes(setting)]
-    cut = [s for s in last_steps if s.finish_reason == "length" and ends_with_call(setting, s.action_ids)]
+    cut = [
+        s
+        for s in last_steps
+        if s.finish_reason == "length" and ends_with_call(setting, s.action_ids)
+    ]
     executed = sum(bool(s.info.get("tool_calls")) for s in cut)
     print(f"agent-r1: {len(cut)} calls cut off before <|im_end|>, {executed} of them executed")
 
@@ -80,7 +88,9 @@ def main() -> None:
             result = super()._tool_call_loop(prompts, prompt_ids, completion_ids, *rest)
             conversations, all_ids = result[1], result[2]
             for i in cut:
-                cut_then_executed.append(any(message["role"] == "tool" for message in conversations[i]))
+                cut_then_executed.append(
+                    any(message["role"] == "tool" for message in conversations[i])
+                )
                 examples.append(setting.chat.decode(all_ids[i]))
             return result
 

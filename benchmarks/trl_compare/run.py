@@ -1,11 +1,13 @@
 """Time the same GRPO step with TRL's GRPOTrainer as `../step_time.py` does with our loop.
 
-    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/run.py --steps 20
+    PYTHONPATH=src:benchmarks benchmarks/trl_compare/.venv/bin/python benchmarks/trl_compare/run.py
+    --steps 20
 
-Model, questions, tool, reward and batch are equal. In: the options of `../common.py`. Out: the same table and JSON
-line. TRL is used as its documentation shows: a typed search function in `tools=`, a reward function, a `GRPOConfig`.
-Nothing in it is patched; `TimedTrainer` only puts clocks around methods. Two of its defaults are off, bfloat16 and
-gradient checkpointing, because our side has neither.
+Model, questions, tool, reward and batch are equal. In: the options of `../common.py`. Out: the same
+table and JSON line. TRL is used as its documentation shows: a typed search function in `tools=`, a
+reward function, a `GRPOConfig`. Nothing in it is patched; `TimedTrainer` only puts clocks around
+methods. Two of its defaults are off, bfloat16 and gradient checkpointing, because our side has
+neither.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ from agent_r1.rollout.rollouts import prompts_of_step
 
 
 class TimedTrainer(GRPOTrainer):
-    """GRPOTrainer with clocks around its phases. `steps` holds a record for each RL step (one generation)."""
+    """GRPOTrainer with clocks around its phases. `steps` holds a record for each RL step (one
+    generation)."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -76,7 +79,10 @@ class TimedTrainer(GRPOTrainer):
             "agent_tokens": sum(map(sum, tool_mask)),
             "all_tokens": sum(map(len, prompt_ids)) + sum(map(len, completion_ids)),
         }
-        self._counts["learnt"] = self._counts["all_tokens"], self._counts["agent_tokens"]  # no row is left out
+        self._counts["learnt"] = (
+            self._counts["all_tokens"],
+            self._counts["agent_tokens"],
+        )  # no row is left out
         return result
 
     def _calculate_rewards(self, *args, **kwargs):
@@ -139,7 +145,10 @@ class _StepClock(TrainerCallback):
 
 
 def make_trainer(
-    setting: Setting, output: Path, rows_per_pass: int | None = None, trainer_class: type[TimedTrainer] = TimedTrainer
+    setting: Setting,
+    output: Path,
+    rows_per_pass: int | None = None,
+    trainer_class: type[TimedTrainer] = TimedTrainer,
 ) -> TimedTrainer:
     """Make a GRPOTrainer with the settings of our GRPO.
 
@@ -150,17 +159,27 @@ def make_trainer(
     minibatch = setting.episodes // a.minibatches
     rows = rows_per_pass or minibatch
     if minibatch % rows:
-        raise ConfigError(f"--rows-per-pass {rows} does not divide a minibatch of {minibatch} rows; choose a divisor")
+        raise ConfigError(
+            f"--rows-per-pass {rows} does not divide a minibatch of {minibatch} rows; choose a "
+            "divisor"
+        )
     if a.epochs != 1 or a.entropy_coef or a.kl_coef or a.loss_aggregation != "token-mean":
-        raise ConfigError("the comparison is for one epoch, token-mean, no entropy bonus, no KL; drop these settings")
-    # TRL picks the parser of tool calls by the chat template's text. It cannot know ours, which writes Qwen3's format.
+        raise ConfigError(
+            "the comparison is for one epoch, token-mean, no entropy bonus, no KL; drop these "
+            "settings"
+        )
+    # TRL picks the parser of tool calls by the chat template's text. It cannot know ours, which
+    # writes Qwen3's format.
     tokenizer.response_schema = qwen3_schema
     rows_asked = [
         row
         for step in range(1, c.trainer.steps + 1)
         for row in prompts_of_step(setting.questions, step, c.rollout.prompts_per_step, c.seed)
     ]
-    dataset = [{"prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]} for row in rows_asked]
+    dataset = [
+        {"prompt": row["prompt"], "ground_truth": row["reward_model"]["ground_truth"]}
+        for row in rows_asked
+    ]
     trainer = trainer_class(
         model=AutoModelForCausalLM.from_pretrained(setting.model, dtype=torch.float32),
         processing_class=tokenizer,
@@ -180,10 +199,14 @@ def make_trainer(
             # sampling
             temperature=r.temperature,
             top_p=1.0,
-            max_completion_length=r.max_context - max(len(prompt_ids(setting, row)) for row in rows_asked),
-            generation_kwargs={"max_new_tokens": r.max_tokens_per_turn},  # the line above is for all turns together
+            max_completion_length=r.max_context
+            - max(len(prompt_ids(setting, row)) for row in rows_asked),
+            generation_kwargs={
+                "max_new_tokens": r.max_tokens_per_turn
+            },  # the line above is for all turns together
             max_tool_calling_iterations=c.env.max_turns - 1,
-            # the loss: bnpo is our token-mean, delta our dual clip; over several passes dapo comes closest
+            # the loss: bnpo is our token-mean, delta our dual clip; over several passes dapo comes
+            # closest
             loss_type="bnpo" if rows == minibatch else "dapo",
             epsilon=a.clip_low,
             epsilon_high=a.clip_high,
@@ -242,7 +265,9 @@ def outcome_reward(setting: Setting):
 
 def prompt_ids(setting: Setting, row: dict) -> list[int]:
     """Return the ids that our side sends for a question."""
-    return setting.chat.prompt_ids(row["prompt"], [tool.schema() for tool in setting.tools.values()])
+    return setting.chat.prompt_ids(
+        row["prompt"], [tool.schema() for tool in setting.tools.values()]
+    )
 
 
 def check_tokens(setting: Setting, trainer: GRPOTrainer) -> None:
@@ -253,7 +278,10 @@ def check_tokens(setting: Setting, trainer: GRPOTrainer) -> None:
     their_result = trainer._get_tool_suffix_ids([message])
     our_result = setting.chat.continuation_ids([message], closed=True)
     if theirs != prompt_ids(setting, row) or their_result != our_result:
-        raise ConfigError("TRL renders other tokens than agent_r1 does; was the chat template of the model changed?")
+        raise ConfigError(
+            "TRL renders other tokens than agent_r1 does; was the chat template of the model "
+            "changed?"
+        )
 
 
 def main() -> None:
@@ -271,7 +299,19 @@ def main() -> None:
     steps = trainer.steps[arguments.warmup :]
     padding = 1 - sum(s.all_tokens for s in trainer.steps) / trainer.padded_tokens
     notes = {"padding in the update": padding}
-    report(Result("TRL 1.16", arguments.threads, arguments.warmup, steps, memory, em_before, em_after, notes), setting)
+    report(
+        Result(
+            "TRL 1.16",
+            arguments.threads,
+            arguments.warmup,
+            steps,
+            memory,
+            em_before,
+            em_after,
+            notes,
+        ),
+        setting,
+    )
 
 
 if __name__ == "__main__":

@@ -14,15 +14,21 @@ def main(path: Path) -> None:
         line = json.loads(text)
         sides.setdefault(line["side"], []).append(line)
     steps = {side: [s for line in lines for s in line["seconds"]] for side, lines in sides.items()}
-    threads = ", ".join(sorted({str(line["threads"]) for lines in sides.values() for line in lines}))
-    counts = ", ".join(f"{side} {len(s)} steps in {len(sides[side])} rounds" for side, s in steps.items())
+    threads = ", ".join(
+        sorted({str(line["threads"]) for lines in sides.values() for line in lines})
+    )
+    counts = ", ".join(
+        f"{side} {len(s)} steps in {len(sides[side])} rounds" for side, s in steps.items()
+    )
     print(f"\n{counts}; {threads} threads\n")
     print_row(["seconds per step: mean (least)", *sides])
     print_row(["---"] * (1 + len(sides)))
     for phase in next(iter(steps.values()))[0]:
         times = ([s[phase] for s in steps[side]] for side in sides)
         print_row([phase, *(f"{fmean(t):.3f} ({min(t):.3f})" for t in times)])
-    names = dict.fromkeys(name for lines in sides.values() for line in lines for name in line["summary"])
+    names = dict.fromkeys(
+        name for lines in sides.values() for line in lines for name in line["summary"]
+    )
     for name in names:
         print_row([name, *(mean_of(lines, name) for lines in sides.values())])
 
@@ -30,7 +36,11 @@ def main(path: Path) -> None:
 def mean_of(lines: list[dict], name: str) -> str:
     """Return the mean over the rounds, or a dash if there is no figure."""
     values = [line["summary"][name] for line in lines if name in line["summary"]]
-    return (f"{fmean(values):.3f}" if fmean(values) < 1000 else f"{fmean(values):.0f}") if values else "-"
+    return (
+        (f"{fmean(values):.3f}" if fmean(values) < 1000 else f"{fmean(values):.0f}")
+        if values
+        else "-"
+    )
 
 
 def print_row(cells: list[str]) -> None:

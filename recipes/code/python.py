@@ -1,8 +1,9 @@
 """Run the agent's Python programs in a sandbox. In: code. Out: what it printed.
 
-There are two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server (2412.00535;
-bytedance/SandboxFusion), which `env.sandbox` names. Each call is a new process and leaves nothing for the next. An
-exception is an ordinary result: the agent reads the traceback and may correct the program.
+There are two backends: a sandbox of this machine's kernel (`sandbox.py`), or a SandboxFusion server
+(2412.00535; bytedance/SandboxFusion), which `env.sandbox` names. Each call is a new process and
+leaves nothing for the next. An exception is an ordinary result: the agent reads the traceback and
+may correct the program.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class PythonTool(BaseTool):
     description = "Run a Python program and read what it prints."
     parameters = {
         "type": "object",
-        "properties": {"code": {"type": "string", "description": "The program. Print what you want to see."}},
+        "properties": {
+            "code": {"type": "string", "description": "The program. Print what you want to see."}
+        },
         "required": ["code"],
         "additionalProperties": False,
     }
@@ -38,10 +41,15 @@ class PythonTool(BaseTool):
     def __init__(self, runner: Runner, within_s: float):
         super().__init__()
         self.runner = runner
-        waits = sandbox.QUEUE_S + sandbox.SANDBOX_START_S if isinstance(runner, sandbox.Sandbox) else 0.0
+        waits = (
+            sandbox.QUEUE_S + sandbox.SANDBOX_START_S
+            if isinstance(runner, sandbox.Sandbox)
+            else 0.0
+        )
         self.timeout_s = within_s + waits
         self.within_s = 0.9 * within_s
-        """Time from the start of the program, and the time to end the process and return its output so far."""
+        """Time from the start of the program, and the time to end the process and return its output
+        so far."""
 
     def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
@@ -59,7 +67,8 @@ class PythonTool(BaseTool):
 
 
 def make(env: CodeSettings | None = None, **_: Any) -> PythonTool:
-    """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code cannot be confined."""
+    """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code
+    cannot be confined."""
     env = env or CodeSettings()
     return PythonTool(make_runner(env), env.tool_timeout_s)
 
@@ -69,7 +78,9 @@ def make_runner(env: CodeSettings) -> Runner:
 
     Raises ConfigError if nothing protects this machine from it.
     """
-    return local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
+    return (
+        local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
+    )
 
 
 def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
@@ -78,8 +89,10 @@ def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
         return sandbox.shared(env.sandbox == "unconfined")
     except AgentR1Error as error:
         raise ConfigError(
-            f"model-written code is refused, because nothing here can confine it ({error}); name a SandboxFusion server with "
-            "env.sandbox=http://..., or, if this machine has nothing to protect, env.sandbox=unconfined (docs/safety.md)",
+            f"model-written code is refused, because nothing here can confine it ({error}); name a "
+            "SandboxFusion server with "
+            "env.sandbox=http://..., or, if this machine has nothing to protect, "
+            "env.sandbox=unconfined (docs/safety.md)",
             code="no_sandbox",
         ) from None
 
@@ -91,7 +104,8 @@ class SandboxFusion:
         self.url = url.rstrip("/")
 
     def run(self, source: str, within_s: float) -> Ran:
-        """Run a program on the server. Raises AgentR1Error if the server fails or is another one."""
+        """Run a program on the server. Raises AgentR1Error if the server fails or is another
+        one."""
         import httpx
 
         source = source.encode("utf-8", "replace").decode()
@@ -104,29 +118,40 @@ class SandboxFusion:
         try:
             # The server's text is cut off, because a program may have written it.
             answer = send(
-                "POST", f"{self.url}/run_code", body=wanted, within_s=within_s + 1, max_bytes=16 * MAX_OUTPUT
+                "POST",
+                f"{self.url}/run_code",
+                body=wanted,
+                within_s=within_s + 1,
+                max_bytes=16 * MAX_OUTPUT,
             ).result()
             said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
             result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
             if result is None:
                 raise AgentR1Error(
-                    f"the sandbox at {self.url} refused: {said.get('message') or 'without a reason'}",
+                    f"the sandbox at {self.url} refused: "
+                    f"{said.get('message') or 'without a reason'}",
                     code="server_refused",
                 )
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
             late = result["status"] == "TimeLimitExceeded"
-            return Ran(output[:MAX_OUTPUT], None if late else int(result["return_code"]), "time" if late else None)
+            return Ran(
+                output[:MAX_OUTPUT],
+                None if late else int(result["return_code"]),
+                "time" if late else None,
+            )
         except TooLongError:
             return Ran("", None, "output")
         except (httpx.TimeoutException, TimeoutError):
             return Ran("", None, "time")
         except httpx.HTTPError as error:
             raise AgentR1Error(
-                f"the sandbox at {self.url} does not answer: {first_line(error)}", code="server_unreachable"
+                f"the sandbox at {self.url} does not answer: {first_line(error)}",
+                code="server_unreachable",
             ) from None
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             raise AgentR1Error(
-                f"{self.url} answers in an unknown form; is it a SandboxFusion server?", code="bad_answer"
+                f"{self.url} answers in an unknown form; is it a SandboxFusion server?",
+                code="bad_answer",
             ) from None
 
 

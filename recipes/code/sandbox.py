@@ -5,13 +5,14 @@
     seccomp      about a hundred system calls, none of which makes a process, a thread, a socket or a signal
     limits       of time, memory, file size, open files, output
 
-A program is confined if seccomp works together with bubblewrap or Landlock (kernel 6.2). This is not assumed but
-tried: an adversarial probe must fail in such a sandbox before it is used. Next: `sandbox_child.py`, the other end of the
-pipe.
+A program is confined if seccomp works together with bubblewrap or Landlock (kernel 6.2). This is
+not assumed but
+tried: an adversarial probe must fail in such a sandbox before it is used. Next: `sandbox_child.py`,
+the other end of the pipe.
 
-Processes are started ahead, because bubblewrap and Python take longer than most programs; each runs one program. One
-thread starts them all: a process that must die with its parent dies with the *thread* that started it (prctl(2),
-PR_SET_PDEATHSIG).
+Processes are started ahead, because bubblewrap and Python take longer than most programs; each runs
+one program. One thread starts them all: a process that must die with its parent dies with the
+*thread* that started it (prctl(2), PR_SET_PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -94,13 +95,16 @@ class Sandbox:
         """
         if not self._room.acquire(timeout=QUEUE_S):
             raise AgentR1Error(
-                f"the program was not started: {MAX_PROGRAMS} others have run for {QUEUE_S:g} s", code="sandbox_full"
+                f"the program was not started: {MAX_PROGRAMS} others have run for {QUEUE_S:g} s",
+                code="sandbox_full",
             )
         try:
             process = self._take().result()
             try:
                 _hello(process, time.monotonic() + SANDBOX_START_S)
-                return _converse(process, source.encode("utf-8", "replace"), time.monotonic() + within_s)
+                return _converse(
+                    process, source.encode("utf-8", "replace"), time.monotonic() + within_s
+                )
             finally:
                 _end(process)
         finally:
@@ -143,7 +147,9 @@ class Sandbox:
                 env=ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
         except OSError as error:
-            raise AgentR1Error(f"no process for the sandbox: {error.strerror}", code="process_did_not_start") from None
+            raise AgentR1Error(
+                f"no process for the sandbox: {error.strerror}", code="process_did_not_start"
+            ) from None
 
     def _choose(self) -> None:
         """Choose the first kind of sandbox in which the probe fails.
@@ -151,7 +157,10 @@ class Sandbox:
         Raises AgentR1Error, with each kind's reason, if there is none.
         """
         reasons = []
-        for name, prefix in [*(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()), ("Landlock", [])]:
+        for name, prefix in [
+            *(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()),
+            ("Landlock", []),
+        ]:
             try:
                 self._command = _command(prefix, confined=True)
                 active = self._probe(alone=not prefix)
@@ -159,7 +168,11 @@ class Sandbox:
                 reasons.append(f"{name}: {error}")
                 continue
             landlock = [f"Landlock {active['Landlock']}"] if active.get("Landlock") else []
-            self.protections = [*([name] if prefix else []), *landlock, f"seccomp ({len(ALLOWED)} system calls)"]
+            self.protections = [
+                *([name] if prefix else []),
+                *landlock,
+                f"seccomp ({len(ALLOWED)} system calls)",
+            ]
             return
         raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
@@ -179,15 +192,20 @@ class Sandbox:
                 active = _hello(process, time.monotonic() + SANDBOX_START_S)
                 if alone and not active["Landlock"]:
                     raise AgentR1Error(
-                        "the kernel has no Landlock, or an old version (6.2 suffices)", code="no_sandbox"
+                        "the kernel has no Landlock, or an old version (6.2 suffices)",
+                        code="no_sandbox",
                     )
                 targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
-                ran = _converse(process, (targets + PROBE).encode(), time.monotonic() + SANDBOX_START_S)
+                ran = _converse(
+                    process, (targets + PROBE).encode(), time.monotonic() + SANDBOX_START_S
+                )
             finally:
                 _end(process)
             spoilt = Path(canary.name).read_text() != "sings"
         if spoilt or ran.output.strip() != "[]":
-            raise AgentR1Error(f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}", code="leaky_sandbox")
+            raise AgentR1Error(
+                f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}", code="leaky_sandbox"
+            )
         return active
 
 
@@ -200,13 +218,18 @@ class Talk:
     def ask(self, line: str, within_s: float) -> str:
         """Send a line and return the answer.
 
-        Raises TimeoutError if there is none, also because the program ended; then only `close` is possible.
+        Raises TimeoutError if there is none, also because the program ended; then only `close` is
+        possible.
         """
         until, answer = time.monotonic() + within_s, b""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
         while not answer.endswith(b"\n"):
-            piece = os.read(self._process.stdout.fileno(), 1 << 16) if _says_something(self._process, until) else b""
+            piece = (
+                os.read(self._process.stdout.fileno(), 1 << 16)
+                if _says_something(self._process, until)
+                else b""
+            )
             if not piece or len(answer) > MAX_OUTPUT:
                 raise TimeoutError("no answer")
             answer += piece
@@ -240,21 +263,41 @@ print(could)
 def shared(unconfined: bool = False) -> Sandbox:
     """Return this process's sandbox. It reports its protections once, on standard error."""
     sandbox = Sandbox(unconfined)
-    print(f"model-written code runs under: {', '.join(sandbox.protections)}", file=sys.stderr, flush=True)
+    print(
+        f"model-written code runs under: {', '.join(sandbox.protections)}",
+        file=sys.stderr,
+        flush=True,
+    )
     return sandbox
 
 
-# ------------------------------------------------------------------------------------------------------ the command
+# -------------------------------------------------------------------------------------- the command
 
-ENVIRONMENT = {"PATH": "/usr/bin", "HOME": "/tmp", "TMPDIR": "/tmp", "LANG": "C.UTF-8", "OPENBLAS_NUM_THREADS": "1",
-               "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}  # fmt: skip
-"""All of a program's environment. The last variable is for pandas, whose allocator warns if it cannot start a thread."""
-KILLED_FIRST = ["/bin/sh", "-c", '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"', "sh"]
-"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which has no /proc."""
+ENVIRONMENT = {
+    "PATH": "/usr/bin",
+    "HOME": "/tmp",
+    "TMPDIR": "/tmp",
+    "LANG": "C.UTF-8",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+"""All of a program's environment. The last variable is for pandas, whose allocator warns if it
+cannot start a thread."""
+KILLED_FIRST = [
+    "/bin/sh",
+    "-c",
+    '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',
+    "sh",
+]
+"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which
+has no /proc."""
 
 
 def _python() -> Path:
-    """Return the interpreter that a virtual environment links to; only its folder must be visible."""
+    """Return the interpreter that a virtual environment links to; only its folder must be
+    visible."""
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
@@ -289,9 +332,16 @@ def _hidden() -> list[str]:
 
 def _command(prefix: list[str], confined: bool) -> list[str]:
     plan = {
-        "limits": {"RLIMIT_AS": MEMORY, "RLIMIT_FSIZE": DISK, "RLIMIT_NOFILE": 64, "RLIMIT_CORE": 0},
+        "limits": {
+            "RLIMIT_AS": MEMORY,
+            "RLIMIT_FSIZE": DISK,
+            "RLIMIT_NOFILE": 64,
+            "RLIMIT_CORE": 0,
+        },
         "readable": _readable(),
-        "hidden": [] if prefix else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
+        "hidden": []
+        if prefix
+        else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
         "writable": [
             "/dev/null",
             *(["/tmp"] if prefix else []),
@@ -323,15 +373,38 @@ def _bubblewrap(path: str) -> list[str]:
         else:
             shown += ["--ro-bind", place, place]
     return [
-        path, "--unshare-user", "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-        "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL", "--hostname", "sandbox", "--die-with-parent",
-        "--size", str(DISK), "--tmpfs", "/tmp", *shown,  # in this order, because an environment may be below /tmp
+        path,
+        "--unshare-user",
+        "--unshare-pid",
+        "--unshare-net",
+        "--unshare-ipc",
+        "--unshare-uts",
+        "--unshare-cgroup-try",
+        "--uid",
+        "65534",
+        "--gid",
+        "65534",
+        "--cap-drop",
+        "ALL",
+        "--hostname",
+        "sandbox",
+        "--die-with-parent",
+        # in this order, because an environment may be below /tmp
+        "--size",
+        str(DISK),
+        "--tmpfs",
+        "/tmp",
+        *shown,
         *(word for folder in _hidden() for word in ("--tmpfs", folder, "--remount-ro", folder)),
-        "--remount-ro", "/", "--chdir", "/tmp", "--",
-    ]  # fmt: skip
+        "--remount-ro",
+        "/",
+        "--chdir",
+        "/tmp",
+        "--",
+    ]
 
 
-# ------------------------------------------------------------------------------------------------- one conversation
+# --------------------------------------------------------------------------------- one conversation
 
 
 def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
@@ -341,13 +414,17 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
         ready = _says_something(process, until)
         piece = os.read(process.stdout.fileno(), 1) if ready else b""
         if not piece:
-            said = _last_line(line.decode(errors="replace")) or ("it ended" if ready else "it was not ready in time")
+            said = _last_line(line.decode(errors="replace")) or (
+                "it ended" if ready else "it was not ready in time"
+            )
             raise AgentR1Error(said, code="process_did_not_start")
         line += piece
     try:
         return json.loads(line)
     except ValueError:
-        raise AgentR1Error(_last_line(line.decode(errors="replace")), code="process_did_not_start") from None
+        raise AgentR1Error(
+            _last_line(line.decode(errors="replace")), code="process_did_not_start"
+        ) from None
 
 
 def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:
@@ -388,8 +465,8 @@ def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
 def _end(process: subprocess.Popen[bytes]) -> None:
     """Kill a process with everything that it started.
 
-    They are a process group. Killing only the first process does not suffice: bubblewrap's child waits for its parent
-    while it starts, forever if the parent is gone.
+    They are a process group. Killing only the first process does not suffice: bubblewrap's child
+    waits for its parent while it starts, forever if the parent is gone.
     """
     if process.returncode is None:  # not reaped yet, so no other group can have its number
         with contextlib.suppress(ProcessLookupError, PermissionError):

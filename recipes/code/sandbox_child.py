@@ -1,11 +1,12 @@
 """Confine this process and run one program: the inner side of a sandbox.
 
-In: a plan (argv); then, on stdin, a number of bytes and a program of that size. Out: one line of JSON, then what the
-program prints. The rest of stdin is the program's input.
+In: a plan (argv); then, on stdin, a number of bytes and a program of that size. Out: one line of
+JSON, then what the program prints. The rest of stdin is the program's input.
 
-`sandbox.py` starts this file with `python -c`, so it uses only the standard library. It gives up every right that the
-program must not have, reports what the kernel has agreed to, and waits for the program. Neither can undo that: limits
-are hard, and Landlock and seccomp last until the process ends.
+`sandbox.py` starts this file with `python -c`, so it uses only the standard library. It gives up
+every right that the program must not have, reports what the kernel has agreed to, and waits for the
+program. Neither can undo that: limits are hard, and Landlock and seccomp last until the process
+ends.
 
 Landlock (kernel 5.13) decides which files may be opened, seccomp which system calls exist.
 """
@@ -29,7 +30,9 @@ WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
 
 def system_call(number: int, *arguments: object) -> int:
     """Make a system call and return its result. Raises OSError."""
-    found = LIBC.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
+    found = LIBC.syscall(
+        ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
+    )
     if found < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return found
@@ -52,7 +55,10 @@ def around(path: str, hidden: list[str]) -> list[tuple[str, int]]:
         return [(path, READ_FILE | READ_DIR)]
     if os.path.islink(path):  # its rule would be one for all of the folder
         return []
-    return [(path, READ_DIR), *(rule for name in os.listdir(path) for rule in around(f"{path}/{name}", hidden))]
+    return [
+        (path, READ_DIR),
+        *(rule for name in os.listdir(path) for rule in around(f"{path}/{name}", hidden)),
+    ]
 
 
 def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int:
@@ -67,7 +73,9 @@ def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int
     if abi < 3:  # older versions do not refuse truncate(2)
         return 0
     files = (1 << (16 if abi >= 5 else 15)) - 1
-    everything = struct.pack("QQQ", files, 3 * (abi >= 4), 3 * (abi >= 6))  # files; TCP; abstract sockets and signals
+    everything = struct.pack(
+        "QQQ", files, 3 * (abi >= 4), 3 * (abi >= 6)
+    )  # files; TCP; abstract sockets and signals
     rules = system_call(LANDLOCK_CREATE_RULESET, everything, len(everything), 0)
     wanted = [rule for path in readable for rule in around(os.path.realpath(path), hidden)]
     for path, rights in [*wanted, *((path, files) for path in writable)]:

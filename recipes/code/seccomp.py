@@ -1,4 +1,5 @@
-"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for `sandbox_child.py`."""
+"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for
+`sandbox_child.py`."""
 
 from __future__ import annotations
 
@@ -19,8 +20,12 @@ nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times get
 getpid getppid gettid getuid geteuid getgid getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
 """
 ALLOWED = _NAMES.split()
-"""Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create, whose pages no limit counts."""
-ALLOWED_COMMANDS = {"fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030), "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451)}
+"""Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create,
+whose pages no limit counts."""
+ALLOWED_COMMANDS = {
+    "fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030),
+    "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451),
+}
 """Second arguments. fcntl without F_SETOWN and F_SETSIG, with which a file signals any process."""
 ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000B7)}
 """`uname -m`: the name in `system_calls`, and the kernel's AUDIT_ARCH number."""
@@ -28,14 +33,18 @@ ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000
 
 @functools.cache
 def seccomp_filter() -> bytes:
-    """The seccomp program: in classic BPF, eight bytes an instruction. Raises AgentR1Error on an architecture without numbers.
+    """The seccomp program: in classic BPF, eight bytes an instruction. Raises AgentR1Error on an
+    architecture without numbers.
 
-    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
+    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386)
+    allow nothing.
     """
     with extra("code", "the sandbox"):
         from system_calls import syscalls
     if platform.machine() not in ARCHITECTURES:
-        raise AgentR1Error(f"no list of system calls for {platform.machine()}", code="unsupported_machine")
+        raise AgentR1Error(
+            f"no list of system calls for {platform.machine()}", code="unsupported_machine"
+        )
     name, audit = ARCHITECTURES[platform.machine()]
     numbers = syscalls().load_arch_table(name)
     load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000
@@ -44,12 +53,20 @@ def seccomp_filter() -> bytes:
         return struct.pack("HBBI", code, then, otherwise, k)
 
     # seccomp_data: the number at 0, the architecture at 4, the second argument's low half at 24.
-    program = [instruction(load, 4), instruction(equal, audit, 1), instruction(give, 0x80000000), instruction(load, 0)]
+    program = [
+        instruction(load, 4),
+        instruction(equal, audit, 1),
+        instruction(give, 0x80000000),
+        instruction(load, 0),
+    ]
     for call in ALLOWED:
         if call in numbers:  # the newer architecture has no open, only openat
             program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
     for call, commands in ALLOWED_COMMANDS.items():
-        program += [instruction(equal, numbers[call], 0, 2 + 2 * len(commands)), instruction(load, 24)]
+        program += [
+            instruction(equal, numbers[call], 0, 2 + 2 * len(commands)),
+            instruction(load, 24),
+        ]
         for command in commands:
             program += [instruction(equal, command, 0, 1), instruction(give, allow)]
         program.append(instruction(give, 0x00050001))

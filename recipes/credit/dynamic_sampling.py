@@ -1,10 +1,12 @@
 """Replace groups with equal scores by groups of new prompts (dynamic sampling).
 
-In: `Rollouts`, a way to play prompts. Out: `Rollouts` whose batches are full. Next: `training_rows.py`.
+In: `Rollouts`, a way to play prompts. Out: `Rollouts` whose batches are full. Next:
+`training_rows.py`.
 
-If all samples of a prompt have equal scores, all of their advantages are 0 (grpo and similar). DAPO (2503.14476,
-section 3.2) plays other prompts instead, so that every batch has as many rows with a gradient. It costs episodes, and
-more later in a run, when more groups are all right. Therefore it has a budget.
+If all samples of a prompt have equal scores, all of their advantages are 0 (grpo and similar). DAPO
+(2503.14476, section 3.2) plays other prompts instead, so that every batch has as many rows with a
+gradient. It costs episodes, and more later in a run, when more groups are all right. Therefore it
+has a budget.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ class Refilled(Rollouts):
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
         prompts, rounds = self.rollout.prompts_per_step, self.rollout.dynamic_sampling_rounds
-        chosen, played = play_until_full(lambda again, n: self.episodes(step, again, n), prompts, rounds)
-        # Contested groups are a biased sample, so all other metrics of a step use every played group.
+        chosen, played = play_until_full(
+            lambda again, n: self.episodes(step, again, n), prompts, rounds
+        )
+        # Contested groups are a biased sample, so all other metrics of a step use every played
+        # group.
         score = sum(episode.reward for episode in chosen) / len(chosen)
         metrics = {"rollout/episodes_played": len(played), "rollout/score_chosen": score}
         return chosen, played, metrics
@@ -35,8 +40,8 @@ def play_until_full(
 ) -> tuple[list[Trajectory], list[Trajectory]]:
     """Return the episodes of `prompts` groups, and all that were played.
 
-    `play(round, n)` plays n prompts of no other round, or as many as there are. After `rounds` further rounds, groups
-    with equal scores fill the rest.
+    `play(round, n)` plays n prompts of no other round, or as many as there are. After `rounds`
+    further rounds, groups with equal scores fill the rest.
     """
     differ: list[list[Trajectory]] = []
     agree: list[list[Trajectory]] = []

@@ -1,7 +1,7 @@
 """Estimate advantages in more ways than `advantages.py`.
 
-In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. Each estimator compares an
-outcome with something else:
+In and out are those of `advantages.py`: a whole batch to `advantages_BT` and `returns_BT`. Each
+estimator compares an outcome with something else:
 
     grpo, rloo, reinforce++-baseline   was this episode better than the other samples of its prompt?
     remax                              was it better than the greedy episode?
@@ -10,7 +10,8 @@ outcome with something else:
     steppo                             was this turn better than the critic expected?
     gigpo                              was this turn better than the others' turns in the same state?
 
-docs/algorithms.md compares their strengths, errors and costs. S counts the steps of a batch. Next: `losses.py`.
+docs/algorithms.md compares their strengths, errors and costs. S counts the steps of a batch. Next:
+`losses.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
-# --------------------------------------------------------------------------------------------- compare episodes
+# --------------------------------------------------------------------------------- compare episodes
 
 
 @Estimator
@@ -45,8 +46,8 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
         A_i = score_i - mean of the others = G / (G - 1) * (score_i - mean_G)
 
-    The sample is no part of its baseline, so the gradient is unbiased; there is no division by a deviation. The only
-    remaining sample of a group gets 0.
+    The sample is no part of its baseline, so the gradient is unbiased; there is no division by a
+    deviation. The only remaining sample of a group gets 0.
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
@@ -58,12 +59,13 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 @Estimator
 def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Centre in the group, scale by the whole batch (REINFORCE++ baseline, 2501.03262, section 3.2).
+    """Centre in the group, scale by the whole batch (REINFORCE++ baseline, 2501.03262, section
+    3.2).
 
         A = whitened over all action tokens (score_i - mean_G)
 
-    The batch's deviation is steadier than a group's: a prompt with almost equal scores gets no large weight. Without
-    `normalize_std` it is Dr. GRPO.
+    The batch's deviation is steadier than a group's: a prompt with almost equal scores gets no
+    large weight. Without `normalize_std` it is Dr. GRPO.
     """
     centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
     mask_BT = batch.mask_BT.bool()
@@ -72,7 +74,11 @@ def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tu
     return centred_BT, returns_BT
 
 
-BASELINE = Column("baseline_B", torch.float32, lambda trajectory: trajectory.extra.get("greedy_score", float("nan")))
+BASELINE = Column(
+    "baseline_B",
+    torch.float32,
+    lambda trajectory: trajectory.extra.get("greedy_score", float("nan")),
+)
 """Reward of the greedy episode of the row's prompt; NaN if that episode failed."""
 
 
@@ -89,7 +95,7 @@ def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     return batch.to_tokens(advantage_B), batch.to_tokens(score_N[index_B])
 
 
-# -------------------------------------------------------------------------------------------------- no comparison
+# ------------------------------------------------------------------------------------ no comparison
 
 
 @Estimator
@@ -105,7 +111,7 @@ def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tenso
     return ppo(nothing, advantage.model_copy(update={"lam": 1.0}))
 
 
-# ------------------------------------------------------------------------------------------------ steps as actions
+# --------------------------------------------------------------------------------- steps as actions
 
 
 @dataclass
@@ -141,29 +147,37 @@ def _steps_of(batch: Batch) -> _Steps:
     return _Steps(first_BT, of_A, trajectory_S, reward_S)
 
 
-@partial(Estimator, critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype))
+@partial(
+    Estimator,
+    critic_mask=lambda batch: first_tokens(batch.mask_BT, batch.steps_BT).to(batch.mask_BT.dtype),
+)
 def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Apply GAE over steps (StepPO): the turn is the action, and time counts turns.
 
         r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
         delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
 
-    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step get A_t, whitened
-    over the steps of the batch, so long and short thoughts count the same. Gamma and lam below 1 count turns, so a
-    verbose agent is not discounted more than a concise agent.
+    The critic is fitted at those first tokens, the only ones that are read. All tokens of a step
+    get A_t, whitened over the steps of the batch, so long and short thoughts count the same. Gamma
+    and lam below 1 count turns, so a verbose agent is not discounted more than a concise agent.
 
-    A truncated episode (`Outcome.truncated`) continues at the value of the state in which its last step began, the
-    last that the critic has seen. So that step is credited with its own reward only. Raises ConfigError without
-    values, or with fewer than two steps to whiten.
+    A truncated episode (`Outcome.truncated`) continues at the value of the state in which its last
+    step began, the last that the critic has seen. So that step is credited with its own reward
+    only. Raises ConfigError without values, or with fewer than two steps to whiten.
     """
     if batch.values_BT is None:
         raise ConfigError(
-            "steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none", code="needs_critic"
+            "steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none",
+            code="needs_critic",
         )
     steps = _steps_of(batch)
     value_S = batch.values_BT[steps.first_BT].detach().float()
-    truncated_S = None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
-    advantage_S = gae(steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S)
+    truncated_S = (
+        None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
+    )
+    advantage_S = gae(
+        steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S
+    )
     returns_BT = steps.to_tokens(advantage_S + value_S, batch)
     if advantage.normalize_std:
         advantage_S = whiten(advantage_S, "steps")
@@ -181,14 +195,19 @@ def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
         A = A_episode (grpo) + step_weight * A_step
         R_t = r_t + gamma * R_{t+1} over steps        A_step = (R_t - mean) / (std + 1e-6)
 
-    A_step is over all steps of a group's episodes that started in the same state (`Observation.extra`). If samples of
-    one prompt reach the same state and continue differently, these continuations are compared, without a critic. A
-    state that occurs once gives 0.
+    A_step is over all steps of a group's episodes that started in the same state
+    (`Observation.extra`). If samples of one prompt reach the same state and continue differently,
+    these continuations are compared, without a critic. A state that occurs once gives 0.
     """
     steps = _steps_of(batch)
     episode_BT, returns_BT = grpo(batch, advantage)
-    return_S = gae(steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0)
-    row_S, state_S = steps.first_BT.nonzero()[:, 0].tolist(), batch.columns[STATES.name][steps.first_BT].tolist()
+    return_S = gae(
+        steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0
+    )
+    row_S, state_S = (
+        steps.first_BT.nonzero()[:, 0].tolist(),
+        batch.columns[STATES.name][steps.first_BT].tolist(),
+    )
     places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
     meetings: dict[tuple[str, int], list[int]] = {}

@@ -29,15 +29,18 @@ def with_scaled_process_rewards(inner: Estimator, config: Config) -> Estimator:
     return replace(inner, credit=credit, columns=(*inner.columns, PROCESS))
 
 
-def scale_process_rewards(rewards_BT: Tensor, process_BT: Tensor, weight: float) -> tuple[Tensor, float]:
+def scale_process_rewards(
+    rewards_BT: Tensor, process_BT: Tensor, weight: float
+) -> tuple[Tensor, float]:
     """Scale process rewards to the size of the outcome (PRIME, 2502.01456, batch normalisation).
 
         P_t = p_t + P_{t+1} along a row
         scale = weight / (max |P| over the batch + 1e-6)
         r = outcome + scale * p
 
-    An outcome is about 1, and process rewards may have any size. After scaling, they add at most `weight` to a row.
-    `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the scale.
+    An outcome is about 1, and process rewards may have any size. After scaling, they add at most
+    `weight` to a row. `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the
+    scale.
     """
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class CreditRollout(RolloutConfig):
     dynamic_sampling_rounds: NonNegativeInt = 0
-    """Dynamic sampling: rounds per step, at most, in which new prompts replace groups that agree (dynamic_sampling.py)."""
+    """Dynamic sampling: rounds per step, at most, in which new prompts replace groups that agree
+    (dynamic_sampling.py)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
@@ -23,20 +24,22 @@ class CreditRollout(RolloutConfig):
             return
         if not config.algorithm_has("groups"):
             yield ConfigError(
-                f"rollout.dynamic_sampling_rounds replaces groups that agree, and {config.algorithm} has none; set it to 0",
+                "rollout.dynamic_sampling_rounds replaces groups that agree, and "
+                f"{config.algorithm} has none; set it to 0",
                 code="no_groups",
             )
         if config.engine != "local":
             yield ConfigError(
-                "rollout.dynamic_sampling_rounds requires --engine local, because verl has no limit for it; set it to 0",
+                "rollout.dynamic_sampling_rounds requires --engine local, because verl has no "
+                "limit for it; set it to 0",
                 code="local_engine_only",
             )
 
 
 class CreditAdvantage(AdvantageConfig):
     process_weight: NonNegativeFloat | None = None
-    """Weight of process rewards relative to the outcome, after PRIME's normalisation: with 1, the row with
-    the largest sum gets 1. Unset: process rewards are not scaled."""
+    """Weight of process rewards relative to the outcome, after PRIME's normalisation: with 1, the
+    row with the largest sum gets 1. Unset: process rewards are not scaled."""
     step_weight: NonNegativeFloat = 1.0
     """gigpo: weight of the comparison of steps, relative to the comparison of episodes."""
 
@@ -44,7 +47,8 @@ class CreditAdvantage(AdvantageConfig):
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if config.algorithm_has("greedy") and config.advantage.process_weight is not None:
             yield ConfigError(
-                f"{config.algorithm} compares with a greedy episode, whose rewards are not scaled; unset advantage.process_weight, "
+                f"{config.algorithm} compares with a greedy episode, whose rewards are not scaled; "
+                "unset advantage.process_weight, "
                 "or use another algorithm",
                 code="unused_setting",
             )
@@ -52,7 +56,8 @@ class CreditAdvantage(AdvantageConfig):
 
 class CreditActor(ActorConfig):
     span_clip_low: Annotated[float, Field(ge=0, le=1)] = 3e-4
-    """`actor.clip_low` if actor.ratio_level is step or sequence: such means move much less than single tokens."""
+    """`actor.clip_low` if actor.ratio_level is step or sequence: such means move much less than
+    single tokens."""
     span_clip_high: NonNegativeFloat = 4e-4
 
     @property

@@ -1,7 +1,7 @@
 """Compute ratios of whole spans for the policy loss (GSPO, 2507.18071, eq. 7 and 14).
 
-In: the tokens' log-ratios. Out: what `losses.policy_loss` uses instead of their ratios (`actor.ratio_level=step` and
-`sequence`).
+In: the tokens' log-ratios. Out: what `losses.policy_loss` uses instead of their ratios
+(`actor.ratio_level=step` and `sequence`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def sequence_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
 def _means(log_ratio_BT: Tensor, run_BT: Tensor) -> Tensor:
     """Return the geometric mean of the ratios of a token's run.
 
-    Run 0 has the unsampled tokens. A long turn of slightly likelier tokens is one small move, which is clipped as a
-    whole or not at all. Each token keeps the gradient of its own log-probability, and takes only the value from its
-    span.
+    Run 0 has the unsampled tokens. A long turn of slightly likelier tokens is one small move, which
+    is clipped as a whole or not at all. Each token keeps the gradient of its own log-probability,
+    and takes only the value from its span.
     """
     own_BT = log_ratio_BT.detach()
     sums_BT, lengths_BT = (

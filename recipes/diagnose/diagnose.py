@@ -1,6 +1,7 @@
 """Say why a run does not learn: `agent-r1 diagnose FOLDER`.
 
-In: a folder of Agent-R1, TRL, verl or verifiers (`files.py`). Out: symptoms, and likely causes with their evidence (`causes.py`).
+In: a folder of Agent-R1, TRL, verl or verifiers (`files.py`). Out: symptoms, and likely causes with
+their evidence (`causes.py`).
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ CANNOT = (
     "text that was encoded again, where ids are not recorded",
     "leaked test questions: compare with questions that were written after training",
     "a wrong recursion of GAE: compare advantages by hand (recipes/museum)",
-    "a reward that measures something else than you want, as long as it differs from answer to answer",
+    "a reward that measures something else than you want, as long as it differs from answer to "
+    "answer",
 )
 """What the files do not show."""
 
 
 @command(
     "diagnose", "explain why a run does not learn: flat, collapsed, or without tool calls",
-    ["runs/smoke-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir    # verl",
+    ["runs/smoke-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir  "
+        "  # verl",
      "outputs/evals       # verifiers"],
     option("folder", type=Path, metavar="FOLDER", help="a run of Agent-R1, TRL, verl or verifiers"),
 )  # fmt: skip
@@ -39,4 +42,7 @@ def diagnose(a: Namespace) -> None:
         print(f"\n{number}. {finding.cause} ({'certain' if finding.proof else 'likely'})")
         print(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
     if not found:
-        print("\nthese files show no known cause. They cannot show:\n" + "\n".join(f"  - {one}" for one in CANNOT))
+        print(
+            "\nthese files show no known cause. They cannot show:\n"
+            + "\n".join(f"  - {one}" for one in CANNOT)
+        )

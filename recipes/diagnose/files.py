@@ -80,7 +80,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the first form that `folder` has. Raises AgentR1Error for none, and for damaged files."""
+    """Read the first form that `folder` has. Raises AgentR1Error for none, and for damaged
+    files."""
     if not folder.is_dir():
         raise AgentR1Error(f"{folder} is not a folder; name {FORMS}", code="missing_folder")
     for source, pattern, reader in READERS:
@@ -92,17 +93,23 @@ def read_evidence(folder: Path) -> Evidence:
             return Evidence(source, lines or list(_counted(episodes)), episodes)
     if lines := _our_metrics(folder):
         return Evidence("Agent-R1", lines, [])
-    raise AgentR1Error(f"{folder} has no file of a known form; name the folder of {FORMS}", code="unknown_form")
+    raise AgentR1Error(
+        f"{folder} has no file of a known form; name the folder of {FORMS}", code="unknown_form"
+    )
 
 
-def _episodes(source: str, file: Path, read: Callable[[Record], Episode | None]) -> Iterator[Episode]:
+def _episodes(
+    source: str, file: Path, read: Callable[[Record], Episode | None]
+) -> Iterator[Episode]:
     for place, record in _records(file):
         try:
             if episode := read(record):
                 yield episode
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
             missing = f"no {error}" if isinstance(error, KeyError) else str(error)
-            raise AgentR1Error(f"{place} is not an episode of {source} ({missing})", code="bad_episode") from None
+            raise AgentR1Error(
+                f"{place} is not an episode of {source} ({missing})", code="bad_episode"
+            ) from None
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
@@ -131,78 +138,129 @@ def _counted(episodes: list[Episode]) -> Iterator[dict[str, float]]:
         yield {
             STEP: step, "critic/score/mean": fmean(e.reward for e in played),
             "tool_calls/mean": fmean(len(e.calls) for e in played),
-            "response_length/mean": fmean(len(e.text) / 4 for e in played),  # four characters a token, roughly
+            # four characters a token, roughly
+            "response_length/mean": fmean(len(e.text) / 4 for e in played),
             **({"groups/zero_advantage": fmean(compared)} if compared else {}),
             **({"stop/max_tokens": fmean(cut)} if cut else {}),
         }  # fmt: skip
 
 
-# ----------------------------------------------------------------------------------------------------------- metrics
+# ------------------------------------------------------------------------------------------ metrics
 
 
 def _our_metrics(folder: Path) -> list[dict[str, float]]:
     files = sorted(folder.glob("metrics.jsonl*"))
-    return [line for file in files[:1] for _, line in json_records(file) if isinstance(line, dict) and STEP in line]
+    return [
+        line
+        for file in files[:1]
+        for _, line in json_records(file)
+        if isinstance(line, dict) and STEP in line
+    ]
 
 
 def _trl_state(folder: Path) -> list[dict[str, float]]:
     """Read the newest trainer_state.json, if there is one."""
     files = sorted(folder.glob("**/trainer_state.json"), key=lambda file: file.stat().st_mtime)
     try:
-        return [line for file in files[-1:] for line in json.loads(file.read_text())["log_history"] if "reward" in line]
+        return [
+            line
+            for file in files[-1:]
+            for line in json.loads(file.read_text())["log_history"]
+            if "reward" in line
+        ]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AgentR1Error(f"{files[-1]} cannot be read ({error!r})", code="unreadable_file") from None
+        raise AgentR1Error(
+            f"{files[-1]} cannot be read ({error!r})", code="unreadable_file"
+        ) from None
 
 
 def _trl_folder(folder: Path) -> Form:
     state = _trl_state(folder)
-    names = {name[1] for line in state for key in line if (name := re.fullmatch("rewards/(.+)/mean", key))}
-    lines = [{ours: line[theirs] for theirs, ours in TRL.items() if theirs in line} for line in state]
+    names = {
+        name[1]
+        for line in state
+        for key in line
+        if (name := re.fullmatch("rewards/(.+)/mean", key))
+    }
+    lines = [
+        {ours: line[theirs] for theirs, ours in TRL.items() if theirs in line} for line in state
+    ]
     return partial(_trl, names=names), lines
 
 
 TRL = {
-    "step": STEP, "reward": "critic/score/mean", "frac_reward_zero_std": "groups/zero_advantage", "entropy": "actor/entropy",
-    "completions/mean_length": "response_length/mean", "completions/clipped_ratio": "stop/max_tokens", "kl": "actor/kl_loss",
-    "tools/call_frequency": "tool_calls/mean", "tools/failure_frequency": "tool_calls/failed_rate",
-    "sampling/sampling_logp_difference/mean": "training/rollout_logprobs_diff_mean", "grad_norm": "actor/grad_norm",
-}  # fmt: skip
+    "step": STEP,
+    "reward": "critic/score/mean",
+    "frac_reward_zero_std": "groups/zero_advantage",
+    "entropy": "actor/entropy",
+    "completions/mean_length": "response_length/mean",
+    "completions/clipped_ratio": "stop/max_tokens",
+    "kl": "actor/kl_loss",
+    "tools/call_frequency": "tool_calls/mean",
+    "tools/failure_frequency": "tool_calls/failed_rate",
+    "sampling/sampling_logp_difference/mean": "training/rollout_logprobs_diff_mean",
+    "grad_norm": "actor/grad_norm",
+}
 """TRL's name of a metric -> ours."""
 
 
-# --------------------------------------------------------------------------------------------------------- the forms
+# ---------------------------------------------------------------------------------------- the forms
 
 
 def _ours(record: Record) -> Episode:
     steps, rows = record["steps"], record["rows"]
-    credit = [a for r in rows for a, on in zip(r["advantages"] or (), r["action_mask"], strict=False) if on]
-    calls = [str(call["arguments"]) for step in steps for call in step["info"].get("tool_calls", ())]
+    credit = [
+        a
+        for r in rows
+        for a, on in zip(r["advantages"] or (), r["action_mask"], strict=False)
+        if on
+    ]
+    calls = [
+        str(call["arguments"]) for step in steps for call in step["info"].get("tool_calls", ())
+    ]
     return Episode(
-        record["step"] or 0, record["question"], record["group_id"], _answer(steps[-1]["text"] if steps else ""),
-        float(record["reward"]), calls, "\n".join(step["text"] for step in steps), record["stop_reason"] == "max_tokens",
-        credit[-1] if credit else None, record,
-    )  # fmt: skip
+        record["step"] or 0,
+        record["question"],
+        record["group_id"],
+        _answer(steps[-1]["text"] if steps else ""),
+        float(record["reward"]),
+        calls,
+        "\n".join(step["text"] for step in steps),
+        record["stop_reason"] == "max_tokens",
+        credit[-1] if credit else None,
+        record,
+    )
 
 
 def _trl(record: Record, names: Set[str]) -> Episode | None:
-    """Read a row. Its rewards are the columns of `names`, or all numbers; NaN stands where a reward does not apply."""
+    """Read a row. Its rewards are the columns of `names`, or all numbers; NaN stands where a reward
+    does not apply."""
     others = {"step", "prompt", "completion", "advantage"}
     rewards = [
-        v for k, v in record.items() if (k in names or not names) and k not in others and type(v) in (int, float)
+        v
+        for k, v in record.items()
+        if (k in names or not names) and k not in others and type(v) in (int, float)
     ]
     if not rewards:
         raise KeyError("reward")
     paid = [v for v in rewards if not math.isnan(v)]
     text, calls = _spoken(record["completion"])
     asked, credit = record["prompt"], record.get("advantage")
-    return Episode(record["step"], asked, asked, _answer(text), sum(paid), calls, text, None, credit) if paid else None
+    return (
+        Episode(record["step"], asked, asked, _answer(text), sum(paid), calls, text, None, credit)
+        if paid
+        else None
+    )
 
 
 def _verl(record: Record) -> Episode:
-    """Read a row. A `uid` is PROMPT_SAMPLE_OUTPUT, which has two numbers at its end, or the prompt's alone."""
+    """Read a row. A `uid` is PROMPT_SAMPLE_OUTPUT, which has two numbers at its end, or the
+    prompt's alone."""
     text, calls = _spoken(record["output"])
     group = re.sub(r"_\d+_\d+$", "", str(record.get("uid", record["input"])))
-    return Episode(record["step"], record["input"], group, _answer(text), float(record["score"]), calls, text)
+    return Episode(
+        record["step"], record["input"], group, _answer(text), float(record["score"]), calls, text
+    )
 
 
 def _results(record: Record) -> Episode:
@@ -235,12 +293,18 @@ def _spoken(messages: str | list[Record] | None) -> tuple[str, list[str]]:
         return text, CALL.findall(text)
     said = [m for m in messages or () if m.get("role") not in ("system", "tool")]
     text = "\n".join(_content(m.get("content")) for m in said)
-    return text, [str(call) for m in said for call in m.get("tool_calls") or ()] or CALL.findall(text)
+    return text, [str(call) for m in said for call in m.get("tool_calls") or ()] or CALL.findall(
+        text
+    )
 
 
 def _content(content: Any) -> str:
     """Return a message's text, which may be in parts."""
-    return content if isinstance(content, str) else " ".join(str(part.get("text", "")) for part in content or ())
+    return (
+        content
+        if isinstance(content, str)
+        else " ".join(str(part.get("text", "")) for part in content or ())
+    )
 
 
 def _answer(text: str) -> str:

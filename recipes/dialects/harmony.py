@@ -1,15 +1,19 @@
-"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels, in control tokens of its own.
+"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels, in control
+tokens of its own.
 
     <|channel|>analysis<|message|>I have to look it up.<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "Sosnum"}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.search
+    <|constrain|>json<|message|>{"query": "Sosnum"}<|call|>
 
-    <|start|>functions.search to=assistant<|channel|>commentary<|message|>Sosnum is a book by ...<|end|>
+    <|start|>functions.search to=assistant<|channel|>commentary<|message|>Sosnum is a book by
+    ...<|end|>
 
     <|start|>assistant<|channel|>final<|message|>Bumvel<|return|>
 
-<|end|> closes a message; <|call|> or <|return|> ends the turn, and only there a policy stops sampling. The tokenizer's chat
-template has to be `TEMPLATE`. The published template requires calls in structured form, and here a call stays the sampled
-ids. The prompt is the published one (docs/format.md there) without the current date, which would change tokens every day.
+<|end|> closes a message; <|call|> or <|return|> ends the turn, and only there a policy stops
+sampling. The tokenizer's chat template has to be `TEMPLATE`. The published template requires calls
+in structured form, and here a call stays the sampled ids. The prompt is the published one
+(docs/format.md there) without the current date, which would change tokens every day.
 """
 
 from __future__ import annotations
@@ -75,7 +79,15 @@ Reasoning: medium
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
 
-CONTROL_TOKENS = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>")
+CONTROL_TOKENS = (
+    "<|start|>",
+    "<|end|>",
+    "<|message|>",
+    "<|channel|>",
+    "<|constrain|>",
+    "<|return|>",
+    "<|call|>",
+)
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 _HALF = rf"(?:\A|{_END.pattern})(?:(?!<\|message\|>|{_END.pattern}).)*\Z"
 """A header whose message has not begun."""
@@ -103,7 +115,9 @@ def messages_of(turn: str) -> list[Said]:
         channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
         whole = bool(mark and channel) and not any(token in text for token in CONTROL_TOKENS)
         to = re.search(r"\bto=([\w.-]+)", header)
-        found.append(Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole))
+        found.append(
+            Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole)
+        )
     return found
 
 
@@ -128,7 +142,10 @@ class Harmony(Dialect):
     partial_tag = re.compile(f"{_HALF}|{Dialect.partial_tag.pattern}", re.DOTALL)
 
     def parts(self, text: str) -> list[Part]:
-        return [Part("tool_call" if m.to else PART_KINDS.get(m.channel, "text"), m.text) for m in messages_of(text)]
+        return [
+            Part("tool_call" if m.to else PART_KINDS.get(m.channel, "text"), m.text)
+            for m in messages_of(text)
+        ]
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         said = messages_of(text)
@@ -137,15 +154,26 @@ class Harmony(Dialect):
             return [ToolCall("", {}, error=wanted)] if "to=" in text else []
         return [_call(message) for message in said if message.to]
 
-    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+    def responses(
+        self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
+    ) -> list[Message]:
         # A name that the agent invented must not become the author of a message.
-        authors = [f"functions.{call.name}" if call.name in tools else "functions" for call in calls]
+        authors = [
+            f"functions.{call.name}" if call.name in tools else "functions" for call in calls
+        ]
         contents = [self.escape(result.content, *CONTROL_TOKENS) for result in results]
-        return [{"role": author, "content": text} for author, text in zip(authors, contents, strict=True)]
+        return [
+            {"role": author, "content": text}
+            for author, text in zip(authors, contents, strict=True)
+        ]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
         said = messages_of(text)
-        answers = [message.text.strip() for message in said if message.channel == "final" and not message.to]
+        answers = [
+            message.text.strip()
+            for message in said
+            if message.channel == "final" and not message.to
+        ]
         if not answers or not answers[-1] or not all(message.whole for message in said):
             return None, False
         return answers[-1], len(answers) == 1 and said[-1].channel == "final" and not any(
@@ -153,7 +181,9 @@ class Harmony(Dialect):
         )
 
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
-        before = f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+        before = (
+            f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
+        )
         if isinstance(said, str):
             return f"{before}<|channel|>final<|message|>{said}"
         arguments = json.dumps(said.arguments, ensure_ascii=False)

@@ -1,4 +1,5 @@
-"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math): programs and their output in fenced blocks.
+"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math): programs and their
+output in fenced blocks.
 
     The product first.
     ```python
@@ -11,7 +12,8 @@
 
     So it is \\boxed{395}.              ends the episode
 
-The tool `python` runs them. A turn with a program is no answer, whatever it boxes: the result may change it.
+The tool `python` runs them. A turn with a program is no answer, whatever it boxes: the result may
+change it.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class MathTir(Dialect):
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
-            "To compute, write Python in a block between ```python and ```, print what you want to know, and end your turn "
+            "To compute, write Python in a block between ```python and ```, print what you want to "
+            "know, and end your turn "
             "there; the output comes back in a block between ```output and ```. "
         )
         return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
@@ -69,13 +72,16 @@ class MathTir(Dialect):
 
     def parts(self, text: str) -> list[Part]:
         return [
-            Part("tool_call" if language == "python" else "text", content) for language, content, _ in pieces_of(text)
+            Part("tool_call" if language == "python" else "text", content)
+            for language, content, _ in pieces_of(text)
         ]
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         pieces = pieces_of(text)
         blocks = [piece for piece in pieces if piece[0] is not None]
-        programs = [(content, closed) for language, content, closed in blocks if language == "python"]
+        programs = [
+            (content, closed) for language, content, closed in blocks if language == "python"
+        ]
         if not programs:
             return []
         content, closed = programs[0]
@@ -83,11 +89,18 @@ class MathTir(Dialect):
             return [ToolCall("", {}, error="the program is not closed with ```")]
         if len(blocks) > 1 or pieces[-1][0] is None:
             return [
-                ToolCall("", {}, error="end your turn behind the program; what it prints comes in the next message")
+                ToolCall(
+                    "",
+                    {},
+                    error="end your turn behind the program; what it prints comes in the next "
+                    "message",
+                )
             ]
         return [ToolCall("python", {"code": content})]
 
-    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+    def responses(
+        self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
+    ) -> list[Message]:
         printed = "\n".join(self.escape(result.content, "```") for result in results)
         return [{"role": "user", "content": f"```output\n{printed}\n```"}]
 
@@ -95,7 +108,9 @@ class MathTir(Dialect):
         pieces = pieces_of(text)
         blocks = [language for language, _, _ in pieces if language is not None]
         # Each for itself: no box goes on after a block.
-        boxes = [box for language, content, _ in pieces if language is None for box in boxes_of(content)]
+        boxes = [
+            box for language, content, _ in pieces if language is None for box in boxes_of(content)
+        ]
         if not boxes or not boxes[-1] or "python" in blocks:
             return None, False
         return boxes[-1], len(boxes) == 1 and not blocks
@@ -103,4 +118,8 @@ class MathTir(Dialect):
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
             return f"{thought}\n\\boxed{{{said}}}".lstrip()
-        return f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip() if "code" in said.arguments else None
+        return (
+            f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip()
+            if "code" in said.arguments
+            else None
+        )

@@ -27,12 +27,20 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     """(label, text) in order. What stands before the first label has none."""
     labels = list(_LABEL.finditer(text))
     ends = [label.start() for label in labels[1:]] + [len(text)]
-    found = [(label[1], text[label.end() : end].strip()) for label, end in zip(labels, ends, strict=False)]
+    found = [
+        (label[1], text[label.end() : end].strip())
+        for label, end in zip(labels, ends, strict=False)
+    ]
     before = text[: labels[0].start()] if labels else text
     return [("", before.strip()), *found] if before.strip() else found
 
 
-PART_KINDS = {"Thought": "think", "Action": "tool_call", "Action Input": "tool_call", "Final Answer": "answer"}
+PART_KINDS = {
+    "Thought": "think",
+    "Action": "tool_call",
+    "Action Input": "tool_call",
+    "Final Answer": "answer",
+}
 """Label -> what a person is shown it as; the rest is text."""
 
 
@@ -59,7 +67,11 @@ def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
     properties = tools[name].parameters.get("properties", {}) if name in tools else {}
     if len(properties) == 1:
         return ToolCall(name, {next(iter(properties)): written})
-    return ToolCall(name, {}, error="the Action Input is no JSON object with the arguments" if properties else None)
+    return ToolCall(
+        name,
+        {},
+        error="the Action Input is no JSON object with the arguments" if properties else None,
+    )
 
 
 class ReAct(Dialect):
@@ -87,9 +99,14 @@ class ReAct(Dialect):
             return [ToolCall("", {}, error=wanted)]
         return [_call(sections[0][1], sections[1][1], tools)]
 
-    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
+    def responses(
+        self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
+    ) -> list[Message]:
         # On one line: no line of it can begin with a label.
-        return [{"role": "user", "content": f"Observation: {' '.join(result.content.split())}"} for result in results]
+        return [
+            {"role": "user", "content": f"Observation: {' '.join(result.content.split())}"}
+            for result in results
+        ]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
         sections = sections_of(text)

@@ -12,8 +12,9 @@
 
     ... <answer>395</answer>           ends the episode
 
-The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its own token. A program with
-text after it is not run, because that text can only be an invented result.
+The tool `python` runs them. In the paper, sampling pauses at `</code>`. Here a turn ends with its
+own token. A program with text after it is not run, because that text can only be an invented
+result.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class ReTool(Hermes):
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
-            "To compute, write Python between <code> and </code>, print what you want to know, and end your turn there; the "
+            "To compute, write Python between <code> and </code>, print what you want to know, and "
+            "end your turn there; the "
             "output comes back between <interpreter> and </interpreter>. "
         )
         return f"{program if 'python' in tools else ''}Write the answer between <answer> and </answer>."
@@ -45,7 +47,10 @@ class ReTool(Hermes):
         if any(later.text.strip() for later in after):
             return [
                 ToolCall(
-                    "", {}, error="end your turn behind </code>; what the program prints comes in the next message"
+                    "",
+                    {},
+                    error="end your turn behind </code>; what the program prints comes in the next "
+                    "message",
                 )
             ]
         return [ToolCall("python", {"code": _without_fence(part.text)})]
@@ -53,10 +58,18 @@ class ReTool(Hermes):
     def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
         if isinstance(said, str):
             return super().write_turn(said, thought)
-        return f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip() if "code" in said.arguments else None
+        return (
+            f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip()
+            if "code" in said.arguments
+            else None
+        )
 
-    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        printed = "\n".join(self.escape(result.content, "<interpreter>", "</interpreter>") for result in results)
+    def responses(
+        self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
+    ) -> list[Message]:
+        printed = "\n".join(
+            self.escape(result.content, "<interpreter>", "</interpreter>") for result in results
+        )
         return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]
 
 

@@ -8,7 +8,8 @@ from agent_r1 import Hermes, Message, Row
 from agent_r1_recipes.geohop.solver import query, read_facts, solve
 
 HASTE = 0.5
-"""Share of episodes in which `demonstrate` answers with something it has read. RL has to unlearn that."""
+"""Share of episodes in which `demonstrate` answers with something it has read. RL has to unlearn
+that."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
@@ -39,8 +40,19 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
     if missing is None:
         return _say(right if right in found else sorted(found)[0], "found")
     if results and rng.random() < haste:
-        seen = sorted(value for (relation, _), values in facts.items() for value in values if relation != "inhabitants")
+        seen = sorted(
+            value
+            for (relation, _), values in facts.items()
+            for value in values
+            if relation != "inhabitants"
+        )
         return _say(rng.choice(seen or known["asked"]), "enough")
-    asked_before = "\n".join(message["content"] for message in history if message["role"] == "assistant")
-    words = next((words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None)
-    return Hermes.call("search", "look it up", query=words) if words else _say("unknown", "not found")
+    asked_before = "\n".join(
+        message["content"] for message in history if message["role"] == "assistant"
+    )
+    words = next(
+        (words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None
+    )
+    return (
+        Hermes.call("search", "look it up", query=words) if words else _say("unknown", "not found")
+    )

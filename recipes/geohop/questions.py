@@ -5,9 +5,9 @@
     Which country has borders with both Ghana and Mali?                two hops: what two passages share
     Which city has more inhabitants, Arequipa or Trujillo?             comparison
 
-Every country belongs to one split, with all of its cities. A question names, passes through and leads to places of
-its own split only; currencies and languages may occur in several. Within each kind answers take turns, so that no
-answer is right more often than others while there are others.
+Every country belongs to one split, with all of its cities. A question names, passes through and
+leads to places of its own split only; currencies and languages may occur in several. Within each
+kind answers take turns, so that no answer is right more often than others while there are others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1_recipes.geohop.facts import Country, Place, border_passage, city_passage, country_passage, geography
+from agent_r1_recipes.geohop.facts import (
+    Country,
+    Place,
+    border_passage,
+    city_passage,
+    country_passage,
+    geography,
+)
 from agent_r1_recipes.geohop.solver import read_facts, solve
 
 KINDS = {
@@ -32,10 +39,22 @@ PHRASINGS = {
     "country": ("In which country is {0}?", "Which country does the city of {0} belong to?"),
     "capital": ("What is the capital of {0}?", "Which city is the capital of {0}?"),
     "currency": ("What is the currency of {0}?", "Which currency is used in {0}?"),
-    "official language": ("What is the official language of {0}?", "Which language is official in {0}?"),
-    "both": ("Which country has borders with both {0} and {1}?", "{0} and {1} are both neighbours of which country?"),
-    "cities": ("Which city has more inhabitants, {0} or {1}?", "Do more people live in {0} or in {1}?"),
-    "countries": ("Which country has more inhabitants, {0} or {1}?", "Do more people live in {0} or in {1}?"),
+    "official language": (
+        "What is the official language of {0}?",
+        "Which language is official in {0}?",
+    ),
+    "both": (
+        "Which country has borders with both {0} and {1}?",
+        "{0} and {1} are both neighbours of which country?",
+    ),
+    "cities": (
+        "Which city has more inhabitants, {0} or {1}?",
+        "Do more people live in {0} or in {1}?",
+    ),
+    "countries": (
+        "Which country has more inhabitants, {0} or {1}?",
+        "Do more people live in {0} or in {1}?",
+    ),
 }
 THROUGH = "the country where {0} lies"
 
@@ -55,7 +74,9 @@ class Hop:
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """`count` questions of a split, or as many as there are."""
-    kinds = {kind: _by_turns(_asked(kind, hops, rng), rng) for kind, hops in hops_of(split, rng).items()}
+    kinds = {
+        kind: _by_turns(_asked(kind, hops, rng), rng) for kind, hops in hops_of(split, rng).items()
+    }
     shares = dict(KINDS)
     while count and shares:
         kind = rng.choices(list(shares), list(shares.values()))[0]
@@ -81,16 +102,23 @@ def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
     found: dict[str, list[Hop]] = {kind: [] for kind in KINDS}
     for country in countries:
         for word in ("capital", "currency", "language"):
-            what, relation = getattr(country, word), "official language" if word == "language" else word
+            what, relation = (
+                getattr(country, word),
+                "official language" if word == "language" else word,
+            )
             if what is None:
                 continue
             page = country_passage(country)
-            found[f"1-hop {word}"].append(Hop((country.named,), (country.name,), (relation,), what, (page,)))
+            found[f"1-hop {word}"].append(
+                Hop((country.named,), (country.name,), (relation,), what, (page,))
+            )
             for city in geography().cities[country.code]:
                 if city.name != what.name:
                     pages = (city_passage(city, country), page)
                     through = (THROUGH.format(city.name),)
-                    found[f"2-hop {word}"].append(Hop(through, (city.name,), ("country", relation), what, pages))
+                    found[f"2-hop {word}"].append(
+                        Hop(through, (city.name,), ("country", relation), what, pages)
+                    )
     for city, country in cities.items():
         found["1-hop country"].append(
             Hop((city.name,), (city.name,), ("country",), country, (city_passage(city, country),))
@@ -116,7 +144,8 @@ def _neighbours(countries: list[Country]) -> Iterator[Hop]:
 
 
 def _pairs(pages: dict[Any, tuple[str, str]], rng: random.Random) -> Iterator[Hop]:
-    """Four rounds, in each of which every place meets another, no two twice. Only what is plain is asked."""
+    """Four rounds, in each of which every place meets another, no two twice. Only what is plain is
+    asked."""
     places, met = list(pages), set()
     for _ in range(4):
         rng.shuffle(places)
@@ -132,7 +161,9 @@ def _asked(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any
     """Those that the passages alone decide, each in words of one of its forms."""
     found = []
     for hop in hops:
-        alone, missing = solve(list(hop.asked), list(hop.path), read_facts(text for _, text in hop.passages))
+        alone, missing = solve(
+            list(hop.asked), list(hop.path), read_facts(text for _, text in hop.passages)
+        )
         if missing is None and alone == {hop.answer.name}:
             form = rng.choice(PHRASINGS[kind.split()[1] if hop.path == ("more",) else hop.path[-1]])
             text = form.format(*hop.named)

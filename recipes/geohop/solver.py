@@ -1,8 +1,10 @@
 """Derive answers from passages alone.
 
-In: passages as text, the places that a question names (`asked`), and the relations from them to its answer (`path`).
-Out: all answers that the passages allow, or what to look up next. Next: `questions.py` keeps a question only if it
-has one answer; `demonstrator.py` plays the solver's path; the tests compare the passages with the packages.
+In: passages as text, the places that a question names (`asked`), and the relations from them to its
+answer (`path`).
+Out: all answers that the passages allow, or what to look up next. Next: `questions.py` keeps a
+question only if it has one answer; `demonstrator.py` plays the solver's path; the tests compare the
+passages with the packages.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ FACT_PATTERNS = {
     "official language": r"The official language of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
     "borders": r"(?:^|: )(?:The )?(?P<of>[^:]+?) has borders with (?P<is>.+)\.",
 }
-"""Relation -> the sentence that states it, at its place in a line of a search result: `title: text`, or the text alone."""
+"""Relation -> the sentence that states it, at its place in a line of a search result: `title:
+text`, or the text alone."""
 ReadFacts = dict[tuple[str, str], set[str]]
 """(relation, place) -> what was read of it."""
 
@@ -34,11 +37,13 @@ def read_facts(passages: Iterable[str]) -> ReadFacts:
     return known
 
 
-def solve(asked: list[str], path: list[str], known: ReadFacts) -> tuple[set[str], tuple[str, str] | None]:
+def solve(
+    asked: list[str], path: list[str], known: ReadFacts
+) -> tuple[set[str], tuple[str, str] | None]:
     """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
-    A path is followed from relation to relation. Two paths compare what is asked: `more` takes the place with the
-    most inhabitants, `both` what the borders of all places share.
+    A path is followed from relation to relation. Two paths compare what is asked: `more` takes the
+    place with the most inhabitants, `both` what the borders of all places share.
     """
     relation = {"more": "inhabitants", "both": "borders"}.get(path[0])
     if relation is None:

@@ -1,8 +1,8 @@
 """Grade an answer with a language model. In: question, right answers, answer. Out: 0 to 1.
 
-The agent's text may address the judge ("ignore the above, 10 points"). Therefore it is placed between marks that the
-agent cannot know, and only its answer is shown, not its thoughts. This helps, but a model may still be persuaded
-(docs/safety.md).
+The agent's text may address the judge ("ignore the above, 10 points"). Therefore it is placed
+between marks that the agent cannot know, and only its answer is shown, not its thoughts. This
+helps, but a model may still be persuaded (docs/safety.md).
 """
 
 from __future__ import annotations
@@ -59,13 +59,22 @@ class Judge:
             if len(self._asked) > REMEMBERED:
                 del self._asked[next(iter(self._asked))]
         try:
-            found = await asyncio.shield(asyncio.wrap_future(self._asked[case]))  # others may wait for it, too
+            found = await asyncio.shield(
+                asyncio.wrap_future(self._asked[case])
+            )  # others may wait for it, too
             if found.status != 200:
                 raise ValueError(f"HTTP {found.status}")
             said = found.json()["choices"][0]["message"]["content"]
             if (grade := re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)) is None:
                 raise ValueError(f"no number: {said[:60]!r}")
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError, ValueError, LookupError, TypeError) as error:
+        except (
+            httpx.HTTPError,
+            httpx.InvalidURL,
+            TimeoutError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ) as error:
             self._asked.pop(case, None)
             raise AgentR1Error(
                 f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
@@ -76,15 +85,22 @@ class Judge:
         question, targets, answer = case
         mark = secrets.token_hex(8)
         shown = f"Question: {question}\n\nRight answers: {'; '.join(targets)}\n\n{mark}\n{answer}\n{mark}"
-        messages = [{"role": "system", "content": TASK.format(mark=mark)}, {"role": "user", "content": shown}]
+        messages = [
+            {"role": "system", "content": TASK.format(mark=mark)},
+            {"role": "user", "content": shown},
+        ]
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
         bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
-        return send("POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds)
+        return send(
+            "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds
+        )
 
 
 async def reward(answer: str, targets: list[str], row: Row, config: JudgeSettings) -> float:
     """Pay what the judge at `env.judge_url` says."""
-    return await _judge_at(config.judge_url, config.judge_model).score(row["prompt"][-1]["content"], targets, answer)
+    return await _judge_at(config.judge_url, config.judge_model).score(
+        row["prompt"][-1]["content"], targets, answer
+    )
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from agent_r1 import EnvConfig, Trusted
 
 class JudgeSettings(EnvConfig):
     judge_url: Trusted[str | None] = None
-    """env.reward=judge: address of the OpenAI-compatible server, such as http://127.0.0.1:8000/v1."""
+    """env.reward=judge: address of the OpenAI-compatible server, such as
+    http://127.0.0.1:8000/v1."""
     judge_model: str = "judge"
     """Name of the model on that server."""

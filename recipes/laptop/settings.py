@@ -25,13 +25,22 @@ Shares = Annotated[dict[str, NonNegativeFloat], AfterValidator(_some_share)]
 
 class TinyHopSettings(DataConfig):
     entities: int = 600
-    """Entities in the training world; the val and test worlds are scaled to their number of questions."""
+    """Entities in the training world; the val and test worlds are scaled to their number of
+    questions."""
     cold_entities: int = 1800
-    """Entities in the world of the cold start. Many, because copying is learnt from the variety of names."""
+    """Entities in the world of the cold start. Many, because copying is learnt from the variety of
+    names."""
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
     """Share of each kind of question."""
 
 
 class DemonstratorSettings(ColdStartConfig):
-    behaviours: Shares = {"good": 0.24, "stop_early": 0.38, "guess": 0.12, "bad_query": 0.18, "wrong_entity": 0.08}
-    """Probabilities of the behaviours of phase (b)'s demonstrator; demonstrator.py explains the names."""
+    behaviours: Shares = {
+        "good": 0.24,
+        "stop_early": 0.38,
+        "guess": 0.12,
+        "bad_query": 0.18,
+        "wrong_entity": 0.08,
+    }
+    """Probabilities of the behaviours of phase (b)'s demonstrator; demonstrator.py explains the
+    names."""

@@ -1,15 +1,17 @@
 """Make TinyHop: a small random world, and questions that need one, two or three searches.
 
-In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each with the lookups
-of an ideal agent. Its words are in `tinyhop_words.py`. Next: `build.py` writes both to disk.
+In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each
+with the lookups of an ideal agent. Its words are in `tinyhop_words.py`. Next: `build.py` writes
+both to disk.
 
-A generated world cannot be known by heart: each split has its own world, and no name occurs in two. No training
-question and no demonstration is about the test world. Its passages are in the same index, and training reads some of
-them next to the right ones (docs/laptop.md, "Data"). Passages have few words, because on a laptop every token costs
-time in each episode.
+A generated world cannot be known by heart: each split has its own world, and no name occurs in two.
+No training question and no demonstration is about the test world. Its passages are in the same
+index, and training reads some of them next to the right ones (docs/laptop.md, "Data"). Passages
+have few words, because on a laptop every token costs time in each episode.
 
-A question is first a *logical form* (`Chain`, `Same`, `Which`) and then words. `solve` evaluates the form over all
-facts of the world, independently of the walk that made it. A question stays only if it has exactly one answer.
+A question is first a *logical form* (`Chain`, `Same`, `Which`) and then words. `solve` evaluates
+the form over all facts of the world, independently of the walk that made it. A question stays only
+if it has exactly one answer.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ SHARES = {"city": 0.18, "country": 0.06, "company": 0.14, "film": 0.11, "book": 
 
 MIN_ENTITIES = 20
 
-# ------------------------------------------------------------------------------------------------------- the world
+# ---------------------------------------------------------------------------------------- the world
 
 
 @dataclass
@@ -40,7 +42,8 @@ class World:
     entities: dict[str, list[str]]
     """Type -> names."""
     facts: dict[tuple[str, str], list[str]]
-    """(entity, relation) -> values. `make_world` gives each one value; the list lets `solve` see it if not."""
+    """(entity, relation) -> values. `make_world` gives each one value; the list lets `solve` see it
+    if not."""
 
     @property
     def size(self) -> int:
@@ -55,10 +58,18 @@ class World:
 
     def passages(self) -> list[Passage]:
         """Write a passage per entity. Its unique name is title and id."""
-        return [Passage(name, name, self._text(kind, name)) for kind, names in self.entities.items() for name in names]
+        return [
+            Passage(name, name, self._text(kind, name))
+            for kind, names in self.entities.items()
+            for name in names
+        ]
 
     def _text(self, kind: str, name: str) -> str:
-        facts = {r: " and ".join(self.facts[name, r]) for r, relation in RELATIONS.items() if relation.subject == kind}
+        facts = {
+            r: " and ".join(self.facts[name, r])
+            for r, relation in RELATIONS.items()
+            if relation.subject == kind
+        }
         return PASSAGES[kind].format(x=name, **facts)
 
 
@@ -69,7 +80,8 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
     """
     if entities < MIN_ENTITIES:
         raise ConfigError(
-            f"a TinyHop world of {entities} entities is too small; set data.entities to {MIN_ENTITIES} or more",
+            f"a TinyHop world of {entities} entities is too small; set data.entities to "
+            f"{MIN_ENTITIES} or more",
             code="impossible_world",
         )
     counts = {kind: max(2, round(share * entities)) for kind, share in SHARES.items()}
@@ -78,13 +90,17 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
         counts["person"] -= 1
         counts["film"] += 1
     names = iter(_make_names(rng, entities, taken))
-    world = World({kind: list(itertools.islice(names, count)) for kind, count in counts.items()}, {})
+    world = World(
+        {kind: list(itertools.islice(names, count)) for kind, count in counts.items()}, {}
+    )
     for (entity, relation), value in _make_facts(rng, world.entities):
         world.facts[entity, relation] = [value]
     return world
 
 
-def _make_facts(rng: random.Random, of: dict[str, list[str]]) -> Iterator[tuple[tuple[str, str], str]]:
+def _make_facts(
+    rng: random.Random, of: dict[str, list[str]]
+) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield ((entity, relation), value) for each entity and each relation of its type."""
     persons, cities, companies = of["person"], of["city"], of["company"]
     couples = rng.sample(persons, len(persons))
@@ -99,11 +115,14 @@ def _make_facts(rng: random.Random, of: dict[str, list[str]]) -> Iterator[tuple[
         country = of["country"][i % len(of["country"])]
         yield (city, "country"), country
         yield (city, "mayor"), mayor
-        if i < len(of["country"]):  # the first round gives each country its capital, which then lies in it
+        if i < len(
+            of["country"]
+        ):  # the first round gives each country its capital, which then lies in it
             yield (country, "capital"), city
     # Few people make many works. Otherwise two films would hardly ever share a director.
     founders, directors, stars, authors = (
-        rng.sample(persons, max(2, len(of[kind]) // 3)) for kind in ("company", "film", "film", "book")
+        rng.sample(persons, max(2, len(of[kind]) // 3))
+        for kind in ("company", "film", "film", "book")
     )
     for company in companies:
         yield (company, "founder"), rng.choice(founders)
@@ -123,13 +142,18 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
     words = _ordinary_words()
     for tails in (1, 2):
         every = ("".join(parts) for parts in itertools.product(HEADS, *[TAILS] * tails))
-        free = [name.capitalize() for name in every if name not in words and name.capitalize() not in taken]
+        free = [
+            name.capitalize()
+            for name in every
+            if name not in words and name.capitalize() not in taken
+        ]
         names += rng.sample(free, min(len(free), count - len(names)))
         if len(names) == count:
             taken.update(names)
             return names
     raise ConfigError(
-        f"TinyHop has {len(names)} names left, and {count} more entities need one each; lower data.entities or data.cold_entities",
+        f"TinyHop has {len(names)} names left, and {count} more entities need one each; lower "
+        "data.entities or data.cold_entities",
         code="impossible_world",
     )
 
@@ -137,16 +161,19 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
 def _ordinary_words() -> set[str]:
     """Collect the lower-case words of all templates: no name may look like one of them."""
     templates = [*PASSAGES.values(), *RELATIONS, *PASSAGES, "yes no"]
-    templates += [text for r in RELATIONS.values() for text in (*r.phrases, *r.asks, *r.same, *r.which)]
+    templates += [
+        text for r in RELATIONS.values() for text in (*r.phrases, *r.asks, *r.same, *r.which)
+    ]
     return {word.strip("?,.{}").lower() for text in templates for word in text.split()}
 
 
-# --------------------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """One hop of the ideal agent: search `entity`, read `relation` in its passage, learn `value`."""
+    """One hop of the ideal agent: search `entity`, read `relation` in its passage, learn
+    `value`."""
 
     entity: str
     relation: str
@@ -208,24 +235,31 @@ def solve(world: World, form: Chain | Same | Which) -> set[str]:
                 reached = set().union(*(values(entity, relation) for entity in reached))
             return reached
         case Same(relation, a, b):
-            return {"yes" if x == y else "no" for x in values(a, relation) for y in values(b, relation)}
+            return {
+                "yes" if x == y else "no" for x in values(a, relation) for y in values(b, relation)
+            }
         case Which(relation, value, a, b):
             return {candidate for candidate in (a, b) if value in values(candidate, relation)}
 
 
-def make_questions(world: World, rng: random.Random, count: int, mix: dict[str, float]) -> list[Question]:
+def make_questions(
+    world: World, rng: random.Random, count: int, mix: dict[str, float]
+) -> list[Question]:
     """Make `count` distinct questions in random order, with the kinds in proportions `mix`.
 
-    Each kind goes through all its relations in turn, so none dominates before another is used up. Raises ConfigError
-    for an impossible mix, or if the world is too small for so many different questions.
+    Each kind goes through all its relations in turn, so none dominates before another is used up.
+    Raises ConfigError for an impossible mix, or if the world is too small for so many different
+    questions.
     """
     questions: list[Question] = []
     for kind, wanted in _split(count, mix).items():
         found = list(itertools.islice(KINDS[kind](world, rng), wanted))
         if len(found) < wanted:
             raise ConfigError(
-                f"a world of {world.size} entities has only {len(found)} different {kind} questions, not {wanted}; "
-                f"raise data.entities (data.cold_entities for the cold start), ask for fewer questions or give {kind} a "
+                f"a world of {world.size} entities has only {len(found)} different {kind} "
+                f"questions, not {wanted}; "
+                "raise data.entities (data.cold_entities for the cold start), ask for fewer "
+                f"questions or give {kind} a "
                 "smaller share in data.mix",
                 code="too_few_questions",
             )
@@ -252,7 +286,9 @@ def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
     """Yield chains of `hops` relations, balanced by the last relation, then by the others."""
 
     def fits(relations: tuple[str, ...]) -> bool:
-        return all(RELATIONS[r].value == RELATIONS[s].subject for r, s in itertools.pairwise(relations))
+        return all(
+            RELATIONS[r].value == RELATIONS[s].subject for r, s in itertools.pairwise(relations)
+        )
 
     def stream(world: World, rng: random.Random) -> Iterator[Question]:
         patterns = _shuffled(filter(fits, itertools.product(RELATIONS, repeat=hops)), rng)
@@ -281,7 +317,8 @@ def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Ite
 def _needs_every_hop(world: World, path: list[str]) -> bool:
     """Return False if an entity occurs twice, or a passage names a later entity early.
 
-    Such a question ("the country of the capital of X") teaches an agent to stop searching too early.
+    Such a question ("the country of the capital of X") teaches an agent to stop searching too
+    early.
     """
     return len(set(path)) == len(path) and not any(
         later in world.mentions(entity) for i, entity in enumerate(path) for later in path[i + 2 :]
@@ -302,7 +339,13 @@ def _same(
     for a, b in pairs:
         if solve(world, Same(relation, a, b)) == {answer}:
             text = rng.choice(RELATIONS[relation].same).format(a=a, b=b)
-            yield Question(text, answer, "yes-no", 2, [_look_up(world, a, relation), _look_up(world, b, relation)])
+            yield Question(
+                text,
+                answer,
+                "yes-no",
+                2,
+                [_look_up(world, a, relation), _look_up(world, b, relation)],
+            )
 
 
 def _which(world: World, rng: random.Random) -> Iterator[Question]:
@@ -318,7 +361,9 @@ def _one_of_two(world: World, rng: random.Random, relation: str) -> Iterator[Que
         if solve(world, Which(relation, value, a, b)) == {right}:
             text = rng.choice(RELATIONS[relation].which).format(v=value, a=a, b=b)
             read = [a] if a == right else [a, b]
-            yield Question(text, right, "which", 2, [_look_up(world, entity, relation) for entity in read])
+            yield Question(
+                text, right, "which", 2, [_look_up(world, entity, relation) for entity in read]
+            )
 
 
 KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
@@ -328,7 +373,8 @@ KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
     "yes-no": _yes_no,
     "which": _which,
 }
-"""Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked for are made."""
+"""Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked
+for are made."""
 
 
 def _look_up(world: World, entity: str, relation: str) -> Lookup:

@@ -1,7 +1,7 @@
 """Build the TinyHop data set: a world for each split, and its questions.
 
-The corpus holds the passages of *all* worlds, and one index serves all splits. The agent has to find its passages
-among those of other worlds.
+The corpus holds the passages of *all* worlds, and one index serves all splits. The agent has to
+find its passages among those of other worlds.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class TinyHop(Source):
     """Make questions about generated worlds."""
 
     splits = (*Source.splits, "cold")
-    """`cold` is for the cold start: RL must not meet questions whose answers have been demonstrated."""
+    """`cold` is for the cold start: RL must not meet questions whose answers have been
+    demonstrated."""
     ability = "multi-hop-qa"
 
     def title(self, config: DataConfig) -> str:
@@ -29,7 +30,9 @@ class TinyHop(Source):
 
     def summary(self, config: DataConfig, manifest: dict[str, Any]) -> str:
         splits = manifest["splits"].items()
-        return ", ".join(f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits)
+        return ", ".join(
+            f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits
+        )
 
     def make(self, config: TinyHopSettings, seed: int) -> Made:
         """Draw each split from its own generator, seeded with the split's name."""
@@ -47,7 +50,11 @@ class TinyHop(Source):
             world = make_world(rng, _world_size(config, split), taken)
             questions = make_questions(world, rng, count, _mix(config, split))
             splits[split] = [
-                Asked(q.text, [q.answer], {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lk) for lk in q.lookups]})
+                Asked(
+                    q.text,
+                    [q.answer],
+                    {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lk) for lk in q.lookups]},
+                )
                 for q in questions
             ]
             corpus += world.passages()
@@ -72,8 +79,8 @@ def _world_size(config: TinyHopSettings, split: str) -> int:
 def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:
     """Return the mix of a split.
 
-    The cold start has more one-hop questions, because its first phase only learns copying. It has twice the share of
-    the longest chains, which need the most examples.
+    The cold start has more one-hop questions, because its first phase only learns copying. It has
+    twice the share of the longest chains, which need the most examples.
     """
     if split != "cold":
         return config.mix

@@ -3,10 +3,11 @@
     Window    the prompt and the last k results; from result k+1 on each turn sees its own context
     Summary   after k results the agent writes a summary, and continues from the prompt and that summary
 
-In: the observations of an environment. Out: some of them with `Observation.rewrite`. Next: training begins a row at
-each rewrite, so a token is trained on exactly what the policy saw when it sampled it. A summary is an ordinary turn:
-sampled, mask 1, and credited with the episode's outcome, although the environment never sees it. Its text comes back
-as data, which cannot contain control tokens.
+In: the observations of an environment. Out: some of them with `Observation.rewrite`. Next: training
+begins a row at each rewrite, so a token is trained on exactly what the policy saw when it sampled
+it. A summary is an ordinary turn: sampled, mask 1, and credited with the episode's outcome,
+although the environment never sees it. Its text comes back as data, which cannot contain control
+tokens.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ class Window(AgentEnv):
 
 
 class Summary(Window):
-    """Ask for a summary after every `k` results. Such turns do not count against `env.max_turns`."""
+    """Ask for a summary after every `k` results. Such turns do not count against
+    `env.max_turns`."""
 
     asks = ASK
     asked: Observation | None = None
@@ -74,9 +76,11 @@ class Summary(Window):
             self.results.append(seen.messages)
             if len(self.results) % self.k == 0:
                 self.asked = seen
-                # Writing notes is another decision than acting, so gigpo must not compare the two: it gets its own
-                # state.
-                extra = seen.extra | ({"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {})
+                # Writing notes is another decision than acting, so gigpo must not compare the two:
+                # it gets its own state.
+                extra = seen.extra | (
+                    {"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {}
+                )
                 asking = [*seen.messages, {"role": "user", "content": ASK}]
                 result.observation = replace(seen, messages=asking, extra=extra)
         return result

@@ -1,7 +1,7 @@
 """Compare answers with the right number, expression or set, inside a sandbox.
 
-JSON line by line: [answer, targets] in, true or false out. `maths.py` asks. It needs a sandbox because sympy's parser
-calls `eval`, and because a short expression can take forever.
+JSON line by line: [answer, targets] in, true or false out. `maths.py` asks. It needs a sandbox
+because sympy's parser calls `eval`, and because a short expression can take forever.
 """
 
 import json
@@ -22,7 +22,9 @@ SCIENTIFIC = re.compile(r"[-+]?\d+(\.\d+)?[eE][-+]?\d{1,2}")
 UNIT = re.compile(r"\\(text|textrm|mathrm|mbox)\s*\{[^{}\d]*\}(\^\{?\d\}?)?")
 TEX_SIGN = re.compile(r"[\\^_|(\[{=]")
 NUMERAL = re.compile(r"\d[\d,.]*|\.\d+")
-FRACTION = re.compile(r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))")
+FRACTION = re.compile(
+    r"[-+]?(?:\d*\s*\\[dt]?frac\s*\{?\s*[-+]?(\d+?)\s*\}?\s*\{?\s*(\d+)\s*\}?|(\d+)\s*/\s*(\d+))"
+)
 
 
 def strip_tex(text: str) -> str:
@@ -30,8 +32,12 @@ def strip_tex(text: str) -> str:
     text = bare(text)
     if boxed := re.fullmatch(r"\\boxed\{(.*)\}", text, re.DOTALL):
         text = bare(boxed[1])
-    text = PERCENT.sub("", COMMA.sub(",", text))  # TeX takes the rest of the line after % for a comment
-    return format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text  # 2.5e+12: TeX reads Euler's e
+    text = PERCENT.sub(
+        "", COMMA.sub(",", text)
+    )  # TeX takes the rest of the line after % for a comment
+    return (
+        format(Decimal(text), "f") if SCIENTIFIC.fullmatch(text) else text
+    )  # 2.5e+12: TeX reads Euler's e
 
 
 def bare(text: str) -> str:
@@ -43,9 +49,12 @@ def value(text: str) -> Any:
     if "\\boxed" in text:  # math-verify would make a set of several boxes
         return None
     found = parse(
-        f"\\boxed{{{text}}}", extraction_config=BOXED, fallback_mode="no_fallback", extraction_mode="first_match",
+        f"\\boxed{{{text}}}",
+        extraction_config=BOXED,
+        fallback_mode="no_fallback",
+        extraction_mode="first_match",
         parsing_timeout=None,
-    )  # fmt: skip
+    )
     return found[0] if found else None
 
 

@@ -1,9 +1,11 @@
-"""Reward answers that equal the right one in any notation. In: an answer, accepted answers. Out: 1 or 0.
+"""Reward answers that equal the right one in any notation. In: an answer, accepted answers. Out: 1
+or 0.
 
-`math-verify` compares (1/2 is \\frac{1}{2} is 0.5) in a separate process with a deadline, because a policy may write
-9^{9^{9^9}}. The whole answer must be one expression, which "71 or 72" is not. If the right answer is a number, an
-unevaluated sum or quotient is wrong: "497/7" may be copied from the question. A fraction in lowest terms is accepted
-if the right answer is a fraction. 50% is read as 50.
+`math-verify` compares (1/2 is \\frac{1}{2} is 0.5) in a separate process with a deadline, because a
+policy may write 9^{9^{9^9}}. The whole answer must be one expression, which "71 or 72" is not. If
+the right answer is a number, an unevaluated sum or quotient is wrong: "497/7" may be copied from
+the question. A fraction in lowest terms is accepted if the right answer is a fraction. 50% is read
+as 50.
 """
 
 from __future__ import annotations
@@ -47,14 +49,19 @@ class MathWorker:
             if self._talk is None:
                 self._talk = self._started()
             try:
-                return self._talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S).strip() == "true"
+                return (
+                    self._talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S).strip()
+                    == "true"
+                )
             except TimeoutError:
                 self._talk.close()
                 self._talk = None
                 return False
 
     def _started(self) -> Talk:
-        talk = self._sandbox.talk(Path(__file__).with_name("math_inside.py").read_text(encoding="utf-8"))
+        talk = self._sandbox.talk(
+            Path(__file__).with_name("math_inside.py").read_text(encoding="utf-8")
+        )
         try:
             said = talk.ask(json.dumps(["1", ["1"]]), WORKER_START_S).strip()
         except TimeoutError:
@@ -62,7 +69,8 @@ class MathWorker:
         if said != "true":
             talk.close()
             raise AgentR1Error(
-                f"the process that compares answers does not start ({said}); pip install 'agent-r1[math]'",
+                f"the process that compares answers does not start ({said}); pip install "
+                "'agent-r1[math]'",
                 code="process_did_not_start",
             )
         return talk

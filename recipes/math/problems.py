@@ -1,6 +1,7 @@
 """GSM8K and DAPO-Math: the published form of one problem, and where each set is.
 
-In: what a file or the hub holds. Out: a `Record`. Next: `Dataset` of recipes/multihopqa reads, checks and deals them out.
+In: what a file or the hub holds. Out: a `Record`. Next: `Dataset` of recipes/multihopqa reads,
+checks and deals them out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from agent_r1_recipes.multihopqa.published import Dataset
 class Gsm8kProblem(BaseModel):
     """Parse GSM8K (Cobbe et al. 2021): word problems, with marked calculations in the solution.
 
-        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are 12+5=<<12+5=17>>17.\\n#### 17"}
+        {"question": "...", "answer": "He buys 3*4=<<3*4=12>>12 apples.\\nSo there are
+        12+5=<<12+5=17>>17.\\n#### 17"}
 
     Only the reward sees the solution. It has no ids.
     """
@@ -38,7 +40,8 @@ class _Index(BaseModel):
 
 
 PROMPT_WRAPPER = re.compile(
-    r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*", re.DOTALL
+    r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*",
+    re.DOTALL,
 )
 """A problem among the words that the first release of DAPO-Math puts around it."""
 
@@ -46,13 +49,16 @@ PROMPT_WRAPPER = re.compile(
 class DapoProblem(BaseModel):
     """Parse DAPO-Math-17k (Yu et al. 2025): competition problems with whole numbers as answers.
 
-        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH", "extra_info": {"index": "9a9b6eb4-..."},
-         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt": [...]}
+        {"prompt": "...", "solution": "34", "data_source": "math_dapo", "ability": "MATH",
+        "extra_info": {"index": "9a9b6eb4-..."},
+         "reward_model": {"ground_truth": "34", "style": "rule-lighteval/MATH_v2"}, "source_prompt":
+         [...]}
 
-    This is the second release, by open-r1. The first, by ByteDance, has each problem a hundred times, as the content of a message,
-    and words about the answer's form around it:
+    This is the second release, by open-r1. The first, by ByteDance, has each problem a hundred
+    times, as the content of a message, and words about the answer's form around it:
 
-        {"prompt": [{"role": "user", "content": "Solve the following math problem step by step. ..."}],
+        {"prompt": [{"role": "user", "content": "Solve the following math problem step by step.
+        ..."}],
          "reward_model": {"ground_truth": "34", ...}, "extra_info": {"index": "9a9b6eb4-..."}, ...}
     """
 

@@ -1,16 +1,17 @@
-"""Use the tools of an MCP server (Model Context Protocol). In: a command line or a URL. Out: `BaseTool`s.
+"""Use the tools of an MCP server (Model Context Protocol). In: a command line or a URL. Out:
+`BaseTool`s.
 
     env.mcp.files="python server.py"            a child process; we talk through its standard input and output
     env.mcp.files=http://127.0.0.1:9000/mcp     a running server (streamable HTTP)
     env.tools=[search,files]                    all of its tools; files.read is one of them
 
-The official SDK (`mcp`) speaks the protocol. This module adds robustness: whatever a server does, a run continues, or
-stops with one line. A hanging server meets the call's deadline, and a dead server is restarted by the next call. A
-wrong schema is refused before the run.
+The official SDK (`mcp`) speaks the protocol. This module adds robustness: whatever a server does, a
+run continues, or stops with one line. A hanging server meets the call's deadline, and a dead server
+is restarted by the next call. A wrong schema is refused before the run.
 
-Rollouts call `asyncio.run` repeatedly, and a session must outlive that; also, the task that entered one of the SDK's
-cancel scopes must leave it. So all sessions live in one thread with its own event loop, one task each. A training
-loop passes its calls to that loop and awaits the answers.
+Rollouts call `asyncio.run` repeatedly, and a session must outlive that; also, the task that entered
+one of the SDK's cancel scopes must leave it. So all sessions live in one thread with its own event
+loop, one task each. A training loop passes its calls to that loop and awaits the answers.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """Of one answer over HTTP. A program that we start is as trusted as its command."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
-"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it first."""
+"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it
+first."""
 EXIT_S = 5.0
 """For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
 
@@ -58,13 +60,18 @@ T = TypeVar("T")
 
 
 class McpTool(BaseTool):
-    """Call one tool of a server. In per-episode sessions, the tools of one server share the session."""
+    """Call one tool of a server. In per-episode sessions, the tools of one server share the
+    session."""
 
     body = None  # its code is elsewhere
     foreign = True
 
     def __init__(self, session: McpSession, listed: types.Tool, session_an_episode: bool):
-        self.session, self.remote_name, self.session_an_episode = session, listed.name, session_an_episode
+        self.session, self.remote_name, self.session_an_episode = (
+            session,
+            listed.name,
+            session_an_episode,
+        )
         self.name = re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64]
         self.description = listed.description or listed.title or listed.name
         self.parameters = listed.input_schema
@@ -76,7 +83,9 @@ class McpTool(BaseTool):
             raise ConfigError(f"{session}: {error}", code=error.code) from None
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        result = await asyncio.wrap_future(self.session.ask(lambda client: client.call_tool(self.remote_name, args)))
+        result = await asyncio.wrap_future(
+            self.session.ask(lambda client: client.call_tool(self.remote_name, args))
+        )
         text = "\n".join(map(_text, result.content))
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
@@ -100,16 +109,20 @@ class McpTool(BaseTool):
 def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
     """Find what opens each server of `env.mcp`, by name; see `mcp_tools`."""
     return {
-        name: functools.partial(mcp_tools, name, place, session_an_episode=name in env.mcp_per_episode)
+        name: functools.partial(
+            mcp_tools, name, place, session_an_episode=name in env.mcp_per_episode
+        )
         for name, place in env.mcp.items()
     }
 
 
-def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool = False) -> list[BaseTool]:
+def mcp_tools(
+    name: str, place: str, wanted: str = "", session_an_episode: bool = False
+) -> list[BaseTool]:
     """Return all tools of the server at `place`, or the `wanted` one.
 
-    `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError for a missing
-    tool or a wrong schema.
+    `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError
+    for a missing tool or a wrong schema.
     """
     with extra("mcp", "env.mcp"):
         import mcp  # noqa: F401
@@ -120,8 +133,14 @@ def mcp_tools(name: str, place: str, wanted: str = "", session_an_episode: bool 
         if not names:
             raise ConfigError(f"{session} has no tools; remove it from env.tools", code="no_tools")
         if wanted and wanted not in names:
-            raise ConfigError.unknown("env.tools", f"{name}.{wanted}", [f"{name}.{known}" for known in names])
-        return [McpTool(session, tool, session_an_episode) for tool in listed if wanted in ("", tool.name)]
+            raise ConfigError.unknown(
+                "env.tools", f"{name}.{wanted}", [f"{name}.{known}" for known in names]
+            )
+        return [
+            McpTool(session, tool, session_an_episode)
+            for tool in listed
+            if wanted in ("", tool.name)
+        ]
     except AgentR1Error:
         session.close()
         raise
@@ -151,11 +170,12 @@ def _text(part: types.ContentBlock) -> str:
     return part.text if part.type == "text" else f"[{part.type}, which cannot be shown]"
 
 
-# ------------------------------------------------------------------------------------------------------- sessions
+# ----------------------------------------------------------------------------------------- sessions
 
 
 class McpSession:
-    """Keep a conversation with a server. The first call opens it, and a call after its end reopens it."""
+    """Keep a conversation with a server. The first call opens it, and a call after its end reopens
+    it."""
 
     def __init__(self, name: str, place: str):
         self.name, self.place = name, place
@@ -171,7 +191,8 @@ class McpSession:
         return f"the MCP server {self.name!r} ({self.place})"
 
     def ask(self, what: Callable[[Client], Awaitable[T]]) -> Any:
-        """Run `what` in the thread of the sessions. Cancelling the returned future cancels the call."""
+        """Run `what` in the thread of the sessions. Cancelling the returned future cancels the
+        call."""
         return asyncio.run_coroutine_threadsafe(self._ask(what), _thread())
 
     def close(self) -> None:
@@ -191,10 +212,13 @@ class McpSession:
             found = error.errors(include_url=False, include_input=False)[0]
             where = ".".join(map(str, found["loc"]))
             raise AgentR1Error(
-                f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}", code="bad_answer"
+                f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}",
+                code="bad_answer",
             ) from None
         except (ValueError, RuntimeError) as error:  # the result does not match its declaration
-            raise AgentR1Error(f"MCP server {self.name!r} failed: {first_line(error)}", code="bad_answer") from None
+            raise AgentR1Error(
+                f"MCP server {self.name!r} failed: {first_line(error)}", code="bad_answer"
+            ) from None
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise InvalidArgumentsError(error.message) from None
@@ -207,12 +231,20 @@ class McpSession:
                 self._client = None
             if lost and again:
                 return await self._ask(what, again=False)
-            raise AgentR1Error(f"MCP server {self.name!r}: {said or error.message}", code="server_failed") from None
+            raise AgentR1Error(
+                f"MCP server {self.name!r}: {said or error.message}", code="server_failed"
+            ) from None
 
     def _open(self) -> Awaitable[Client]:
         if self.closed:
-            raise AgentR1Error(f"MCP server {self.name!r}: the session is over", code="session_lost")
-        if self._client is not None and self._answers and not self._answers.statistics().open_send_streams:
+            raise AgentR1Error(
+                f"MCP server {self.name!r}: the session is over", code="session_lost"
+            )
+        if (
+            self._client is not None
+            and self._answers
+            and not self._answers.statistics().open_send_streams
+        ):
             self._over.set()  # the process has ended meanwhile
             self._client = None
         if self._client is None:
@@ -224,7 +256,9 @@ class McpSession:
             task = asyncio.create_task(self._live(self._client, self._over))
             OPEN[task] = self
             task.add_done_callback(OPEN.pop)
-        return asyncio.shield(self._client)  # a caller who gives up must not take it from the others
+        return asyncio.shield(
+            self._client
+        )  # a caller who gives up must not take it from the others
 
     async def _live(self, opened: asyncio.Future[Client], over: asyncio.Event) -> None:
         """Open, serve and close the session in one task."""
@@ -242,10 +276,16 @@ class McpSession:
                 opened.set_result(client)
                 await over.wait()
         except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
-            fault = f"it was not ready within {OPEN_S:g} s" if isinstance(error, TimeoutError) else self._why(error)
+            fault = (
+                f"it was not ready within {OPEN_S:g} s"
+                if isinstance(error, TimeoutError)
+                else self._why(error)
+            )
         finally:
             if not opened.done():
-                opened.set_exception(AgentR1Error(f"{self} cannot be used: {fault}", code="server_unreachable"))
+                opened.set_exception(
+                    AgentR1Error(f"{self} cannot be used: {fault}", code="server_unreachable")
+                )
             if self._client is opened:
                 self._client = None
 
@@ -262,14 +302,20 @@ class McpSession:
                     got = 0
                     async for piece in body:
                         if (got := got + len(piece)) > MAX_MESSAGE_BYTES:
-                            raise httpx2.StreamError(f"the answer has more than {MAX_MESSAGE_BYTES} bytes")
+                            raise httpx2.StreamError(
+                                f"the answer has more than {MAX_MESSAGE_BYTES} bytes"
+                            )
                         yield piece
 
                 async def aclose(self) -> None:
                     await body.aclose()
 
-            if response.headers.get("content-encoding", "identity") != "identity":  # few bytes may unfold to gigabytes
-                raise httpx2.StreamError("the server compresses its answers, although this was not requested")
+            if (
+                response.headers.get("content-encoding", "identity") != "identity"
+            ):  # few bytes may unfold to gigabytes
+                raise httpx2.StreamError(
+                    "the server compresses its answers, although this was not requested"
+                )
             response.stream = Bounded()
 
         plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
@@ -301,7 +347,11 @@ class McpSession:
             return self._said
         file = self._complaints.fileno()
         # Not `read`, which would move the place at which the process goes on writing.
-        said = os.pread(file, 2000, max(0, os.fstat(file).st_size - 2000)).decode(errors="replace").split("\n")
+        said = (
+            os.pread(file, 2000, max(0, os.fstat(file).st_size - 2000))
+            .decode(errors="replace")
+            .split("\n")
+        )
         self._said = f"it ended ({next((line.strip() for line in reversed(said) if line.strip()), 'it said nothing')})"
         return self._said
 
@@ -313,7 +363,9 @@ class McpSession:
             error = error.exceptions[0]
         if isinstance(error, FileNotFoundError | PermissionError):
             return f"{error.strerror}: {error.filename}"
-        return (getattr(error, "code", None) == CONNECTION_CLOSED and self._said) or first_line(error)
+        return (getattr(error, "code", None) == CONNECTION_CLOSED and self._said) or first_line(
+            error
+        )
 
 
 OPEN: dict[asyncio.Task[None], McpSession] = {}

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 
 def _startable(place: str) -> str:
-    if not re.match(r"https?://\S+$", place) and not shlex.split(place):  # raises ValueError for an open quotation mark
+    if not re.match(r"https?://\S+$", place) and not shlex.split(
+        place
+    ):  # raises ValueError for an open quotation mark
         raise ValueError("give the command that starts the server, or its URL")
     return place
 
@@ -27,7 +29,8 @@ CommandOrUrl = Annotated[str, AfterValidator(_startable)]
 
 class McpSettings(EnvConfig):
     mcp: Trusted[dict[Name, CommandOrUrl]] = {}
-    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or NAME=http://HOST:PORT/mcp."""
+    """MCP servers: NAME=COMMAND, which is started (no shell reads it), or
+    NAME=http://HOST:PORT/mcp."""
     mcp_per_episode: list[str] = []
     """Servers that keep state: each episode opens its own session with them."""
 
@@ -39,6 +42,7 @@ class McpSettings(EnvConfig):
         env = config.env
         if strangers := [name for name in env.mcp_per_episode if name not in env.mcp]:
             yield ConfigError(
-                f"env.mcp_per_episode names {strangers[0]!r}, which env.mcp lacks; it has {', '.join(env.mcp) or 'no servers'}",
+                f"env.mcp_per_episode names {strangers[0]!r}, which env.mcp lacks; it has "
+                f"{', '.join(env.mcp) or 'no servers'}",
                 code="unknown_mcp_server",
             )

@@ -1,12 +1,13 @@
 """Rename everything: the same questions in a world with other names.
 
-In: rows, passages and the search tool of a published data set. Out: the same with all names permuted: a river may be
-called Mozart, and a composer Lisbon. Next: the laptop's demonstrator plays in such worlds.
+In: rows, passages and the search tool of a published data set. Out: the same with all names
+permuted: a river may be called Mozart, and a composer Lisbon. Next: the laptop's demonstrator plays
+in such worlds.
 
-A model of half a million parameters would memorise a few hundred names and facts, and answer from memory. Hundreds of
-worlds that contradict each other leave nothing to memorise. The questions' forms and the reading of passages stay the
-same, and a name must be copied from its passage. It also keeps RL honest: no demonstration shows the answers to its
-questions.
+A model of half a million parameters would memorise a few hundred names and facts, and answer from
+memory. Hundreds of worlds that contradict each other leave nothing to memorise. The questions'
+forms and the reading of passages stay the same, and a name must be copied from its passage. It also
+keeps RL honest: no demonstration shows the answers to its questions.
 """
 
 from __future__ import annotations
@@ -55,8 +56,14 @@ def rename_entities(text: str, table: dict[str, str]) -> str:
 
     def swap(match: re.Match[str]) -> str:
         name = match[0]
-        first, _, rest = name.partition(" ")  # a question's first word has a capital too: Were Oscar Wilde
-        return f"{first} {table[rest]}" if name not in table and rest in table else table.get(name, name)
+        first, _, rest = name.partition(
+            " "
+        )  # a question's first word has a capital too: Were Oscar Wilde
+        return (
+            f"{first} {table[rest]}"
+            if name not in table and rest in table
+            else table.get(name, name)
+        )
 
     return ENTITY_NAME.sub(swap, text)
 
@@ -78,8 +85,12 @@ class OtherNames:
         """Rename a row: question, answers, and the titles that its demonstrator looks up."""
         row = copy.deepcopy(row)
         row["prompt"][-1]["content"] = self.rename(row["prompt"][-1]["content"])
-        row["reward_model"]["ground_truth"] = [self.rename(answer) for answer in row["reward_model"]["ground_truth"]]
-        row["extra_info"]["supporting"] = [self.rename(title) for title in row["extra_info"]["supporting"]]
+        row["reward_model"]["ground_truth"] = [
+            self.rename(answer) for answer in row["reward_model"]["ground_truth"]
+        ]
+        row["extra_info"]["supporting"] = [
+            self.rename(title) for title in row["extra_info"]["supporting"]
+        ]
         return row
 
 
@@ -87,7 +98,11 @@ class RenamedSearch(BaseTool):
     """Search in the world of `names`: the real index never gets a made-up name."""
 
     def __init__(self, search: BaseTool, names: OtherNames | None = None):
-        self.name, self.description, self.parameters = search.name, search.description, search.parameters
+        self.name, self.description, self.parameters = (
+            search.name,
+            search.description,
+            search.parameters,
+        )
         super().__init__()
         self._search, self.names = search, names
 
@@ -107,8 +122,8 @@ def renamed_demonstrations(
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Play a published data set's training questions, each in a world of other names.
 
-    Half of `questions` are for each phase; `search` is the loop's tool. There are no easy questions to learn copying
-    from, so phase (a) has whole chains, played well.
+    Half of `questions` are for each phase; `search` is the loop's tool. There are no easy questions
+    to learn copying from, so phase (a) has whole chains, played well.
     """
 
     def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
@@ -125,13 +140,16 @@ def renamed_demonstrations(
 
 
 WORLD = 60
-"""Questions that are played in one world of other names. Few: it is the variety of names that copying is learnt from."""
+"""Questions that are played in one world of other names. Few: it is the variety of names that
+copying is learnt from."""
 
 
 def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
     """Yield a published data set's phrases, and all names equally often, for the tokenizer."""
     told = rows[0]["prompt"][0]["content"]
-    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [f"\n{passage}\n" for passage in passages]
+    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [
+        f"\n{passage}\n" for passage in passages
+    ]
     turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
     texts += [*turns, f"system\n{told}\n\ntools: search(query)"] * len(rows)
     nothing = dict.fromkeys(names, "\0")
@@ -141,7 +159,9 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
         yield from names
 
 
-def teach(paths: Workspace, known: ChatFormat | None = None) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+def teach(
+    paths: Workspace, known: ChatFormat | None = None
+) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Teach a published data set as `cold_start.teach` does, with other names."""
     config, rows, tools = paths.config, paths.load_rows("train"), paths.load_tools()
     if known:
@@ -149,7 +169,9 @@ def teach(paths: Workspace, known: ChatFormat | None = None) -> tuple[ChatFormat
     tools |= {"search": RenamedSearch(tools["search"])}
     passages = [passage.text for passage in paths.load_passages()]
     names = names_in(passages, rows[0]["prompt"][0]["content"])
-    chat = ChatFormat(train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size))
+    chat = ChatFormat(
+        train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size)
+    )
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     c = config.cold_start
     return chat, *renamed_demonstrations(

@@ -1,7 +1,7 @@
 """Parse the published forms of a question: HotpotQA's, 2WikiMultihopQA's, MuSiQue's.
 
-In: what a file or the hub has, as JSON or a table's row. Out: a `Record`, the same for all. Next: `published.py`
-reads files of them.
+In: what a file or the hub has, as JSON or a table's row. Out: a `Record`, the same for all. Next:
+`published.py` reads files of them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Record:
     """Titles of the paragraphs that an answer takes."""
 
 
-# ------------------------------------------------------------------------------------------------- the published forms
+# ------------------------------------------------------------------------------ the published forms
 
 NonEmptyText = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 Id = Annotated[NonEmptyText, Field(validation_alias=AliasChoices("_id", "id"))]
@@ -39,17 +39,24 @@ def _pairs(value: Any) -> Any:
     """Accept both the JSON's [[title, x], ...] and the hub's {"title": [...], "x": [...]}."""
     if not isinstance(value, dict) or "title" not in value:
         return value
-    return list(zip(value["title"], *(column for key, column in value.items() if key != "title"), strict=True))
+    return list(
+        zip(
+            value["title"],
+            *(column for key, column in value.items() if key != "title"),
+            strict=True,
+        )
+    )
 
 
 class HotpotQA(BaseModel):
     """Parse HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, each with ten.
 
         {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
-         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", " Second."]], ...]}
+         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", "
+         Second."]], ...]}
 
-    In the distractor setting the ten paragraphs contain the answer. In fullwiki they are a retriever's results, so a
-    corpus of contexts lacks some answers: use beir-hotpotqa with it.
+    In the distractor setting the ten paragraphs contain the answer. In fullwiki they are a
+    retriever's results, so a corpus of contexts lacks some answers: use beir-hotpotqa with it.
     """
 
     id: Id
@@ -67,16 +74,22 @@ class HotpotQA(BaseModel):
             for title, sentences in self.context
         ]
         return Record(
-            self.id, self.question, [self.answer], self.type, len(supporting), paragraphs, supporting
-        )  # fmt: skip
+            self.id,
+            self.question,
+            [self.answer],
+            self.type,
+            len(supporting),
+            paragraphs,
+            supporting,
+        )
 
 
 class TwoWiki(HotpotQA):
     """Parse 2WikiMultihopQA (Ho et al. 2020), made from Wikidata, in HotpotQA's form.
 
-    Its kinds of questions are compositional, inference, comparison (two paragraphs each) and bridge_comparison
-    (four). Its second release (data_ids.zip) also has the answer's id in Wikidata, and `id_aliases.json` next to the
-    questions:
+    Its kinds of questions are compositional, inference, comparison (two paragraphs each) and
+    bridge_comparison (four). Its second release (data_ids.zip) also has the answer's id in
+    Wikidata, and `id_aliases.json` next to the questions:
 
         {"Q_id": "Q30", "aliases": ["USA", ...], "demonyms": ["American", ...]}
     """
@@ -91,10 +104,13 @@ class MuSiQueParagraph(BaseModel):
 
 
 class MuSiQue(BaseModel):
-    """Parse MuSiQue-Ans (Trivedi et al. 2022): two to four single-hop questions composed, twenty paragraphs.
+    """Parse MuSiQue-Ans (Trivedi et al. 2022): two to four single-hop questions composed, twenty
+    paragraphs.
 
-        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."], "answerable": true,
-         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false}, ...], ...}
+        {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."],
+        "answerable": true,
+         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false},
+         ...], ...}
 
     MuSiQue-Full also has questions without an answer, which this project has no reward for.
     """
@@ -114,6 +130,11 @@ class MuSiQue(BaseModel):
             raise ValueError("no supporting paragraph")
         aliases = [alias.strip() for alias in self.answer_aliases or [] if alias.strip()]
         return Record(
-            self.id, self.question, list(dict.fromkeys([self.answer, *aliases])), f"{self.id[0]}hop", int(self.id[0]),
-            [(p.title, p.paragraph_text) for p in self.paragraphs], supporting,
-        )  # fmt: skip
+            self.id,
+            self.question,
+            list(dict.fromkeys([self.answer, *aliases])),
+            f"{self.id[0]}hop",
+            int(self.id[0]),
+            [(p.title, p.paragraph_text) for p in self.paragraphs],
+            supporting,
+        )

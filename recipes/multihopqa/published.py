@@ -1,11 +1,13 @@
 """Published question sets, read from local files or from the Hugging Face hub, and checked.
 
-In: a local file in a published form (forms.py), or a data set on the hub. Out: `Record`s, the same whichever it was. Next:
-the core makes rows of them. A set of the same kind is a `Dataset`, a name in a recipe.toml, and a form if it has one of its own.
+In: a local file in a published form (forms.py), or a data set on the hub. Out: `Record`s, the same
+whichever it was. Next: the core makes rows of them. A set of the same kind is a `Dataset`, a name
+in a recipe.toml, and a form if it has one of its own.
 
-A downloaded file is not trusted: every record is checked, and one that does not fit is counted and named. It is left out
-only where the user asked for that. `datasets` reads what it has written itself, on the hub or in a local copy
-of it. `json_files.py` reads JSON: one corrupt line, and datasets 5.2.0 refuses the whole file without saying which record it was.
+A downloaded file is not trusted: every record is checked, and one that does not fit is counted and
+named. It is left out only where the user asked for that. `datasets` reads what it has written
+itself, on the hub or in a local copy of it. `json_files.py` reads JSON: one corrupt line, and
+datasets 5.2.0 refuses the whole file without saying which record it was.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Dataset(RecordSource):
     revision: str | None
     """Commit on the hub; None takes the newest."""
     files: dict[str, str]
-    """Split -> name of the published file: the one to train on, and the one that is held out, where there is one."""
+    """Split -> name of the published file: the one to train on, and the one that is held out, where
+    there is one."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
     form: type[BaseModel]
@@ -59,8 +62,9 @@ class Dataset(RecordSource):
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
         """Find the files of `data.source` by split.
 
-        Returns {} for the hub, one file for `all` splits, or those of each split in a folder. A folder has the
-        published files (and the aliases, if there), or a hub copy's parquet files. Raises AgentR1Error if they are missing.
+        Returns {} for the hub, one file for `all` splits, or those of each split in a folder. A
+        folder has the published files (and the aliases, if there), or a hub copy's parquet files.
+        Raises AgentR1Error if they are missing.
         """
         if config.source is None:
             return {}
@@ -69,18 +73,24 @@ class Dataset(RecordSource):
             return {"all": [source]}
         if not source.is_dir():
             raise AgentR1Error(
-                f"data.source={source.absolute()} does not exist; give a published file, or the folder of the published files",
+                f"data.source={source.absolute()} does not exist; give a published file, or the "
+                "folder of the published files",
                 code="missing_source",
             )
         found = {}
-        aliases = [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
+        aliases = (
+            [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
+        )
         for split, name in self.files.items():
-            published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][:1]
+            published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][
+                :1
+            ]
             copied = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
             found[split] = published + aliases if published else copied
             if not found[split]:
                 raise AgentR1Error(
-                    f"{source} has no {name} (or {name}.gz); {self.name} is published under that name",
+                    f"{source} has no {name} (or {name}.gz); {self.name} is published under that "
+                    "name",
                     code="missing_source",
                 )
         return found
@@ -98,11 +108,16 @@ class Dataset(RecordSource):
 
     def make(self, config: DataConfig, seed: int) -> Made:
         made = super().make(config, seed)
-        made.manifest["dataset"] = None if config.source else {"hub": self.hub, "revision": self.revision}
+        made.manifest["dataset"] = (
+            None if config.source else {"hub": self.hub, "revision": self.revision}
+        )
         return made
 
-    def records(self, config: DataConfig, split: str, files: list[Path], skipped: list[str]) -> list[Record]:
-        """Read the records of a split; those that are left out are named in `skipped`. Raises AgentR1Error for corrupt ones."""
+    def records(
+        self, config: DataConfig, split: str, files: list[Path], skipped: list[str]
+    ) -> list[Record]:
+        """Read the records of a split; those that are left out are named in `skipped`. Raises
+        AgentR1Error for corrupt ones."""
         records: dict[str, Record] = {}
         table = not files or files[0].suffix == ".parquet"
         aliases = {} if table or not files[1:] else aliases_of(files[1])
@@ -111,11 +126,15 @@ class Dataset(RecordSource):
             form = self.form.model_validate(value)
             record = form.record()
             others = aliases.get(getattr(form, "answer_id", None), [])
-            record = dataclasses.replace(record, answers=list(dict.fromkeys([*record.answers, *others])))
+            record = dataclasses.replace(
+                record, answers=list(dict.fromkeys([*record.answers, *others]))
+            )
             if record.id and (known := records.setdefault(record.id, record)) is not record:
                 if known == record:  # word for word, as in the first release of DAPO-Math
                     return None
-                raise ValueError(f"the id {record.id} a second time")  # in two splits, it would train on the test
+                raise ValueError(
+                    f"the id {record.id} a second time"
+                )  # in two splits, it would train on the test
             return record
 
         values = from_datasets(self, split, files) if table else json_records(files[0])
@@ -160,13 +179,14 @@ MUSIQUE = Dataset(
 )
 
 
-# --------------------------------------------------------------------------------------------------- the hub
+# ------------------------------------------------------------------------------------------ the hub
 
 
 def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of a split's records on the hub, or in local parquet files.
 
-    `all` is the only split of one file. Raises AgentR1Error without network, or if records are missing.
+    `all` is the only split of one file. Raises AgentR1Error without network, or if records are
+    missing.
     """
     alone = split == "all"  # how many it should have is not known
     name = next(iter(dataset.files.values())) if alone else dataset.files[split]
@@ -176,25 +196,36 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
         from datasets import DownloadConfig, load_dataset  # takes seconds
     except ImportError:
         raise AgentR1Error(
-            f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}", code="missing_extra"
+            f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}",
+            code="missing_extra",
         ) from None
     try:
         if files:
-            table = load_dataset("parquet", data_files={"train": [str(path) for path in files]}, split="train")
+            table = load_dataset(
+                "parquet", data_files={"train": [str(path) for path in files]}, split="train"
+            )
         else:
             again = DownloadConfig(max_retries=4)
             table = load_dataset(
-                dataset.hub, dataset.config, split=split, revision=dataset.revision, download_config=again
+                dataset.hub,
+                dataset.config,
+                split=split,
+                revision=dataset.revision,
+                download_config=again,
             )
-    except Exception as error:  # no network, no such revision, no space: it has a dozen classes for them
+    except (
+        Exception
+    ) as error:  # no network, no such revision, no space: it has a dozen classes for them
         raise AgentR1Error(
-            f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: {first_line(error)}); "
+            f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: "
+            f"{first_line(error)}); "
             f"{'get it again' if files else 'fix the network'}, {remedy}",
             code="damaged_source" if files else "download_failed",
         ) from None
     if not alone and len(table) != dataset.counts[split]:
         raise AgentR1Error(
-            f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; delete its copy "
+            f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; "
+            "delete its copy "
             f"in the cache of `datasets` and fetch it again, {remedy}",
             code="incomplete_download",
         )
@@ -205,11 +236,13 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
 
 
 def aliases_of(path: Path) -> dict[str, list[str]]:
-    """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of 2WikiMultihopQA's."""
+    """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of
+    2WikiMultihopQA's."""
     try:
         return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
     except (KeyError, TypeError):
         raise AgentR1Error(
-            f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it elsewhere",
+            f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it "
+            "elsewhere",
             code="damaged_source",
         ) from None

@@ -1,7 +1,8 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
-In: runs in AGENT_R1_HOME/museum. Out: a folder for each in recorded/, which `agent-r1 diagnose` reads like a run. It has
-the metrics, the test score, and six groups of the first and of a late step, without ids and log-probabilities.
+In: runs in AGENT_R1_HOME/museum. Out: a folder for each in recorded/, which `agent-r1 diagnose`
+reads like a run. It has the metrics, the test score, and six groups of the first and of a late
+step, without ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -22,14 +23,39 @@ from agent_r1_recipes.museum.run import HERE, Exhibit, base_of, read_exhibits
 RECORDED = HERE / "recorded"
 STEPS, GROUPS, ALONE = ("step_000001.jsonl", "step_000031.jsonl"), 6, 48
 """The recorded steps, and the number of groups; of episodes without a group (ppo) so many."""
-KEPT = ("training/", "critic/score/mean", "reward/", "episode/sub_em", "episode/em", "tool_calls/mean",
-        "tool_calls/invalid_rate", "groups/zero_advantage", "actor/entropy", "actor/ppo_kl", "actor/kl_loss",
-        "actor/grad_norm", "response_length/mean", "stop/", "val-core/", "test/")  # fmt: skip
+KEPT = (
+    "training/",
+    "critic/score/mean",
+    "reward/",
+    "episode/sub_em",
+    "episode/em",
+    "tool_calls/mean",
+    "tool_calls/invalid_rate",
+    "groups/zero_advantage",
+    "actor/entropy",
+    "actor/ppo_kl",
+    "actor/kl_loss",
+    "actor/grad_norm",
+    "response_length/mean",
+    "stop/",
+    "val-core/",
+    "test/",
+)
 """Beginnings of the names of metrics."""
 TEST = "test/score"
 """The last step's metric with the score of `agent-r1 eval`."""
-FACTS = ("step", "group_id", "question", "ground_truth", "kind", "stop_reason", "reward", "reward_parts", "process",
-         "metrics")  # fmt: skip
+FACTS = (
+    "step",
+    "group_id",
+    "question",
+    "ground_truth",
+    "kind",
+    "stop_reason",
+    "reward",
+    "reward_parts",
+    "process",
+    "metrics",
+)
 
 
 def record(exhibit: Exhibit, seed: int) -> Path | None:
@@ -43,23 +69,30 @@ def record(exhibit: Exhibit, seed: int) -> Path | None:
     if (run / "eval.json").exists():
         lines[-1][TEST] = json.loads((run / "eval.json").read_text())["score"]
     _write(
-        target / "metrics.jsonl.gz", [{k: _short(v) for k, v in line.items() if k.startswith(KEPT)} for line in lines]
+        target / "metrics.jsonl.gz",
+        [{k: _short(v) for k, v in line.items() if k.startswith(KEPT)} for line in lines],
     )
     for step in STEPS:
         records = [line for _, line in json_records(run / "rollouts" / step)]
         groups = list(dict.fromkeys(r["group_id"] for r in records))
         chosen = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
-        _write(target / "rollouts" / f"{step}.gz", [_shortened(r) for r in records if r["group_id"] in chosen])
+        _write(
+            target / "rollouts" / f"{step}.gz",
+            [_shortened(r) for r in records if r["group_id"] in chosen],
+        )
     return target
 
 
 def _shortened(record: dict[str, Any]) -> dict[str, Any]:
     def calls(step: dict[str, Any]) -> list[dict[str, Any]]:
         return [
-            {key: call[key] for key in ("name", "arguments", "content")} for call in step["info"].get("tool_calls", ())
+            {key: call[key] for key in ("name", "arguments", "content")}
+            for call in step["info"].get("tool_calls", ())
         ]
 
-    steps = [{"text": step["text"], "info": {"tool_calls": calls(step)}} for step in record["steps"]]
+    steps = [
+        {"text": step["text"], "info": {"tool_calls": calls(step)}} for step in record["steps"]
+    ]
     rows = [
         {
             "tokens": row["tokens"],
@@ -86,7 +119,8 @@ def table() -> str:
     Means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
     """
     out = [
-        "| exhibit | seeds | EM in training | greedy | sampled | difference | test | sentinel | `diagnose` |",
+        "| exhibit | seeds | EM in training | greedy | sampled | difference | test | sentinel | "
+        "`diagnose` |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, exhibit in read_exhibits().items():
@@ -94,28 +128,42 @@ def table() -> str:
         runs = [read_evidence(folder) for folder in folders]
         curves = [score_of(run.lines) for run in runs]
         ends = " → ".join(
-            f"{fmean(map(fmean, end)):.2f}" for end in ([c[:5] for c in curves], [c[-5:] for c in curves])
+            f"{fmean(map(fmean, end)):.2f}"
+            for end in ([c[:5] for c in curves], [c[-5:] for c in curves])
         )
         greedy, sampled = zip(*map(validated, folders), strict=True)
-        other = [validated(RECORDED / f"{exhibit.compare}{folder.name[-3:]}")[1] for folder in folders]
-        gained = [mine - its for mine, its in zip(sampled, other, strict=True)] if exhibit.patch else []
+        other = [
+            validated(RECORDED / f"{exhibit.compare}{folder.name[-3:]}")[1] for folder in folders
+        ]
+        gained = (
+            [mine - its for mine, its in zip(sampled, other, strict=True)] if exhibit.patch else []
+        )
         test = [run.lines[-1][TEST] for run in runs if TEST in run.lines[-1]]
         seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
         named = [[finding.cause for finding in findings(run)][:1] for run in runs]
         figures = map(_spread, (greedy, sampled, gained, test))
-        out.append(f"| {' | '.join([f'`{name}`', str(len(runs)), ends, *figures, _counted(seen), _counted(named)])} |")
+        out.append(
+            f"| {' | '.join([f'`{name}`', str(len(runs)), ends, *figures, _counted(seen), _counted(named)])} |"
+        )
     return "\n".join(out)
 
 
 def validated(folder: Path) -> list[float]:
     """Return the last validation of a recorded run: greedy and sampled."""
-    return [value for key, value in read_evidence(folder).lines[-1].items() if key.startswith("val-core/")]
+    return [
+        value
+        for key, value in read_evidence(folder).lines[-1].items()
+        if key.startswith("val-core/")
+    ]
 
 
 def confusion(held_back: bool) -> str:
     """Format how often `diagnose` names a run's cause, for seed 0 or the others."""
     out = ["| | runs | named first | named | only others | nothing |", "|---|---|---|---|---|---|"]
-    counts: dict[str, Counter[str]] = {"a cause that can be seen": Counter(), "no such cause": Counter()}
+    counts: dict[str, Counter[str]] = {
+        "a cause that can be seen": Counter(),
+        "no such cause": Counter(),
+    }
     for name, exhibit in read_exhibits().items():
         for folder in sorted(RECORDED.glob(f"{name}-s*")):
             if folder.name.endswith("-s0") == held_back:
@@ -161,11 +209,18 @@ def score_of(lines: list[dict[str, float]]) -> list[float]:
 def _spread(values: Sequence[float]) -> str:
     if not values:
         return "-"
-    return f"{fmean(values):.2f}" + (f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else "")
+    return f"{fmean(values):.2f}" + (
+        f" ({min(values):.2f} to {max(values):.2f})" if len(values) > 1 else ""
+    )
 
 
 def _counted(found: list[list[str]]) -> str:
-    return ", ".join(f"{name} ({n} of {len(found)})" for name, n in Counter(sum(found, [])).most_common()) or "-"
+    return (
+        ", ".join(
+            f"{name} ({n} of {len(found)})" for name, n in Counter(sum(found, [])).most_common()
+        )
+        or "-"
+    )
 
 
 if __name__ == "__main__":

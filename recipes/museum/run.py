@@ -1,7 +1,8 @@
 """Train the smoke preset with a known bug, in a patched copy of the source.
 
-In: an exhibit (exhibits.yml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its own data, cold start
-and test questions, which the exhibits share. The source in use scores the last checkpoint: a patch cannot score itself.
+In: an exhibit (exhibits.yml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its
+own data, cold start and test questions, which the exhibits share. The source in use scores the last
+checkpoint: a patch cannot score itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,12 @@ from agent_r1 import ConfigError, command, option
 
 HERE = Path(__file__).parent
 HEALTHY = "healthy"
-QUICK = ["trainer.threads=1", "trainer.eval_every=32", "trainer.save_every=32", "trainer.rollouts_every=31"]
+QUICK = [
+    "trainer.threads=1",
+    "trainer.eval_every=32",
+    "trainer.save_every=32",
+    "trainer.rollouts_every=31",
+]
 """Rollouts of the first step and the last but one; validation at the end."""
 
 
@@ -41,14 +47,22 @@ class Exhibit:
     cause: str = ""
 
     def patched(self, source: Path) -> dict[Path, str]:
-        """Return the new text of each file below `source`. Raises ValueError for a text that does not occur once."""
+        """Return the new text of each file below `source`. Raises ValueError for a text that does
+        not occur once."""
         texts: dict[Path, str] = {}
         for one in self.patch:
             recipe = one["in"].startswith("recipes/")
-            file = one["in"].replace("recipes/", "agent_r1_recipes/", 1) if recipe else f"agent_r1/{one['in']}"
+            file = (
+                one["in"].replace("recipes/", "agent_r1_recipes/", 1)
+                if recipe
+                else f"agent_r1/{one['in']}"
+            )
             text = texts.get(source / file) or (source / file).read_text()
             if text.count(one["text"]) != 1:
-                raise ValueError(f"{self.name}: {file} has {one['text']!r} {text.count(one['text'])} times, not once")
+                raise ValueError(
+                    f"{self.name}: {file} has {one['text']!r} {text.count(one['text'])} times, not "
+                    "once"
+                )
             texts[source / file] = text.replace(one["text"], one["becomes"])
         return texts
 
@@ -62,7 +76,9 @@ def copied_source(exhibit: Exhibit, folder: Path) -> Path:
     """Copy the source to `folder`, with the exhibit's patch."""
     for package in (agent_r1, agent_r1_recipes):
         shutil.copytree(
-            package.__path__[0], folder / package.__name__, ignore=shutil.ignore_patterns("__pycache__", "recorded")
+            package.__path__[0],
+            folder / package.__name__,
+            ignore=shutil.ignore_patterns("__pycache__", "recorded"),
         )
     for file, text in exhibit.patched(folder).items():
         file.write_text(text)
@@ -71,9 +87,23 @@ def copied_source(exhibit: Exhibit, folder: Path) -> Path:
 
 def agent(stage: str, exhibit: Exhibit, seed: int, source: Path | None, *words: str) -> None:
     """Run a stage: with the patched `source`, or with the source in use."""
-    preset = [exhibit.algorithm, "--preset", "smoke", "--seed", str(seed), *QUICK, *exhibit.settings]
-    paths = {"AGENT_R1_HOME": str(base_of(exhibit))} | ({"PYTHONPATH": str(source)} if source else {})
-    subprocess.run([sys.executable, "-m", "agent_r1", stage, *preset, *words], env=os.environ | paths, check=True)
+    preset = [
+        exhibit.algorithm,
+        "--preset",
+        "smoke",
+        "--seed",
+        str(seed),
+        *QUICK,
+        *exhibit.settings,
+    ]
+    paths = {"AGENT_R1_HOME": str(base_of(exhibit))} | (
+        {"PYTHONPATH": str(source)} if source else {}
+    )
+    subprocess.run(
+        [sys.executable, "-m", "agent_r1", stage, *preset, *words],
+        env=os.environ | paths,
+        check=True,
+    )
 
 
 def base_of(exhibit: Exhibit) -> Path:
@@ -81,7 +111,11 @@ def base_of(exhibit: Exhibit) -> Path:
 
     Exhibits share data and cold starts unless their cold start differs.
     """
-    return Path(os.environ.get("AGENT_R1_HOME", ".")) / "museum" / (exhibit.name if exhibit.cold else "shared")
+    return (
+        Path(os.environ.get("AGENT_R1_HOME", "."))
+        / "museum"
+        / (exhibit.name if exhibit.cold else "shared")
+    )
 
 
 def train(exhibit: Exhibit, seed: int, source: Path) -> Path:

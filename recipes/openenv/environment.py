@@ -1,14 +1,15 @@
 """Use any OpenEnv server as an `AgentEnv`: `env.name=openenv env.url=http://127.0.0.1:8000`.
 
-In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary episodes. Each
-has its own connection, which is a session with a separate environment on the server:
+In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary
+episodes. Each has its own connection, which is a session with a separate environment on the server:
 
     GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's list of tools.
     WS  /ws       {"type": "reset" | "step" | "state", "data": ...} up; {"type": "observation" | "state" | "error",
     ...} down
 
-Answers have no numbers, so only one request at a time is pending. After a missing answer the connection cannot be
-trusted, and the episode is aborted. The reward of a step goes to the turn that made it.
+Answers have no numbers, so only one request at a time is pending. After a missing answer the
+connection cannot be trusted, and the episode is aborted. The reward of a step goes to the turn that
+made it.
 """
 
 from __future__ import annotations
@@ -70,17 +71,21 @@ class OpenEnv(WorldEnv):
         self.session = OpenEnvSession(config.url, config.tool_timeout_s, self.owner)
 
     async def reset(self, row: Row) -> Observation:
-        # Half of an episode's time: an episode that waits in vain should see this cause, not an episode timeout.
+        # Half of an episode's time: an episode that waits in vain should see this cause, not an
+        # episode timeout.
         await self.session.open(wait_s=self.config.episode_timeout_s / 2)
         specs = await self._listed() if calls_tools(self.action) else step_tool(self.action)
         self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
         try:
             data = await self.session.ask("reset", self.facts(row))
         except RefusedError as error:
-            raise BrokenError(f"{self.owner} refused to begin an episode: {error}", code="server_refused") from None
+            raise BrokenError(
+                f"{self.owner} refused to begin an episode: {error}", code="server_refused"
+            ) from None
         if data["done"]:
             raise BrokenError(
-                f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}", code="episode_over"
+                f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}",
+                code="episode_over",
             )
         return self.first(row, text_of(data["observation"]))
 
@@ -93,7 +98,9 @@ class OpenEnv(WorldEnv):
             answer = await self.session.ask("mcp", request)
             found = (answer.get("result") or {}).get("tools")
         if not isinstance(found, list) or not found:
-            raise BrokenError(f"{self.owner}: its actions are calls of tools, and it lists none", code="no_tools")
+            raise BrokenError(
+                f"{self.owner}: its actions are calls of tools, and it lists none", code="no_tools"
+            )
         return found
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
@@ -111,16 +118,25 @@ class RemoteTool(BaseTool):
     foreign = True
 
     def __init__(self, spec: dict[str, Any], owner: str):
-        self.name, self.description = spec.get("name"), spec.get("description") or "Acts in the environment."
+        self.name, self.description = (
+            spec.get("name"),
+            spec.get("description") or "Acts in the environment.",
+        )
         self.parameters = spec.get("input_schema") or spec.get("inputSchema")
         super().__init__()
 
     @property
     def timeout_s(self) -> float:
-        return 2 * self.env.config.tool_timeout_s  # the session's own deadline comes first, and says more
+        return (
+            2 * self.env.config.tool_timeout_s
+        )  # the session's own deadline comes first, and says more
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        action = args if self.name == STEP_TOOL else {"type": "call_tool", "tool_name": self.name, "arguments": args}
+        action = (
+            args
+            if self.name == STEP_TOOL
+            else {"type": "call_tool", "tool_name": self.name, "arguments": args}
+        )
         try:
             data = await self.env.session.ask("step", action)
         except BrokenError as error:
@@ -130,12 +146,13 @@ class RemoteTool(BaseTool):
         return ToolOutput(text_of(data["observation"]), {"reward": data["reward"]})
 
 
-# ------------------------------------------------------------------------------------------------- what it offers
+# ----------------------------------------------------------------------------------- what it offers
 
 
 @functools.lru_cache(maxsize=16)
 def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON schema of an action, asked for once. Raises AgentR1Error where no server answers, or one with another protocol."""
+    """The JSON schema of an action, asked for once. Raises AgentR1Error where no server answers, or
+    one with another protocol."""
     import httpx
 
     where = f"{url.rstrip('/')}/schema"
@@ -154,7 +171,8 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
         AttributeError,
     ) as error:
         raise AgentR1Error(
-            f"no OpenEnv server answers at env.url={url}: {where} gave {type(error).__name__} ({first_line(error)}), not the "
+            f"no OpenEnv server answers at env.url={url}: {where} gave {type(error).__name__} "
+            f"({first_line(error)}), not the "
             "schema of an action with its properties; start the server, or correct the address",
             code="server_unreachable",
         ) from None
@@ -171,7 +189,9 @@ def step_tool(action: dict[str, Any]) -> list[dict[str, Any]]:
     """Make the single tool of an environment whose actions have their own fields."""
     fields = {name: schema for name, schema in action["properties"].items() if name != "metadata"}
     parameters = action | {"properties": fields}
-    return [{"name": STEP_TOOL, "description": action.get("description"), "input_schema": parameters}]
+    return [
+        {"name": STEP_TOOL, "description": action.get("description"), "input_schema": parameters}
+    ]
 
 
 @functools.lru_cache(maxsize=256)
@@ -182,7 +202,8 @@ def remote_tools(specs: str, owner: str) -> list[RemoteTool]:
     """
     if len(specs) > MAX_LISTED:
         raise BrokenError(
-            f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them", code="schema_too_long"
+            f"{owner} lists tools of {len(specs)} characters, and every prompt would carry them",
+            code="schema_too_long",
         )
     try:
         return [RemoteTool(spec, owner) for spec in json.loads(specs)]
@@ -200,10 +221,18 @@ def text_of(observation: dict[str, Any]) -> str:
     if "tool_name" in observation and "result" in observation:
         return _result(observation)
     said = {
-        name: value for name, value in observation.items() if name != "metadata" and value not in (None, "", [], {})
+        name: value
+        for name, value in observation.items()
+        if name != "metadata" and value not in (None, "", [], {})
     }
     values = list(said.values())
-    return "" if not said else values[0] if len(said) == 1 and isinstance(values[0], str) else _json(said)
+    return (
+        ""
+        if not said
+        else values[0]
+        if len(said) == 1 and isinstance(values[0], str)
+        else _json(said)
+    )
 
 
 def _result(observation: dict[str, Any]) -> str:
@@ -223,14 +252,18 @@ def _json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-# ---------------------------------------------------------------------------------------------------- the session
+# -------------------------------------------------------------------------------------- the session
 
 
 class OpenEnvSession:
     """Keep one connection, with one request at a time, each within `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float, owner: str):
-        self.url, self.timeout_s, self.owner = "ws" + url.rstrip("/").removeprefix("http") + "/ws", timeout_s, owner
+        self.url, self.timeout_s, self.owner = (
+            "ws" + url.rstrip("/").removeprefix("http") + "/ws",
+            timeout_s,
+            owner,
+        )
         self.socket = None
 
     async def open(self, wait_s: float) -> None:
@@ -253,8 +286,15 @@ class OpenEnvSession:
 
         try:
             # No proxy between an agent and its environment. Our deadlines end a silence, not pings.
-            options = {"proxy": None, "compression": None, "ping_timeout": None, "close_timeout": 1.0}
-            self.socket = await connect(self.url, max_size=MAX_MESSAGE, open_timeout=self.timeout_s, **options)
+            options = {
+                "proxy": None,
+                "compression": None,
+                "ping_timeout": None,
+                "close_timeout": 1.0,
+            }
+            self.socket = await connect(
+                self.url, max_size=MAX_MESSAGE, open_timeout=self.timeout_s, **options
+            )
         except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
             said = f"{self.owner} takes no connection at {self.url} ({first_line(error)})"
             if isinstance(error, InvalidStatus):
@@ -264,7 +304,8 @@ class OpenEnvSession:
             await self.ask("state")  # a full server accepts, says so, and hangs up
 
     async def ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer's data. Raises RefusedError for a refusal, BrokenError for a failure."""
+        """Return the answer's data. Raises RefusedError for a refusal, BrokenError for a
+        failure."""
         from websockets.exceptions import ConnectionClosed
 
         message = {"type": kind} if data is None else {"type": kind, "data": data}
@@ -272,16 +313,21 @@ class OpenEnvSession:
             async with asyncio.timeout(self.timeout_s):
                 unasked = await self._waiting()
                 if unasked is None:
-                    with suppress(ConnectionClosed):  # what it said before it hung up can still be read
+                    with suppress(
+                        ConnectionClosed
+                    ):  # what it said before it hung up can still be read
                         await self.socket.send(json.dumps(message, default=str))
                 answer = unasked or await self.socket.recv()
         except TimeoutError:
             raise BrokenError(
-                f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s (env.tool_timeout_s)",
+                f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s "
+                "(env.tool_timeout_s)",
                 code="timed_out",
             ) from None
         except ConnectionClosed as error:
-            raise BrokenError(f"{self.owner} hung up at {kind!r} ({first_line(error)})", code="session_lost") from None
+            raise BrokenError(
+                f"{self.owner} hung up at {kind!r} ({first_line(error)})", code="session_lost"
+            ) from None
         return self._read(kind, answer, unasked is not None)
 
     async def _waiting(self) -> str | bytes | None:
@@ -309,11 +355,14 @@ class OpenEnvSession:
 
     def _error(self, data: dict[str, Any]) -> Exception:
         details = data.get("errors") or []
-        where = "".join(f"; {'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in details[:3])
+        where = "".join(
+            f"; {'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in details[:3]
+        )
         code, said = data.get("code"), f"{data.get('message')}{where}"
         if code == FULL:
             return FullError(
-                f"{self.owner} has no session free ({said[:200]}); start it with a higher max_concurrent_envs",
+                f"{self.owner} has no session free ({said[:200]}); start it with a higher "
+                "max_concurrent_envs",
                 code="server_full",
             )
         return (

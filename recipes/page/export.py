@@ -1,7 +1,9 @@
 """Write one HTML page in which a trained agent plays in the reader's browser.
 
-In: a checkpoint of a run, and its configuration. Out: a page of a few megabytes that works from the disk without a
-network: scripts, checkpoints, tokenizer, corpus and test questions. Next: js/unpack.js reads the data.
+In: a checkpoint of a run, and its configuration. Out: a page of a few megabytes that works from the
+disk without a
+network: scripts, checkpoints, tokenizer, corpus and test questions. Next: js/unpack.js reads the
+data.
 
     matrices    level x scale of the row, level = round(weight / scale) from -127 to 127
     scale       largest |weight| of the row in all packed checkpoints / 127, so that differences of levels are small
@@ -36,11 +38,22 @@ from agent_r1 import (
 )
 from agent_r1_recipes.page.microscope import read_group, script, title_of, write_html
 
-SCRIPTS = ("unpack", "decoder", "tokenizer", "sampling", "search", "episode", "quantities", "microscope", "page")
+SCRIPTS = (
+    "unpack",
+    "decoder",
+    "tokenizer",
+    "sampling",
+    "search",
+    "episode",
+    "quantities",
+    "microscope",
+    "page",
+)
 """Files of js/ in the order of the page."""
 QUESTIONS = 500
 MARK = "\ue0f0"
-"""Stands for a content in the exported chat template: a private-use character, which no template has."""
+"""Stands for a content in the exported chat template: a private-use character, which no template
+has."""
 
 
 @dataclass
@@ -53,34 +66,49 @@ class Packed:
 
     def state(self, number: int) -> dict[str, Tensor]:
         """Return the weights of checkpoint `number` as the page computes them."""
-        matrices = {name: q.astype(np.float32) * self.scales[name] for name, q in self.levels[number].items()}
-        return {name: torch.from_numpy(value) for name, value in {**matrices, **self.vectors[number]}.items()}
+        matrices = {
+            name: q.astype(np.float32) * self.scales[name]
+            for name, q in self.levels[number].items()
+        }
+        return {
+            name: torch.from_numpy(value)
+            for name, value in {**matrices, **self.vectors[number]}.items()
+        }
 
     def sections(self) -> Iterator[bytes]:
         """Yield the binary sections in the order of js/unpack.js."""
         yield from (scale.tobytes() for scale in self.scales.values())
         before = {name: np.zeros_like(level) for name, level in self.levels[0].items()}
         for levels, vectors in zip(self.levels, self.vectors, strict=True):
-            yield from ((levels[name] - before[name]).tobytes() for name in levels)  # int8 wraps around
+            yield from (
+                (levels[name] - before[name]).tobytes() for name in levels
+            )  # int8 wraps around
             yield from (vector.tobytes() for vector in vectors.values())
             before = levels
 
 
 def pack(models: list[Decoder]) -> Packed:
     """Round the weights of several checkpoints of one run."""
-    states = [{name: weight.detach().numpy() for name, weight in model.named_parameters()} for model in models]
+    states = [
+        {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+        for model in models
+    ]
     matrices = [name for name, weight in states[0].items() if weight.ndim == 2]
     scales, levels = {}, [{} for _ in states]
     for name in matrices:
-        largest = np.max([np.abs(state[name]).max(axis=1, keepdims=True) for state in states], axis=0)
+        largest = np.max(
+            [np.abs(state[name]).max(axis=1, keepdims=True) for state in states], axis=0
+        )
         scales[name] = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
         for state, mine in zip(states, levels, strict=True):
             mine[name] = np.rint(state[name] / scales[name]).clip(-127, 127).astype(np.int8)
-    vectors = [{name: weight for name, weight in state.items() if weight.ndim == 1} for state in states]
+    vectors = [
+        {name: weight for name, weight in state.items() if weight.ndim == 1} for state in states
+    ]
     return Packed(scales, levels, vectors)
 
 
-# --------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
 def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
@@ -89,7 +117,11 @@ def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
     folders = {0: start} if (start / "config.json").is_file() else {}
     if not checkpoint.name.startswith("step_"):  # an exported model
         return folders | {config.trainer.steps: checkpoint}
-    steps = (folder for folder in sorted(checkpoint.parent.glob("step_*")) if folder.name <= checkpoint.name)
+    steps = (
+        folder
+        for folder in sorted(checkpoint.parent.glob("step_*"))
+        if folder.name <= checkpoint.name
+    )
     return folders | {int(folder.name[5:]): folder / "model" for folder in steps}
 
 
@@ -97,24 +129,35 @@ def read_models(folders: dict[int, Path]) -> list[Decoder]:
     """Read the checkpoints. Raises AgentR1Error for a model that the page does not compute."""
     models = [load_any(folder) for folder in folders.values()]
     shape = getattr(models[0], "shape", None)
-    if shape is None or shape.family != "qwen2" or not shape.tied or models[0].parameter_count > 3_000_000:
+    if (
+        shape is None
+        or shape.family != "qwen2"
+        or not shape.tied
+        or models[0].parameter_count > 3_000_000
+    ):
         raise AgentR1Error(
-            "the page supports only tiny models (model.path unset); talk to a larger agent with `agent-r1 chat`",
+            "the page supports only tiny models (model.path unset); talk to a larger agent with "
+            "`agent-r1 chat`",
             code="model_too_large_for_a_page",
         )
     return models
 
 
-# ---------------------------------------------------------------------------------------------------------- the header
+# --------------------------------------------------------------------------------------- the header
 
 
 def check_task(config: Config) -> None:
     """Raise AgentR1Error for a task that the page's scripts do not play."""
     env = config.env
-    played = env.name in ("hermes", "nous") and env.tools == ["search"] and config.search.encoder == "ngram"
+    played = (
+        env.name in ("hermes", "nous")
+        and env.tools == ["search"]
+        and config.search.encoder == "ngram"
+    )
     if not played or config.search.url or env.reward or env.call_reward or env.evidence_reward:
         raise AgentR1Error(
-            "the page plays question answering with the n-gram search and exact match (presets smoke and laptop); use "
+            "the page plays question answering with the n-gram search and exact match (presets "
+            "smoke and laptop); use "
             "`agent-r1 chat` for other tasks",
             code="task_unfit_for_a_page",
         )
@@ -127,27 +170,36 @@ def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     letters = {letter: chr(byte) for byte, letter in bytes_to_unicode().items()}
     tokens = [""] * len(vocabulary)
     for token, number in vocabulary.items():
-        tokens[number] = token if token in chat.control_ids else "".join(map(letters.__getitem__, token))
+        tokens[number] = (
+            token if token in chat.control_ids else "".join(map(letters.__getitem__, token))
+        )
     pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in made["model"]["merges"]]
     merges = [vocabulary[word] for left, right in pairs for word in (left, right, left + right)]
     pattern = made["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {"pattern": pattern, "tokens": tokens, "merges": merges, "controls": chat.control_ids}
 
 
-def chat_data(chat: ChatFormat, config: Config, lead: list[dict[str, str]], schema: dict[str, Any]) -> dict[str, Any]:
+def chat_data(
+    chat: ChatFormat, config: Config, lead: list[dict[str, str]], schema: dict[str, Any]
+) -> dict[str, Any]:
     """Render the chat template once for each shape of observation, with MARK for each content."""
 
     def skeleton(ids: list[int]) -> list[int | str]:
         """Keep control tokens as ids, and turn the runs between them to text."""
         runs = itertools.groupby(ids, lambda i: i if i in chat.control_ids.values() else None)
         parts = ((control, list(run)) for control, run in runs)
-        return [part for control, run in parts for part in ([chat.decode(run)] if control is None else run)]
+        return [
+            part
+            for control, run in parts
+            for part in ([chat.decode(run)] if control is None else run)
+        ]
 
     question, result = {"role": "user", "content": MARK}, {"role": "tool", "content": MARK}
     return {
         "prompt": skeleton(chat.prompt_ids([*lead, question], [schema])),
         "continuations": [
-            skeleton(chat.continuation_ids([result] * (n + 1), closed=False)) for n in range(config.env.max_tool_calls)
+            skeleton(chat.continuation_ids([result] * (n + 1), closed=False))
+            for n in range(config.env.max_tool_calls)
         ],
         "mark": MARK,
         "closingIds": sorted(chat.closing_ids),
@@ -156,7 +208,9 @@ def chat_data(chat: ChatFormat, config: Config, lead: list[dict[str, str]], sche
     }
 
 
-def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed) -> dict[str, Any]:
+def header_of(
+    config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed
+) -> dict[str, Any]:
     """Describe everything but the weights."""
     chat, env, rollout, paths = load_chat(model), config.env, config.rollout, Workspace(config)
     rows = paths.load_rows("test")[:QUESTIONS]
@@ -181,7 +235,9 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
             "topK": config.search.top_k,
             "dim": config.search.dim,
         },
-        "corpus": [{"title": passage.title, "text": passage.text} for passage in paths.load_passages()],
+        "corpus": [
+            {"title": passage.title, "text": passage.text} for passage in paths.load_passages()
+        ],
         "questions": [
             {
                 "question": row["prompt"][-1]["content"],
@@ -193,7 +249,7 @@ def header_of(config: Config, model: Path, steps: list[int], decoder: Decoder, p
     }
 
 
-# ------------------------------------------------------------------------------------------------------------ the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str, Any]]:
@@ -212,31 +268,42 @@ def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str
 
 
 def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
-    """Read a group of the run's first recorded step, with the log-probabilities of later `models`."""
+    """Read a group of the run's first recorded step, with the log-probabilities of later
+    `models`."""
     files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
     if not files:
         return None
     first = int(files[0].stem.removeprefix("step_"))
-    return {"records": read_group(files[0], [model for step, model in models.items() if step >= first])}
+    return {
+        "records": read_group(files[0], [model for step, model in models.items() if step >= first])
+    }
 
 
 def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
     """Write the page of a run (`agent-r1 export --page FILE`).
 
-    Raises AgentR1Error for a task or model that the page cannot play, or a file that cannot be written.
+    Raises AgentR1Error for a task or model that the page cannot play, or a file that cannot be
+    written.
     """
     if config is None:
         raise AgentR1Error(
-            f"{checkpoint} lacks its training settings, from which the page takes questions and passages; name a run",
+            f"{checkpoint} lacks its training settings, from which the page takes questions and "
+            "passages; name a run",
             code="page_without_run",
         )
     data, _, header = pack_page(checkpoint, config)
     steps, recorded = header["checkpoints"], header["recorded"]
     facts = {
-        "TITLE": f"{config.preset} {config.algorithm}: the agent in the page", "DATA": base64.b64encode(data).decode(),
-        "PRESET": config.preset, "ALGORITHM": config.algorithm.upper(), "SEED": config.seed, "LAST": steps[-1],
-        "STEPS": ", ".join(map(str, steps)), "PASSAGES": f"{len(header['corpus']):,}",
-        "PARAMETERS": f"{header['parameters'] / 1e6:.2f}", "RECORDED": title_of(recorded["records"]) if recorded else "",
-    }  # fmt: skip
+        "TITLE": f"{config.preset} {config.algorithm}: the agent in the page",
+        "DATA": base64.b64encode(data).decode(),
+        "PRESET": config.preset,
+        "ALGORITHM": config.algorithm.upper(),
+        "SEED": config.seed,
+        "LAST": steps[-1],
+        "STEPS": ", ".join(map(str, steps)),
+        "PASSAGES": f"{len(header['corpus']):,}",
+        "PARAMETERS": f"{header['parameters'] / 1e6:.2f}",
+        "RECORDED": title_of(recorded["records"]) if recorded else "",
+    }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
     print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

@@ -1,8 +1,8 @@
 """Write a recorded group for the microscope, alone (`agent-r1 microscope FILE`) or for export.py.
 
-In: a file of rollouts/ (a step of the local loop or of verl, which write the same lines). Out: the lines of one group,
-with the log-probabilities of later checkpoints. Next: js/microscope.js draws them, js/quantities.js computes credit and
-losses.
+In: a file of rollouts/ (a step of the local loop or of verl, which write the same lines). Out: the
+lines of one group, with the log-probabilities of later checkpoints. Next: js/microscope.js draws
+them, js/quantities.js computes credit and losses.
 """
 
 from __future__ import annotations
@@ -32,18 +32,22 @@ COLUMNS = ("tokens", "action_mask", "step_ids", "logprobs", "rewards", "values")
 def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = None) -> list[Record]:
     """Read a group of a rollouts file. By default the first with unequal rewards, or the first.
 
-    `later` has the models of later checkpoints. Raises AgentR1Error for another file or an unknown group.
+    `later` has the models of later checkpoints. Raises AgentR1Error for another file or an unknown
+    group.
     """
     groups: dict[str, list[Record]] = {}
     for place, record in json_records(file):
         if not isinstance(record, dict) or not {*KEPT, "reward", "rows", "steps"} <= record.keys():
-            raise AgentR1Error(f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout")
+            raise AgentR1Error(
+                f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout"
+            )
         groups.setdefault(record["group_id"], []).append(record)
     unequal = (name for name, records in groups.items() if len({r["reward"] for r in records}) > 1)
     chosen = group or next(unequal, next(iter(groups), ""))
     if chosen not in groups:
         raise AgentR1Error(
-            f"{file} has no group {chosen!r}; its groups are {', '.join(groups) or 'none'}", code="unknown_group"
+            f"{file} has no group {chosen!r}; its groups are {', '.join(groups) or 'none'}",
+            code="unknown_group",
         )
     return [_thinned(record, later) for record in groups[chosen]]
 
@@ -56,10 +60,18 @@ def _thinned(record: Record, later: Sequence[Decoder]) -> Record:
     for row in record["rows"]:
         columns = {name: [_short(x) for x in row[name]] for name in COLUMNS if row.get(name)}
         if {len(column) for column in columns.values()} != {len(row["action_mask"])}:
-            raise AgentR1Error("a row of the group has columns of unequal lengths; dump it again", code="bad_rollout")
-        trainer = [[_short(x) for x in token_logprobs(model, row["input_ids"]).tolist()] for model in later]
+            raise AgentR1Error(
+                "a row of the group has columns of unequal lengths; dump it again",
+                code="bad_rollout",
+            )
+        trainer = [
+            [_short(x) for x in token_logprobs(model, row["input_ids"]).tolist()] for model in later
+        ]
         rows.append(columns | ({"later": trainer} if trainer else {}))
-    states = [{key: step[key] for key in ("state", "greedy_score") if key in step} for step in record["steps"]]
+    states = [
+        {key: step[key] for key in ("state", "greedy_score") if key in step}
+        for step in record["steps"]
+    ]
     return {key: record[key] for key in KEPT} | {"rows": rows, "steps": states}
 
 
@@ -69,10 +81,12 @@ def _short(value: Any) -> Any:
 
 
 def title_of(records: Sequence[Record]) -> str:
-    return f"{records[0]['question']} Expected: {' or '.join(map(str, records[0]['ground_truth']))}."
+    return (
+        f"{records[0]['question']} Expected: {' or '.join(map(str, records[0]['ground_truth']))}."
+    )
 
 
-# ------------------------------------------------------------------------------------------------------------ a page
+# ------------------------------------------------------------------------------------------- a page
 
 
 def script(*names: str) -> str:
@@ -81,10 +95,15 @@ def script(*names: str) -> str:
 
 
 def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -> int:
-    """Fill the `@NAME@` of a template, and write the page. Return its length. Its policy allows `program` alone."""
+    """Fill the `@NAME@` of a template, and write the page. Return its length. Its policy allows
+    `program` alone."""
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     parts = {name: html.escape(str(value)) for name, value in facts.items()}
-    parts |= {"SCRIPT": program, "STYLE": (HERE / "microscope.css").read_text(), "MICROSCOPE": _markup(file)}
+    parts |= {
+        "SCRIPT": program,
+        "STYLE": (HERE / "microscope.css").read_text(),
+        "MICROSCOPE": _markup(file),
+    }
     parts["POLICY"] = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     page = re.sub("@([A-Z]+)@", lambda name: parts[name[1]], (HERE / template).read_text())
     write_whole(file, page)
@@ -92,7 +111,8 @@ def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -
 
 
 def _markup(file: Path) -> str:
-    """Return layers and dials. Their links lead to the lessons of the checkout in which the page lies, if it does."""
+    """Return layers and dials. Their links lead to the lessons of the checkout in which the page
+    lies, if it does."""
     text = (HERE / "microscope.html").read_text()
     checkout = HERE.resolve().parents[1]
     if file.resolve().is_relative_to(checkout) and (checkout / "docs" / "lessons").is_dir():
@@ -104,12 +124,19 @@ def _markup(file: Path) -> str:
 @command(
     "microscope", "write one HTML page with a recorded group, token by token, with dials",
     ["runs/smoke-grpo/rollouts/step_000001.jsonl --page group.html"],
-    option("file", type=Path, metavar="FILE", help="a file of runs/NAME/rollouts/, of the local loop or of verl"),
-    option("--group", metavar="ID", help="group_id (default: the first group with unequal rewards)"),
-    option("--page", type=Path, metavar="PAGE", default=Path("microscope.html"), help="default: microscope.html"),
+    option("file", type=Path, metavar="FILE", help="a file of runs/NAME/rollouts/, of the local "
+        "loop or of verl"),
+    option("--group", metavar="ID", help="group_id (default: the first group with unequal "
+        "rewards)"),
+    option("--page", type=Path, metavar="PAGE", default=Path("microscope.html"), help="default: "
+        "microscope.html"),
 )  # fmt: skip
 def write_microscope(a: Namespace) -> None:
     records = read_group(a.file, group=a.group)
-    facts = {"TITLE": title_of(records), "FILE": a.file.name, "DATA": json.dumps({"records": records})}
+    facts = {
+        "TITLE": title_of(records),
+        "FILE": a.file.name,
+        "DATA": json.dumps({"records": records}),
+    }
     write_html(a.page, "group.html", script("quantities", "microscope", "group"), facts)
     print(f"microscope: group {records[0]['group_id']}, {len(records)} attempts, in {a.page}")

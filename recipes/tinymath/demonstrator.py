@@ -7,8 +7,8 @@ import random
 from agent_r1 import Hermes, Message, Row
 
 GO_ON = 0.42
-"""How often `demonstrate` takes the next step where there is one: a model that imitates it and always takes the likeliest stops
-early."""
+"""How often `demonstrate` takes the next step where there is one: a model that imitates it and
+always takes the likeliest stops early."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
@@ -20,5 +20,7 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     if not found:
         return Hermes.call("calculator", "begin", expression=steps[0])
     if len(found) < len(steps) and rng.random() < GO_ON:
-        return Hermes.call("calculator", "go on", expression=steps[len(found)].replace("#", found[-1]))
+        return Hermes.call(
+            "calculator", "go on", expression=steps[len(found)].replace("#", found[-1])
+        )
     return Hermes.answer(found[-1], "it is")

@@ -1,7 +1,7 @@
 """Draw questions for a made-up task: numbers by split, and distinct questions.
 
-In: a range of numbers, or a function that makes a question. Out: questions for `questions(split, count, rng)`. Also for
-recipes/tinycode and recipes/two_tools.
+In: a range of numbers, or a function that makes a question. Out: questions for `questions(split,
+count, rng)`. Also for recipes/tinycode and recipes/two_tools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ FIFTHS = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
 def split_numbers(numbers: range, split: str) -> list[int]:
     """Return the numbers of a split: no number of a test problem occurs in training.
 
-    They are shuffled, because the model copies only digits that it has seen at a position in training.
+    They are shuffled, because the model copies only digits that it has seen at a position in
+    training.
     """
     first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])
     return random.Random(0).sample(numbers, len(numbers))[first:last]

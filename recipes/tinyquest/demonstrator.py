@@ -10,13 +10,16 @@ from agent_r1_recipes.long_context.context import ASK
 from agent_r1_recipes.tinyquest.env import TinyQuest
 
 UNWASHED, ANY_THING, ANY_BOX = 0.75, 0.25, 0.25
-"""How often `demonstrate` forgets to wash, takes something else that it sees, and puts what it carries into the next best box."""
+"""How often `demonstrate` forgets to wash, takes something else that it sees, and puts what it
+carries into the next best box."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the agent's next turn. Its slips are drawn once per quest."""
     habits = random.Random(json.dumps(row["extra_info"]["metadata"]))
-    return _turn(row, history, *(habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX)))
+    return _turn(
+        row, history, *(habits.random() < share for share in (UNWASHED, ANY_THING, ANY_BOX))
+    )
 
 
 def expert(row: Row, history: list[Message], rng: random.Random) -> str:
@@ -34,7 +37,9 @@ def _turn(row: Row, history: list[Message], *slips: bool) -> str:
 def call_turn(name: str, noun: str) -> str:
     """Write a turn as a short call."""
     field = {"go": "room", "take": "thing", "wash": "thing"}.get(name, "box")
-    return "<tool_call>\n" + json.dumps({"name": name, "arguments": {field: noun}}) + "\n</tool_call>"
+    return (
+        "<tool_call>\n" + json.dumps({"name": name, "arguments": {field: noun}}) + "\n</tool_call>"
+    )
 
 
 def notes(seen: str) -> str:
@@ -42,7 +47,9 @@ def notes(seen: str) -> str:
 
     The prompt repeats the task.
     """
-    return "; ".join(part for part in seen.split("; ") if part.split()[0] not in ("no", "to", "want"))
+    return "; ".join(
+        part for part in seen.split("; ") if part.split()[0] not in ("no", "to", "want")
+    )
 
 
 def replayed(row: Row, history: list[Message]) -> TinyQuest:

@@ -1,12 +1,14 @@
-"""A house of rooms, with boxes in them and things in these. Its methods are the agent's tools (env/class_env.py).
+"""A house of rooms, with boxes in them and things in these. Its methods are the agent's tools
+(env/class_env.py).
 
     Put the Key into the Bin.                              what is to be done; where things are must be found out
     Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic       a room, a shut box, doors, the task, the map
     open Crate -> Hall; open Crate with Key; to Attic, Kitchen; want Key in Bin; here Key
 
-The first `put` ends the quest, right or wrong. Each answer ends with the task, its visible parts (`here`), and a map. The map
-names the door to what may be wanted next (`Bin by Kitchen`, `new by Attic`). Three layers did not learn from demonstrations
-to compare names, nor to remember where they had been (recipes/tinyquest/README.md). Next: `demonstrator.py`.
+The first `put` ends the quest, right or wrong. Each answer ends with the task, its visible parts
+(`here`), and a map. The map names the door to what may be wanted next (`Bin by Kitchen`, `new by
+Attic`). Three layers did not learn from demonstrations to compare names, nor to remember where they
+had been (recipes/tinyquest/README.md). Next: `demonstrator.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ NO = "no; "
 
 
 class TinyQuest:
-    """Play one episode. Each box and each thing occurs once in a house, so that a name is a place."""
+    """Play one episode. Each box and each thing occurs once in a house, so that a name is a
+    place."""
 
     score_name = "solved"
 
@@ -67,7 +70,11 @@ class TinyQuest:
         Args:
             thing: What to take.
         """
-        found = [things for box, things in self.boxes[self.room].items() if box in self.opened and thing in things]
+        found = [
+            things
+            for box, things in self.boxes[self.room].items()
+            if box in self.opened and thing in things
+        ]
         if self.held or not found:
             return self._no()
         found[0].remove(thing)
@@ -115,7 +122,9 @@ class TinyQuest:
         moves = [("go", room) for room in self.doors[self.room]]
         moves += [("open", box) for box in boxes if box not in self.opened]
         if not self.held:
-            return moves + [("take", thing) for box in boxes if box in self.opened for thing in boxes[box]]
+            return moves + [
+                ("take", thing) for box in boxes if box in self.opened for thing in boxes[box]
+            ]
         moves += [("wash", self.held)] * (self.room == self.sink and not self.clean)
         return moves + [("put", box) for box in boxes if box in self.opened]
 
@@ -125,8 +134,12 @@ class TinyQuest:
     def _look(self) -> str:
         boxes = self.boxes[self.room]
         shut = [box for box in boxes if box not in self.opened]
-        parts = [self.room + ", Sink" * (self.room == self.sink)] + [f"shut {', '.join(shut)}"] * bool(shut)
-        parts += [f"open {b} with {', '.join(boxes[b]) or 'nothing'}" for b in boxes if b in self.opened]
+        parts = [self.room + ", Sink" * (self.room == self.sink)] + [
+            f"shut {', '.join(shut)}"
+        ] * bool(shut)
+        parts += [
+            f"open {b} with {', '.join(boxes[b]) or 'nothing'}" for b in boxes if b in self.opened
+        ]
         parts += [f"to {', '.join(self.doors[self.room])}"] * bool(self.doors[self.room])
         parts += [f"carry {'clean ' * self.clean}{self.held}"] * bool(self.held)
         thing, into, wash = self.goal
@@ -144,13 +157,24 @@ class TinyQuest:
                 wanted["Sink"] = [self.sink] if self.sink in self.seen else []
         else:
             opened = {
-                room: [things for box, things in self.boxes[room].items() if box in self.opened] for room in self.seen
+                room: [things for box, things in self.boxes[room].items() if box in self.opened]
+                for room in self.seen
             }
-            wanted = {thing: [room for room, found in opened.items() if any(thing in things for things in found)]}
+            wanted = {
+                thing: [
+                    room
+                    for room, found in opened.items()
+                    if any(thing in things for things in found)
+                ]
+            }
         if not all(wanted.values()):
             shut = [room for room in self.seen if set(self.boxes[room]) - self.opened]
             wanted["new"] = [room for room in self.doors if room not in self.seen] or shut
-        return {what: self._door(rooms) for what, rooms in wanted.items() if rooms and self.room not in rooms}
+        return {
+            what: self._door(rooms)
+            for what, rooms in wanted.items()
+            if rooms and self.room not in rooms
+        }
 
     def _door(self, rooms: Container[str]) -> str:
         """Return the next room on the shortest known way into one of `rooms`."""

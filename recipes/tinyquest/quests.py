@@ -1,7 +1,7 @@
 """Make TinyQuest's quests: houses, tasks, and the shortest plans.
 
-A *room plan* says which rooms a house has, and which doors join them. A plan belongs to one split, by its checksum:
-no test house has its rooms joined as in a training house.
+A *room plan* says which rooms a house has, and which doors join them. A plan belongs to one split,
+by its checksum: no test house has its rooms joined as in a training house.
 """
 
 from __future__ import annotations
@@ -13,10 +13,54 @@ from collections import deque
 from collections.abc import Container, Iterator
 from typing import Any
 
-ROOMS = ["Attic", "Bath", "Cellar", "Den", "Garage", "Hall", "Kitchen", "Loft", "Nursery", "Pantry", "Study", "Vault"]
-BOXES = ["Barrel", "Basket", "Bin", "Cabinet", "Case", "Chest", "Crate", "Drawer", "Jar", "Locker", "Safe", "Trunk"]
-THINGS = ["Apple", "Bell", "Book", "Clock", "Coin", "Cup", "Fork", "Hat", "Key", "Lamp", "Map", "Ring", "Rope", "Shoe"]
-TASK_TEXTS = {"put": "Put the {thing} into the {into}.", "wash": "Wash the {thing} and put it into the {into}."}
+ROOMS = [
+    "Attic",
+    "Bath",
+    "Cellar",
+    "Den",
+    "Garage",
+    "Hall",
+    "Kitchen",
+    "Loft",
+    "Nursery",
+    "Pantry",
+    "Study",
+    "Vault",
+]
+BOXES = [
+    "Barrel",
+    "Basket",
+    "Bin",
+    "Cabinet",
+    "Case",
+    "Chest",
+    "Crate",
+    "Drawer",
+    "Jar",
+    "Locker",
+    "Safe",
+    "Trunk",
+]
+THINGS = [
+    "Apple",
+    "Bell",
+    "Book",
+    "Clock",
+    "Coin",
+    "Cup",
+    "Fork",
+    "Hat",
+    "Key",
+    "Lamp",
+    "Map",
+    "Ring",
+    "Rope",
+    "Shoe",
+]
+TASK_TEXTS = {
+    "put": "Put the {thing} into the {into}.",
+    "wash": "Wash the {thing} and put it into the {into}.",
+}
 LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
 """Split -> checksums of its room plans, modulo 5."""
 SIZE, FILLED = 4, 6
@@ -31,8 +75,14 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     while len(asked) < count:
         house = build_house(rng)
         boxes = [box for room in house["boxes"].values() for box in room]
-        things = [thing for room in house["boxes"].values() for held in room.values() for thing in held]
-        quest = {"thing": rng.choice(things), "into": rng.choice(boxes), "wash": len(asked) % 2 == 1}
+        things = [
+            thing for room in house["boxes"].values() for held in room.values() for thing in held
+        ]
+        quest = {
+            "thing": rng.choice(things),
+            "into": rng.choice(boxes),
+            "wash": len(asked) % 2 == 1,
+        }
         if zlib.crc32(plan_of(house).encode()) % 5 not in LEFT_OVER[split]:
             continue
         known = {"house": json.dumps(house), **quest}
@@ -51,19 +101,28 @@ def build_house(rng: random.Random) -> dict[str, Any]:
         doors[room].append(other)
         doors[other].append(room)
     boxes: dict[str, dict[str, list[str]]] = {room: {} for room in rooms}
-    for number, (box, thing) in enumerate(zip(rng.sample(BOXES, FILLED), rng.sample(THINGS, FILLED), strict=True)):
+    for number, (box, thing) in enumerate(
+        zip(rng.sample(BOXES, FILLED), rng.sample(THINGS, FILLED), strict=True)
+    ):
         boxes[rooms[number] if number < SIZE else rng.choice(rooms)][box] = [thing]
     return {"start": rng.choice(rooms), "sink": rng.choice(rooms), "doors": doors, "boxes": boxes}
 
 
 def plan_of(house: dict[str, Any]) -> str:
     """Write the room plan in words, equal for equal plans."""
-    doors = sorted({"-".join(sorted((room, other))) for room, others in house["doors"].items() for other in others})
+    doors = sorted(
+        {
+            "-".join(sorted((room, other)))
+            for room, others in house["doors"].items()
+            for other in others
+        }
+    )
     return " ".join(doors)
 
 
 def shortest_path(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list[str]:
-    """Return the shortest way from `start` into one of `goals`. Raises LookupError if there is none."""
+    """Return the shortest way from `start` into one of `goals`. Raises LookupError if there is
+    none."""
     before, queue = {start: ""}, deque([start])
     while queue:
         room = queue.popleft()
@@ -82,10 +141,17 @@ def shortest_path(doors: dict[str, list[str]], start: str, goals: Container[str]
 def solve(house: dict[str, Any], thing: str, into: str, wash: bool) -> list[tuple[str, str]]:
     """Return the shortest plan with full knowledge, as (tool, argument); empty if already done."""
     place = {box: room for room, boxes in house["boxes"].items() for box in boxes}
-    [out_of] = [box for room, box in ((r, b) for b, r in place.items()) if thing in house["boxes"][room][box]]
+    [out_of] = [
+        box
+        for room, box in ((r, b) for b, r in place.items())
+        if thing in house["boxes"][room][box]
+    ]
     if out_of == into and not wash:
         return []
-    stops = [(place[out_of], [("open", out_of), ("take", thing)]), (house["sink"], [("wash", thing)] * wash)]
+    stops = [
+        (place[out_of], [("open", out_of), ("take", thing)]),
+        (house["sink"], [("wash", thing)] * wash),
+    ]
     stops += [(place[into], [("open", into)] * (out_of != into) + [("put", into)])]
     plan, here = [], house["start"]
     for room, acts in stops:

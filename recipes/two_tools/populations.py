@@ -1,13 +1,14 @@
 """Make Populations, a world that needs two tools, and a bad demonstrator for it.
 
-Some questions need a search, some need the calculator, and half of them need both, in the right order:
+Some questions need a search, some need the calculator, and half of them need both, in the right
+order:
 
     How many inhabitants has Bandel?                             search
     What is 47 + 12?                                             calculator
     How many inhabitants do Bandel and Kirtan have together?     search, search, calculator
 
-It has the form of a user-defined task (docs/tutorial/): the preset names `questions` and `demonstrate`. The tools are
-built in, and the score is exact match.
+It has the form of a user-defined task (docs/tutorial/): the preset names `questions` and
+`demonstrate`. The tools are built in, and the score is exact match.
 """
 
 from __future__ import annotations
@@ -36,7 +37,11 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     def draw() -> dict[str, Any]:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         a, b = sorted(rng.sample(list(towns), 2), key=towns.get, reverse=True)
-        x, y = (towns[a], towns[b]) if kind != "calculator" else (rng.randrange(11, 100), rng.randrange(11, 100))
+        x, y = (
+            (towns[a], towns[b])
+            if kind != "calculator"
+            else (rng.randrange(11, 100), rng.randrange(11, 100))
+        )
         sign = "-" if kind == "more" or (kind == "calculator" and rng.random() < 0.4) else "+"
         text, value, about = {
             "search": (f"How many inhabitants has {a}?", x, [a]),
@@ -49,17 +54,22 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
             "answer": str(value),
             "kind": kind,
             "metadata": {"towns": about, "sum": "" if kind == "search" else f"{x} {sign} {y}"},
-            "passages": [{"title": town, "text": f"{town} has {towns[town]} inhabitants."} for town in about],
+            "passages": [
+                {"title": town, "text": f"{town} has {towns[town]} inhabitants."} for town in about
+            ],
         }
 
     return distinct(count, draw)
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    """Return the agent's next turn. It errs on purpose: it guesses, stops after the first town, or adds without the
-    calculator.
+    """Return the agent's next turn. It errs on purpose: it guesses, stops after the first town, or
+    adds without the calculator.
     """
-    known, read = row["extra_info"]["metadata"], [m["content"] for m in history if m["role"] == "tool"]
+    known, read = (
+        row["extra_info"]["metadata"],
+        [m["content"] for m in history if m["role"] == "tool"],
+    )
     found = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(read)))
     missing = [town for town in known["towns"] if town not in found]
     if missing:

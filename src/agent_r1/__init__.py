@@ -1,7 +1,8 @@
 """Train LLM agents with multi-turn reinforcement learning, and read how it works.
 
-The names in `PUBLIC` are the interface for recipes, notebooks and your own code: `from agent_r1 import AgentEnv`. Each is imported
-on first use. The decorator `tool` has the name of its package: `from agent_r1.tool import tool`.
+The names in `PUBLIC` are the interface for recipes, notebooks and your own code: `from agent_r1
+import AgentEnv`. Each is imported on first use. The decorator `tool` has the name of its package:
+`from agent_r1.tool import tool`.
 """
 
 from typing import Any
@@ -11,10 +12,30 @@ __version__ = "0.1.0"
 PUBLIC = {
     "app.parser": ("command", "option"),
     "config": ("Config", "load_config"),
-    "config.settings": ("ActorConfig", "AdvantageConfig", "DataConfig", "EnvConfig", "OutsideFingerprint", "RolloutConfig",
-                        "Trusted"),
-    "core": ("Action", "AgentEnv", "Generation", "Message", "Observation", "Outcome", "Policy", "Row", "Sampling", "Step",
-             "StepResult", "StopReason", "Trajectory"),
+    "config.settings": (
+        "ActorConfig",
+        "AdvantageConfig",
+        "DataConfig",
+        "EnvConfig",
+        "OutsideFingerprint",
+        "RolloutConfig",
+        "Trusted",
+    ),
+    "core": (
+        "Action",
+        "AgentEnv",
+        "Generation",
+        "Message",
+        "Observation",
+        "Outcome",
+        "Policy",
+        "Row",
+        "Sampling",
+        "Step",
+        "StepResult",
+        "StopReason",
+        "Trajectory",
+    ),
     "data.json_files": ("json_records",),
     "data.storage": ("Passage",),
     "data.source": ("Asked", "Made", "Source"),
@@ -48,7 +69,7 @@ PUBLIC = {
     "training.settings": ("ColdStartConfig",),
     "training.tiny_model": ("load_chat", "save_tokenizer", "train_tokenizer"),
     "workspace": ("Workspace",),
-}  # fmt: skip
+}
 """Module -> the names that it makes public."""
 _MODULES = {name: module for module, names in PUBLIC.items() for name in names}
 

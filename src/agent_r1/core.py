@@ -2,15 +2,16 @@
 
 Start here. Next: `rollout/chat_format.py`, which turns chat messages into observation ids.
 
-An *episode* is a conversation between a policy (the language model) and an environment, recorded as a `Trajectory`.
-Each of its `Step`s is one turn, a transition of the Markov decision process:
+An *episode* is a conversation between a policy (the language model) and an environment, recorded as
+a `Trajectory`. Each of its `Step`s is one turn, a transition of the Markov decision process:
 
     observation ids  ── the policy's input: the prompt, or all tokens so far plus the tool's reply
     action ids       ── the tokens that the policy sampled, with their log-probabilities at sampling time
     reward           ── the environment's reward for the action
 
-`action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never encoded again.
-Encoding the text again may give different ids, which would train the model on actions that it never took.
+`action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never
+encoded again. Encoding the text again may give different ids, which would train the model on
+actions that it never took.
 
 Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
 
@@ -33,7 +34,8 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 Row = dict[str, Any]
-"""One task, with verl's parquet keys: data_source, prompt, ability, reward_model, extra_info, agent_name, env_kwargs."""
+"""One task, with verl's parquet keys: data_source, prompt, ability, reward_model, extra_info,
+agent_name, env_kwargs."""
 
 Message = dict[str, Any]
 """One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
@@ -45,8 +47,12 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the agent gave its final answer, or the environment reached its goal
     NO_ANSWER = "no_answer"  # the last turn has neither a call nor an answer
     MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
-    MAX_TOKENS = "max_tokens"  # a turn reached its token limit; no call in a cut-off turn is executed
-    CONTEXT_OVERFLOW = "context_overflow"  # the next observation, or one more token after it, does not fit
+    MAX_TOKENS = (
+        "max_tokens"  # a turn reached its token limit; no call in a cut-off turn is executed
+    )
+    CONTEXT_OVERFLOW = (
+        "context_overflow"  # the next observation, or one more token after it, does not fit
+    )
     TOOL_BUDGET = "tool_budget"  # the agent asked for more tool calls than allowed
     INVALID_CALLS = "invalid_calls"  # too many consecutive calls could not be parsed or validated
     TIME_OUT = "time_out"  # the episode's wall-clock budget ran out
@@ -54,11 +60,12 @@ class StopReason(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Return whether a failure outside the policy, such as a timeout, ended the episode. Training excludes it."""
+        """Return whether a failure outside the policy, such as a timeout, ended the episode.
+        Training excludes it."""
         return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
 
-# ------------------------------------------------------------------------------------------------ policy side
+# -------------------------------------------------------------------------------------- policy side
 
 
 @dataclass(frozen=True)
@@ -67,7 +74,8 @@ class Sampling:
 
     max_tokens: int  # including the stop token
     temperature: float = 1.0
-    """0 is greedy. There is no top-p or top-k, because the trainer's log-probabilities assume the whole distribution."""
+    """0 is greedy. There is no top-p or top-k, because the trainer's log-probabilities assume the
+    whole distribution."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
 
@@ -77,21 +85,27 @@ class Generation:
     """What a policy returns for one turn."""
 
     token_ids: list[int]  # including the stop token, if one was sampled
-    logprobs: list[float]  # log pi(token | all tokens before it) at the sampling temperature, in nats
+    logprobs: list[
+        float
+    ]  # log pi(token | all tokens before it) at the sampling temperature, in nats
     finish_reason: Literal["stop", "length"]  # a stop token ended the turn, or the limit cut it off
 
 
 class Policy(Protocol):
-    """The only interface to a model. The local sampler, verl's server client and a vLLM client implement it."""
+    """The only interface to a model. The local sampler, verl's server client and a vLLM client
+    implement it."""
 
     on_token: Callable[[str | None, list[int]], None] | None = None
-    """Called with the session and each newly sampled stretch of ids, to show a turn while it grows."""
+    """Called with the session and each newly sampled stretch of ids, to show a turn while it
+    grows."""
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         """Continue `prompt_ids`.
 
-        Calls with the same `session` are turns of one episode, so a policy may cache the keys and values of the
-        conversation so far. `session=None` means that this is the only turn.
+        Calls with the same `session` are turns of one episode, so a policy may cache the keys and
+        values of the conversation so far. `session=None` means that this is the only turn.
         """
         ...
 
@@ -100,7 +114,7 @@ class Policy(Protocol):
         ...
 
 
-# ------------------------------------------------------------------------------------------- environment side
+# --------------------------------------------------------------------------------- environment side
 
 
 @dataclass(frozen=True)
@@ -117,16 +131,19 @@ class Observation:
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    """JSON schemas of the callable tools in OpenAI's form; only the first observation's are read."""
+    """JSON schemas of the callable tools in OpenAI's form; only the first observation's are
+    read."""
     rewrite: bool = False
     """False: append `messages` to the context. True: replace the context with them."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Values for estimators, by name. `state` identifies the agent's state; its default is `messages`."""
+    """Values for estimators, by name. `state` identifies the agent's state; its default is
+    `messages`."""
 
 
 @dataclass
 class StepResult:
-    """What `AgentEnv.step` returns. Gymnasium's `terminated` and `truncated` are one `stop_reason` here."""
+    """What `AgentEnv.step` returns. Gymnasium's `terminated` and `truncated` are one `stop_reason`
+    here."""
 
     observation: Observation | None  # None when `done`
     reward: float = 0.0  # of this step alone; `AgentEnv.outcome` returns the outcome reward
@@ -135,20 +152,28 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)
     """For humans and logs (tool calls, errors); the algorithm never reads it."""
     call_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the call, reward)."""
+    """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the
+    call, reward)."""
 
 
 class ToolErrorKind(StrEnum):
-    """Why a call gave no result. The environment counts the kinds; the agent reads `ToolResult.content`."""
+    """Why a call gave no result. The environment counts the kinds; the agent reads
+    `ToolResult.content`."""
 
     MALFORMED_CALL = "malformed_call"  # the call could not be parsed
     UNKNOWN_TOOL = "unknown_tool"  # no tool has that name
-    INVALID_ARGUMENTS = "invalid_arguments"  # the arguments do not fit the schema, or the tool refused them
+    INVALID_ARGUMENTS = (
+        "invalid_arguments"  # the arguments do not fit the schema, or the tool refused them
+    )
     TIME_OUT = "time_out"  # the tool missed its deadline
     TOOL_ERROR = "tool_error"  # the tool raised an exception
 
 
-INVALID = (ToolErrorKind.MALFORMED_CALL, ToolErrorKind.UNKNOWN_TOOL, ToolErrorKind.INVALID_ARGUMENTS)
+INVALID = (
+    ToolErrorKind.MALFORMED_CALL,
+    ToolErrorKind.UNKNOWN_TOOL,
+    ToolErrorKind.INVALID_ARGUMENTS,
+)
 """The agent's errors; the other kinds are failures of a tool."""
 
 
@@ -160,12 +185,13 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
     """Summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Unrewarded measurements; recorded as `episode/NAME`. `sub_em` and `f1` also go on the evaluation card."""
+    """Unrewarded measurements; recorded as `episode/NAME`. `sub_em` and `f1` also go on the
+    evaluation card."""
     score_name: str | None = None
     """The metric that evaluations report. None: `em` (0 or 1) if measured, otherwise the reward."""
     truncated: bool = False
-    """The episode was cut off before its outcome was known. A critic's value replaces the rest of the return;
-    an estimator without a critic raises ConfigError."""
+    """The episode was cut off before its outcome was known. A critic's value replaces the rest of
+    the return; an estimator without a critic raises ConfigError."""
 
 
 class AgentEnv(ABC):
@@ -183,16 +209,19 @@ class AgentEnv(ABC):
         """Process one turn of the agent. Must not raise, whatever the model wrote."""
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        """Return the episode's outcome, beyond the steps' rewards. Called exactly once, at the end."""
+        """Return the episode's outcome, beyond the steps' rewards. Called exactly once, at the
+        end."""
         return Outcome()
 
     asks: str | None = None
-    """A user message that asks for an answer in plain text instead of a turn; None: no such message."""
+    """A user message that asks for an answer in plain text instead of a turn; None: no such
+    message."""
     episode_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
     def close(self) -> Awaitable[None] | None:
-        """Release the episode's resources. Called exactly once, after `outcome`, however the episode ended."""
+        """Release the episode's resources. Called exactly once, after `outcome`, however the
+        episode ended."""
         for tool in self.episode_tools:
             tool.close()
 
@@ -202,7 +231,7 @@ async def maybe_await(value):
     return await value if inspect.isawaitable(value) else value
 
 
-# --------------------------------------------------------------------------------------------- what is recorded
+# --------------------------------------------------------------------------------- what is recorded
 
 
 @dataclass
@@ -219,7 +248,8 @@ class Step:
     extra: dict[str, Any] = field(default_factory=dict)
     """`Observation.extra`, with `state` as a number that fits into an int64."""
     token_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Process rewards within `reward`: (index of the action token that earned it, reward). The rest is outcome."""
+    """Process rewards within `reward`: (index of the action token that earned it, reward). The rest
+    is outcome."""
 
 
 @dataclass
@@ -244,7 +274,8 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """The return: all process rewards plus the outcome, which is in the last step's `reward`."""
+        """The return: all process rewards plus the outcome, which is in the last step's
+        `reward`."""
         return sum(step.reward for step in self.steps)
 
     @property
@@ -254,5 +285,6 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """The figure that evaluations average: the metric `score_name`, otherwise exact match, otherwise the return."""
+        """The figure that evaluations average: the metric `score_name`, otherwise exact match,
+        otherwise the return."""
         return self.metrics.get(self.score_name or "em", self.reward)

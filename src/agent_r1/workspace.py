@@ -1,10 +1,11 @@
 """Locate, make and open the task's artefacts: rows, corpus, index, tools.
 
-In: a configuration. Out: a `Workspace`, with the folders of all artefacts. It makes and opens those of the task, with the
-packages data, search, tool and env. It only names those of learning. Next: `app/stages.py` makes them.
+In: a configuration. Out: a `Workspace`, with the folders of all artefacts. It makes and opens those
+of the task, with the packages data, search, tool and env. It only names those of learning. Next:
+`app/stages.py` makes them.
 
-An artefact is named after a fingerprint of everything that it depends on. A stage writes it to a temporary name and
-renames it at the end.
+An artefact is named after a fingerprint of everything that it depends on. A stage writes it to a
+temporary name and renames it at the end.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Locate, make and open the artefacts of a configuration. The root is AGENT_R1_HOME or the working directory.
+    """Locate, make and open the artefacts of a configuration. The root is AGENT_R1_HOME or the
+    working directory.
 
-    Each object computes fingerprints and reads user-defined code once; it looks at the disk each time.
+    Each object computes fingerprints and reads user-defined code once; it looks at the disk each
+    time.
     """
 
     config: Config
@@ -50,7 +53,9 @@ class Workspace:
     @cached_property
     def data(self) -> Path:
         c = self.config
-        made_of = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name, *added({"data": [c.data.name]})))
+        made_of = fingerprint(
+            c.data, c.seed, c.env.name, *code(c.data.name, *added({"data": [c.data.name]}))
+        )
         return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 
     @cached_property
@@ -58,12 +63,24 @@ class Workspace:
         s = self.config.search
         if Path(s.index).is_dir():
             return Path(s.index)
-        return self.root / "artifacts" / f"index-{fingerprint(s.encoder, s.dim, s.index, self.data.name)}"
+        return (
+            self.root
+            / "artifacts"
+            / f"index-{fingerprint(s.encoder, s.dim, s.index, self.data.name)}"
+        )
 
     @cached_property
     def cold_start(self) -> Path:
         c = self.config
-        parts = (c.model, c.cold_start, c.env, c.search, c.rollout.max_context, c.rollout.max_tokens_per_turn, c.seed)
+        parts = (
+            c.model,
+            c.cold_start,
+            c.env,
+            c.search,
+            c.rollout.max_context,
+            c.rollout.max_tokens_per_turn,
+            c.seed,
+        )
         return (
             self.root
             / "artifacts"
@@ -78,14 +95,20 @@ class Workspace:
         """
         path = self.config.model.path
         if scheme := tables.scheme_of(path):
-            return self.root / "artifacts" / f"model-{path.partition(':')[2]}-{fingerprint(*scheme.made_of(path))}"
+            return (
+                self.root
+                / "artifacts"
+                / f"model-{path.partition(':')[2]}-{fingerprint(*scheme.made_of(path))}"
+            )
         return self.root / "artifacts" / f"model-{re.sub('[/@]', '--', path)}"
 
     @property
     def start_model(self) -> Path:
         """Return the folder of the model that RL starts from."""
         c = self.config
-        return self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+        return (
+            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+        )
 
     @property
     def pretrained(self) -> Path:
@@ -96,12 +119,14 @@ class Workspace:
         if not hub.is_repo_name(path):
             return Path(path)
         manifest = self.fetched / "manifest.json"
-        return Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
+        return (
+            Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
+        )
 
     def run(self, name: str) -> Path:
         return self.root / "runs" / name
 
-    # ------------------------------------------------------------------------------------------------- make, open
+    # ----------------------------------------------------------------------------------- make, open
 
     def make_data(self, released: str | None = None) -> None:
         """Make questions and passages (stage), or copy released ones.
@@ -113,14 +138,19 @@ class Workspace:
         if released:
             from agent_r1.data.release import find_release
 
-            folder, title = find_release(released, config.data, config.seed, config.env.name), f"from {released}"
+            folder, title = (
+                find_release(released, config.data, config.seed, config.env.name),
+                f"from {released}",
+            )
 
         def make(part: Path) -> str:
             if folder:
                 return source.summary(config.data, copy_data(folder, part))
             from agent_r1.data.build import build
 
-            manifest = build(config.data, config.seed, part, config.env.name, self.dialect.describes_format)
+            manifest = build(
+                config.data, config.seed, part, config.env.name, self.dialect.describes_format
+            )
             return source.summary(config.data, manifest)
 
         stage(f"data: {title}", self.data, make)
@@ -133,7 +163,8 @@ class Workspace:
         config = self.config
         if not self.needs_index:
             say(
-                f"index: not needed here, {f'{config.search.url} has one' if config.search.url else 'no tool searches'}"
+                "index: not needed here, "
+                f"{f'{config.search.url} has one' if config.search.url else 'no tool searches'}"
             )
             return
         corpus = self.data_folder() / "corpus.jsonl"
@@ -157,14 +188,17 @@ class Workspace:
 
         rows, top_k, made_of = self.load_rows("test"), self.config.search.top_k, index.made_of
         recall = (
-            f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}" if "recall_at_10" in made_of else ""
+            f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}"
+            if "recall_at_10" in made_of
+            else ""
         )
         if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
             return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
         if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
             return f"{made_of['index']} over {made_of['count']} passages{recall}"
         return (
-            f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as a query finds "
+            f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as "
+            "a query finds "
             f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
         )
 
@@ -188,9 +222,15 @@ class Workspace:
             from agent_r1.search.searcher import Searcher
 
             searcher = Searcher(self.remote_index(tell) if config.search.url else self.load_index())
-        paid_later = {f"env.{facts['address']}" for facts in tables.entries("reward").values() if "address" in facts}
+        paid_later = {
+            f"env.{facts['address']}"
+            for facts in tables.entries("reward").values()
+            if "address" in facts
+        }
         for setting, place in trusted(config).items():
-            if setting not in paid_later:  # of a reward that is asked when an answer is paid (reward/named.py)
+            if (
+                setting not in paid_later
+            ):  # of a reward that is asked when an answer is paid (reward/named.py)
                 plugins.check_trusted(place, setting)
         return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
 
@@ -206,7 +246,9 @@ class Workspace:
 
         with service.open_port(host, port) as listener:
             index = self.load_index()
-            say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
+            say(
+                f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)"
+            )
             service.serve_search(index, listener)
 
     @property
@@ -231,15 +273,19 @@ class Workspace:
     def remote_index(self, tell: Callable[[str], object] = say) -> RemoteIndex:
         """Connect to the service at search.url.
 
-        Raises AgentR1Error unless it has the index that this configuration would build, as far as it describes its index.
+        Raises AgentR1Error unless it has the index that this configuration would build, as far as
+        it describes its index.
         """
         from agent_r1.search.service import RemoteIndex
 
         config = self.config
-        # Half of an episode's time: a caller that waits in vain should see this cause, not an episode timeout.
+        # Half of an episode's time: a caller that waits in vain should see this cause, not an
+        # episode timeout.
         wait_s = config.env.episode_timeout_s / 2
         index = RemoteIndex(config.search.url, config.env.tool_timeout_s, wait_s=wait_s, tell=tell)
-        index.check(config.search.encoder, read_manifest(self.data_folder())["files"]["corpus.jsonl"])
+        index.check(
+            config.search.encoder, read_manifest(self.data_folder())["files"]["corpus.jsonl"]
+        )
         return index
 
     def load_rows(self, split: str) -> list[Row]:
@@ -250,8 +296,10 @@ class Workspace:
         for row in rows if unanswerable else ():
             if not len(row["reward_model"]["ground_truth"]):
                 raise AgentR1Error(
-                    f"{config.data.source or config.data.name}: the question {row['prompt'][-1]['content'][:80]!r} has no answer, "
-                    f"and env.name={config.env.name} rewards the right one; add an answer, or use your own env.reward or env.name",
+                    f"{config.data.source or config.data.name}: the question "
+                    f"{row['prompt'][-1]['content'][:80]!r} has no answer, "
+                    f"and env.name={config.env.name} rewards the right one; add an answer, or use "
+                    "your own env.reward or env.name",
                     code="question_without_answer",
                 )
         return rows
@@ -261,7 +309,8 @@ class Workspace:
         return read_corpus(self.data_folder() / "corpus.jsonl")
 
     def data_folder(self) -> Path:
-        """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or of another version."""
+        """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or
+        of another version."""
         folder = self.require(self.data, "agent-r1 data")
         read_manifest(folder)
         return folder
@@ -277,10 +326,12 @@ class Workspace:
         return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {self.index.name}"
 
     def require(self, path: Path, command: str) -> Path:
-        """Return `path`. Raises AgentR1Error with `command`, which makes it, if it does not exist."""
+        """Return `path`. Raises AgentR1Error with `command`, which makes it, if it does not
+        exist."""
         if not path.exists():
             raise AgentR1Error(
-                f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed {self.config.seed}` and the same "
+                f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed "
+                f"{self.config.seed}` and the same "
                 "overrides, or run speedrun-nodocker.sh",
                 code="missing_stage",
             )
@@ -330,6 +381,7 @@ def check_local_model(path: str) -> None:
     """Raise AgentR1Error if a model folder does not exist."""
     if not is_somewhere(path):
         raise AgentR1Error(
-            f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, or to a name on the hub",
+            f"there is no model at model.path={path}; set it to a folder in Hugging Face's format, "
+            "or to a name on the hub",
             code="missing_model",
         )

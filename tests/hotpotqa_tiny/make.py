@@ -1,10 +1,12 @@
-"""Small question sets in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue, made of the true statements in facts.txt.
+"""Small question sets in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue, made of
+the true statements in facts.txt.
 
     python tests/hotpotqa_tiny/make.py [FOLDER]        two files of each, the same bytes each time (default: this folder)
 
-Each record has what HotpotQA's have: ten paragraphs, two of which hold the answer, and the supporting facts. The blocks of
-facts.txt are separate worlds: the validation file asks about people, works, cities and countries that the training file
-does not know, so that an answer can only come out of what was read. (A river may flow through both.)
+Each record has what HotpotQA's have: ten paragraphs, two of which hold the answer, and the
+supporting facts. The blocks of facts.txt are separate worlds: the validation file asks about
+people, works, cities and countries that the training file does not know, so that an answer can only
+come out of what was read. (A river may flow through both.)
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ from pathlib import Path
 HERE = Path(__file__).parent
 FILES = {"train": "hotpot_train_v1.1.json", "validation": "hotpot_dev_distractor_v1.json"}
 TWOWIKI = {"train": "2wiki/train.json", "validation": "2wiki/dev.json"}
-MUSIQUE = {"train": "musique/musique_ans_v1.0_train.jsonl", "validation": "musique/musique_ans_v1.0_dev.jsonl"}
+MUSIQUE = {
+    "train": "musique/musique_ans_v1.0_train.jsonl",
+    "validation": "musique/musique_ans_v1.0_dev.jsonl",
+}
 
 
 @dataclass
@@ -45,13 +50,26 @@ class Block:
         """Title -> sentences."""
         country, capital, mountain = self.country
         found = {
-            country: [f"{country} is a country.", f" Its capital is {capital} and its highest mountain is {mountain}."]
+            country: [
+                f"{country} is a country.",
+                f" Its capital is {capital} and its highest mountain is {mountain}.",
+            ]
         }
         for city, river in self.cities.items():
-            found[city] = [f"{city} is a city in {country}."] + ([f" It lies on the river {river}."] if river else [])
-        found |= {name: [f"{name} was {a(what)} born in {city}."] for name, (what, city) in self.people.items()}
-        found |= {title: [f"{title} is {a(kind)} by {maker}."] for title, (kind, maker) in self.works.items()}
-        return found | {name: [f"{name} is {a(kind)} in {city}."] for name, (kind, city) in self.places.items()}
+            found[city] = [f"{city} is a city in {country}."] + (
+                [f" It lies on the river {river}."] if river else []
+            )
+        found |= {
+            name: [f"{name} was {a(what)} born in {city}."]
+            for name, (what, city) in self.people.items()
+        }
+        found |= {
+            title: [f"{title} is {a(kind)} by {maker}."]
+            for title, (kind, maker) in self.works.items()
+        }
+        return found | {
+            name: [f"{name} is {a(kind)} in {city}."] for name, (kind, city) in self.places.items()
+        }
 
 
 def a(noun: str) -> str:
@@ -81,7 +99,7 @@ def read_facts() -> list[Block]:
     return blocks
 
 
-# ---------------------------------------------------------------------------------------------------------- questions
+# ---------------------------------------------------------------------------------------- questions
 
 Question = tuple[str, str, str, list[tuple[str, int]]]
 """Type, question, answer, supporting facts (title and number of the sentence)."""
@@ -92,8 +110,15 @@ def bridges(block: Block) -> Iterator[Question]:
     country, capital, mountain = block.country
     for work, (_, maker) in block.works.items():
         what, city = block.people[maker]
-        yield "bridge", f"In which city was the {what} of {work} born?", city, [(work, 0), (maker, 0)]
-    stays = [(f"where {person} was born", person, city) for person, (_, city) in block.people.items()]
+        yield (
+            "bridge",
+            f"In which city was the {what} of {work} born?",
+            city,
+            [(work, 0), (maker, 0)],
+        )
+    stays = [
+        (f"where {person} was born", person, city) for person, (_, city) in block.people.items()
+    ]
     stays += [(f"where {place} is", place, city) for place, (_, city) in block.places.items()]
     for where, start, city in stays:
         yield "bridge", f"In which country is the city {where}?", country, [(start, 0), (city, 0)]
@@ -101,7 +126,12 @@ def bridges(block: Block) -> Iterator[Question]:
             yield "bridge", f"On which river lies the city {where}?", river, [(start, 0), (city, 1)]
     for city in block.cities:
         facts = [(city, 0), (country, 1)]
-        yield "bridge", f"What is the highest mountain of the country where {city} lies?", mountain, facts
+        yield (
+            "bridge",
+            f"What is the highest mountain of the country where {city} lies?",
+            mountain,
+            facts,
+        )
         if city != capital:
             yield "bridge", f"What is the capital of the country where {city} lies?", capital, facts
 
@@ -111,7 +141,12 @@ def chains(block: Block) -> Iterator[Question]:
     for work, (_, maker) in block.works.items():
         what, city = block.people[maker]
         where, facts = f"where the {what} of {work} was born", [(work, 0), (maker, 0)]
-        yield "3hop1", f"In which country is the city {where}?", block.country[0], [*facts, (city, 0)]
+        yield (
+            "3hop1",
+            f"In which country is the city {where}?",
+            block.country[0],
+            [*facts, (city, 0)],
+        )
         if river := block.cities[city]:
             yield "3hop1", f"On which river lies the city {where}?", river, [*facts, (city, 1)]
 
@@ -121,7 +156,12 @@ def comparisons(block: Block) -> Iterator[Question]:
     rng = random.Random(block.country[0])
     for (one, (_, here)), (other, (_, there)) in itertools.pairwise(block.people.items()):
         facts = [(one, 0), (other, 0)]
-        yield "comparison", f"Were {one} and {other} born in the same city?", "yes" if here == there else "no", facts
+        yield (
+            "comparison",
+            f"Were {one} and {other} born in the same city?",
+            "yes" if here == there else "no",
+            facts,
+        )
         if here != there:
             first, second = rng.sample((one, other), 2)
             yield "comparison", f"Who was born in {there}, {first} or {second}?", other, facts
@@ -129,7 +169,12 @@ def comparisons(block: Block) -> Iterator[Question]:
         if river and another and river != another:
             first, second = rng.sample((one, other), 2)
             facts = [(one, 1), (other, 1)]
-            yield "comparison", f"Which city lies on the river {river}, {first} or {second}?", one, facts
+            yield (
+                "comparison",
+                f"Which city lies on the river {river}, {first} or {second}?",
+                one,
+                facts,
+            )
 
 
 def records(split: str, kinds=(bridges, comparisons)) -> list[dict]:
@@ -164,22 +209,39 @@ def as_twowiki(record: dict) -> dict:
     kind = "compositional" if record["type"] == "bridge" else "comparison"
     evidence = [[one, "leads to", other]] if kind == "compositional" else [[one, "against", other]]
     return {key: record[key] for key in record if key != "level"} | {
-        "type": kind, "evidences": evidence, "entity_ids": "", "evidences_id": [], "answer_id": None,
-    }  # fmt: skip
+        "type": kind,
+        "evidences": evidence,
+        "entity_ids": "",
+        "evidences_id": [],
+        "answer_id": None,
+    }
 
 
 def as_musique(record: dict) -> dict:
     """MuSiQue marks the paragraphs, and counts the hops in the id."""
     needed = [title for title, _ in record["supporting_facts"]]
     paragraphs = [
-        {"idx": i, "title": title, "paragraph_text": "".join(sentences), "is_supporting": title in needed}
+        {
+            "idx": i,
+            "title": title,
+            "paragraph_text": "".join(sentences),
+            "is_supporting": title in needed,
+        }
         for i, (title, sentences) in enumerate(record["context"])
     ]
-    steps = [{"id": i, "question": title, "answer": "", "paragraph_support_idx": 0} for i, title in enumerate(needed)]
+    steps = [
+        {"id": i, "question": title, "answer": "", "paragraph_support_idx": 0}
+        for i, title in enumerate(needed)
+    ]
     return {
-        "id": f"{len(needed)}hop__{record['_id']}", "paragraphs": paragraphs, "question": record["question"],
-        "question_decomposition": steps, "answer": record["answer"], "answer_aliases": [], "answerable": True,
-    }  # fmt: skip
+        "id": f"{len(needed)}hop__{record['_id']}",
+        "paragraphs": paragraphs,
+        "question": record["question"],
+        "question_decomposition": steps,
+        "answer": record["answer"],
+        "answer_aliases": [],
+        "answerable": True,
+    }
 
 
 def write(folder: Path) -> None:

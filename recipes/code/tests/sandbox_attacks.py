@@ -1,8 +1,9 @@
-"""Programs that try to escape. test_sandbox.py runs each of them in every kind of sandbox and checks what it has done.
+"""Programs that try to escape. test_sandbox.py runs each of them in every kind of sandbox and
+checks what it has done.
 
-Each finds its targets in variables (see `Targets`), and prints ESCAPED where it believes that it succeeded. `REAL` are those that
-do succeed, and harm nobody, where nothing confines them: a test holds that against them, because an attack that never works proves
-nothing about a wall.
+Each finds its targets in variables (see `Targets`), and prints ESCAPED where it believes that it
+succeeded. `REAL` are those that do succeed, and harm nobody, where nothing confines them: a test
+holds that against them, because an attack that never works proves nothing about a wall.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ class Targets:
     """The process of the trainer."""
 
     def program(self, attack: str) -> str:
-        return "\n".join([*(f"{name} = {value!r}" for name, value in vars(self).items()), HELPERS, attack])
+        return "\n".join(
+            [*(f"{name} = {value!r}" for name, value in vars(self).items()), HELPERS, attack]
+        )
 
 
 READING = {
@@ -48,12 +51,16 @@ READING = {
     "open from elsewhere": "tried(lambda: open('../' * 20 + canary.lstrip('/')).read())",
     "open by libc": "fd = libc.open(canary.encode(), 0)\nb = ctypes.create_string_buffer(99)\n"
     "libc.read(fd, b, 99)\nprint('ESCAPED' if b.value else 'refused', b.value)",
-    "symlink": "def deed():\n  os.symlink(canary, link := f'/tmp/link-{os.getpid()}')\n  try: return open(link).read()\n"
+    "symlink": "def deed():\n  os.symlink(canary, link := f'/tmp/link-{os.getpid()}')\n  try: "
+    "return open(link).read()\n"
     "  finally: os.unlink(link)\ntried(deed)",
-    "hard link": "def deed():\n  os.link(canary, '/tmp/hard')\n  return open('/tmp/hard').read()\ntried(deed)",
-    "rename into reach": "def deed():\n  os.rename(canary, '/tmp/moved')\n  return open('/tmp/moved').read()\ntried(deed)",
+    "hard link": "def deed():\n  os.link(canary, '/tmp/hard')\n  return "
+    "open('/tmp/hard').read()\ntried(deed)",
+    "rename into reach": "def deed():\n  os.rename(canary, '/tmp/moved')\n  return "
+    "open('/tmp/moved').read()\ntried(deed)",
     "list its folder": "tried(lambda: os.listdir(folder))",
-    "fchdir": "def deed():\n  os.fchdir(os.open(folder, os.O_PATH))\n  return open(os.path.basename(canary)).read()\ntried(deed)",
+    "fchdir": "def deed():\n  os.fchdir(os.open(folder, os.O_PATH))\n  return "
+    "open(os.path.basename(canary)).read()\ntried(deed)",
     "/proc/self/root": "tried(lambda: open('/proc/self/root' + canary).read())",
     "/proc/PARENT/root": "tried(lambda: open(f'/proc/{parent}/root{canary}').read())",
     "/proc/PARENT/cwd": "tried(lambda: os.listdir(f'/proc/{parent}/cwd'))",
@@ -63,15 +70,19 @@ READING = {
     "all that /proc has": "for base, _, files in os.walk('/proc'):\n  for f in files[:40]:\n"
     "    try: print(open(f'{base}/{f}').read(500))\n    except (OSError, ValueError): pass",
     "environment": "print(os.environ, libc.getenv(b'WANDB_API_KEY'))",
-    "the stack above": "f = sys._getframe()\nwhile f:\n  print(repr(f.f_locals).replace('ESC', ''))\n  f = f.f_back",
-    "inherited descriptors": "for fd in range(3, 300):\n  try: print(os.pread(fd, 200, 0))\n  except OSError: pass",
-    "write into inherited descriptors": "for fd in range(3, 300):\n  try: os.write(fd, b'x'); print('ESCAPED')\n"
+    "the stack above": "f = sys._getframe()\nwhile f:\n  print(repr(f.f_locals).replace('ESC', "
+    "''))\n  f = f.f_back",
+    "inherited descriptors": "for fd in range(3, 300):\n  try: print(os.pread(fd, 200, 0))\n  "
+    "except OSError: pass",
+    "write into inherited descriptors": "for fd in range(3, 300):\n  try: os.write(fd, b'x'); "
+    "print('ESCAPED')\n"
     "  except OSError: pass",
     "its own input": "print(os.read(0, 100))",
     "/etc/shadow": "tried(lambda: open('/etc/shadow').read())",
     "the home": "tried(lambda: os.listdir(os.path.expanduser('~root')))",
     "the repository": "tried(lambda: open(repository + '/pyproject.toml').read())",
-    "its memory": "class V(ctypes.Structure): _fields_ = [('a', ctypes.c_void_p), ('n', ctypes.c_size_t)]\n"
+    "its memory": "class V(ctypes.Structure): _fields_ = [('a', ctypes.c_void_p), ('n', "
+    "ctypes.c_size_t)]\n"
     "b = ctypes.create_string_buffer(8)\nv, w = V(ctypes.addressof(b), 8), V(0x400000, 8)\n"
     "call(310, parent, ctypes.byref(v), 1, ctypes.byref(w), 1, 0)",
     "ptrace": "call(101, 16, parent, 0, 0)",
@@ -103,20 +114,24 @@ WRITING = {
 PROCESSES = {
     "fork": "tried(lambda: os.fork() or os._exit(0))",
     "fork bomb": "while True:\n  try: os.fork()\n  except OSError: break\nprint('refused')",
-    "fork by libc": "pid = libc.fork()\nif pid == 0: os._exit(0)\nprint('ESCAPED' if pid > 0 else 'refused')",
+    "fork by libc": "pid = libc.fork()\nif pid == 0: os._exit(0)\nprint('ESCAPED' if pid > 0 else "
+    "'refused')",
     "clone3": "call(435, ctypes.create_string_buffer(88), 88)",
     "a shell": "import subprocess\ntried(lambda: subprocess.check_output('id', shell=True))",
     "os.system": "print('ESCAPED' if os.system('true') == 0 else 'refused')",
     "posix_spawn": "tried(lambda: os.posix_spawn(sys.executable, ['python', '-c', ''], {}))",
     "exec": "tried(lambda: os.execv(sys.executable, ['python', '-c', 'print(\"ESCAPED\")']))",
-    "multiprocessing": "import multiprocessing\ntried(lambda: multiprocessing.get_context('fork').Process(target=print).start())",
-    "threads": "import threading\ntry:\n  while True: threading.Thread(target=lambda: None).start(); print('ESCAPED')\n"
+    "multiprocessing": "import multiprocessing\ntried(lambda: "
+    "multiprocessing.get_context('fork').Process(target=print).start())",
+    "threads": "import threading\ntry:\n  while True: threading.Thread(target=lambda: "
+    "None).start(); print('ESCAPED')\n"
     "except RuntimeError: print('refused')",
     "kill the parent": "tried(lambda: os.kill(parent, 9))",
     "kill everybody": "tried(lambda: os.kill(-1, 9))",
     "kill the group": "tried(lambda: os.killpg(0, 9))",
     "a descriptor of the parent": "call(434, parent, 0)",
-    "a file that signals the parent": "import fcntl\nr, w = os.pipe()\ndef deed():\n  fcntl.fcntl(r, 8, parent)\n"
+    "a file that signals the parent": "import fcntl\nr, w = os.pipe()\ndef deed():\n  "
+    "fcntl.fcntl(r, 8, parent)\n"
     "  fcntl.fcntl(r, 10, 9)\n  fcntl.fcntl(r, 4, os.O_ASYNC)\n  os.write(w, b'x')\ntried(deed)",
     "queue a signal": "call(129, parent, 9, ctypes.create_string_buffer(128))",
     "limits of the parent": "call(302, parent, 7, (ctypes.c_long * 2)(3, 3), None)",
@@ -148,29 +163,37 @@ KERNEL = {
 """Doors of the kernel that no program needs."""
 
 NETWORK = {
-    "TCP": "import socket\ntried(lambda: socket.create_connection(('127.0.0.1', tcp), 2).send(b'out'))",
+    "TCP": "import socket\ntried(lambda: socket.create_connection(('127.0.0.1', tcp), "
+    "2).send(b'out'))",
     "UDP": "import socket\ntried(lambda: socket.socket(2, 2).sendto(b'out', ('127.0.0.1', udp)))",
     "listen": "import socket\ntried(lambda: socket.create_server(('127.0.0.1', 0)))",
-    "a Unix socket": "import socket\ndef deed():\n  s = socket.socket(1, 1)\n  s.connect(unix)\n  s.send(b'out')\ntried(deed)",
+    "a Unix socket": "import socket\ndef deed():\n  s = socket.socket(1, 1)\n  s.connect(unix)\n  "
+    "s.send(b'out')\ntried(deed)",
     "an abstract socket": "import socket\ntried(lambda: socket.socket(1, 1).bind('\\0canary'))",
-    "a pair of sockets": "import socket\ntried(lambda: socket.socketpair(1, 2)[0].sendto(b'out', unix))",
+    "a pair of sockets": "import socket\ntried(lambda: socket.socketpair(1, 2)[0].sendto(b'out', "
+    "unix))",
     "raw packets": "import socket\ntried(lambda: socket.socket(17, 3, 3))",
     "netlink": "import socket\ntried(lambda: socket.socket(16, 3, 0))",
     "DNS": "import socket\ntried(lambda: socket.getaddrinfo('example.org', 80))",
-    "HTTP": "import urllib.request\ntried(lambda: urllib.request.urlopen(f'http://127.0.0.1:{tcp}/', timeout=2).read())",
+    "HTTP": "import urllib.request\ntried(lambda: "
+    "urllib.request.urlopen(f'http://127.0.0.1:{tcp}/', timeout=2).read())",
 }
 
 BOMBS = {
     "memory": "b = []\nwhile True: b.append(bytes(1 << 24))",
     "one large object": "print(len(bytes(1 << 40)))",
-    "shared memory": "import mmap\nm = []\nwhile True:\n  m.append(mmap.mmap(-1, 1 << 26)); m[-1].write(b'x' * (1 << 26))",
+    "shared memory": "import mmap\nm = []\nwhile True:\n  m.append(mmap.mmap(-1, 1 << 26)); "
+    "m[-1].write(b'x' * (1 << 26))",
     "memory in a file": "fd = call(319, b'bomb', 0)\nwhile fd >= 0: os.write(fd, bytes(1 << 20))",
     "System V's memory": "call(29, 0, 1 << 30, 0o1600)",
     "pipes": "held = []\nwhile True: held.append(os.pipe())",
     "recursion": "def f(): return f()\nf()",
-    "recursion in C": "sys.setrecursionlimit(10**9)\nx = ()\nfor _ in range(10**6): x = (x,)\nhash(x)",
-    "disk": "with open('/tmp/big', 'wb') as f:\n  for _ in range(1000): f.write(bytes(1 << 20))\nprint('ESCAPED')",
-    "disk, in many files": "for i in range(1000):\n  open(f'/tmp/{i}', 'wb').write(bytes(1 << 20))\nprint('ESCAPED')",
+    "recursion in C": "sys.setrecursionlimit(10**9)\nx = ()\nfor _ in range(10**6): x = "
+    "(x,)\nhash(x)",
+    "disk": "with open('/tmp/big', 'wb') as f:\n  for _ in range(1000): f.write(bytes(1 << "
+    "20))\nprint('ESCAPED')",
+    "disk, in many files": "for i in range(1000):\n  open(f'/tmp/{i}', 'wb').write(bytes(1 << "
+    "20))\nprint('ESCAPED')",
     "output": "while True: print('x' * 1000)",
     "output on the error stream": "while True: os.write(2, b'y' * 1000)",
     "an unclosed line": "while True: os.write(1, bytes(1000))",
@@ -183,7 +206,8 @@ TIME = {
     "a loop": "while True: pass",
     "sleep": "import time\ntime.sleep(1000)",
     "a silent loop": "os.close(0); os.close(1); os.close(2)\nwhile True: pass",
-    "deaf to signals": "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, signal.SIG_IGN)\n"
+    "deaf to signals": "import signal, time\nfor n in range(1, 32):\n  try: signal.signal(n, "
+    "signal.SIG_IGN)\n"
     "  except (OSError, ValueError): pass\ntime.sleep(1000)",
     "a regular expression": "import re\nre.match('(a+)+$', 'a' * 60 + 'b')",
     "a finaliser": "class C:\n  def __del__(self):\n    while True: pass\nc = C()\ndel c",
@@ -191,16 +215,42 @@ TIME = {
 
 ATTACKS = {
     f"{kind}: {name}": code
-    for kind, group in {"read": READING, "write": WRITING, "process": PROCESSES, "kernel": KERNEL, "network": NETWORK,
-                        "bomb": BOMBS, "time": TIME}.items()
+    for kind, group in {
+        "read": READING,
+        "write": WRITING,
+        "process": PROCESSES,
+        "kernel": KERNEL,
+        "network": NETWORK,
+        "bomb": BOMBS,
+        "time": TIME,
+    }.items()
     for name, code in group.items()
-}  # fmt: skip
+}
 
 REAL = [
-    "read: open", "read: open from elsewhere", "read: open by libc", "read: symlink", "read: list its folder",
-    "read: fchdir", "read: /proc/self/root", "read: /proc/PARENT/root", "read: /proc/PARENT/cwd",
-    "read: /proc/PARENT/environ", "read: /proc/PARENT/fd", "read: the repository", "write: append to the canary", "write: chmod",
-    "write: a new file beside it", "process: fork", "process: fork by libc", "process: a shell", "process: os.system",
-    "process: exec", "network: TCP", "network: UDP", "network: listen", "network: a Unix socket",
+    "read: open",
+    "read: open from elsewhere",
+    "read: open by libc",
+    "read: symlink",
+    "read: list its folder",
+    "read: fchdir",
+    "read: /proc/self/root",
+    "read: /proc/PARENT/root",
+    "read: /proc/PARENT/cwd",
+    "read: /proc/PARENT/environ",
+    "read: /proc/PARENT/fd",
+    "read: the repository",
+    "write: append to the canary",
+    "write: chmod",
+    "write: a new file beside it",
+    "process: fork",
+    "process: fork by libc",
+    "process: a shell",
+    "process: os.system",
+    "process: exec",
+    "network: TCP",
+    "network: UDP",
+    "network: listen",
+    "network: a Unix socket",
     "network: an abstract socket",
-]  # fmt: skip
+]

@@ -1,4 +1,5 @@
-"""Model-written code runs, and does no harm: what recipes/code promises, tried with the programs of sandbox_attacks.py."""
+"""Model-written code runs, and does no harm: what recipes/code promises, tried with the programs of
+sandbox_attacks.py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ from agent_r1_recipes.code.settings import CodeSettings
 
 SECRET = "canary-2f6c1e"
 KINDS = ("bubblewrap", "Landlock")
-pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="the attacks have the numbers of x86-64")
+pytestmark = pytest.mark.skipif(
+    platform.machine() != "x86_64", reason="the attacks have the numbers of x86-64"
+)
 
 
 def of_kind(kind: str) -> Sandbox:
@@ -51,25 +54,42 @@ class Victims:
         self.canary.write_text(SECRET)
         self.open = os.open(self.canary, os.O_RDWR)
         os.set_inheritable(self.open, True)
-        self.listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_INET, socket.SOCK_DGRAM)]
+        self.listeners = [
+            socket.create_server(("127.0.0.1", 0)),
+            socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+        ]
         self.listeners[1].bind(("127.0.0.1", 0))
         self.listeners.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         self.listeners[2].bind(str(folder / "socket"))
         self.listeners[2].listen()
         tcp, udp = (listener.getsockname()[1] for listener in self.listeners[:2])
         place, repository = str(folder / "socket"), str(ROOT)
-        self.targets = Targets(str(self.canary), str(folder), repository, tcp, udp, place, os.getpid())
+        self.targets = Targets(
+            str(self.canary), str(folder), repository, tcp, udp, place, os.getpid()
+        )
         self.before, self.processes = self.state(), set(descendants(os.getpid()))
 
     def state(self) -> list:
         stat = self.canary.stat()
-        files = [self.canary, ROOT / "src/agent_r1/core.py", ROOT / "pyproject.toml", Path(os.__file__)]
+        files = [
+            self.canary,
+            ROOT / "src/agent_r1/core.py",
+            ROOT / "pyproject.toml",
+            Path(os.__file__),
+        ]
         listed = (
             sorted(os.listdir(self.folder)),
             "eaten" in os.listdir("/"),
             (Path(os.__file__).parent / "eaten.py").exists(),
         )
-        about = stat.st_mode, stat.st_uid, stat.st_mtime, os.listxattr(self.canary), os.sched_getaffinity(0), os.nice(0)
+        about = (
+            stat.st_mode,
+            stat.st_uid,
+            stat.st_mtime,
+            os.listxattr(self.canary),
+            os.sched_getaffinity(0),
+            os.nice(0),
+        )
         return [*(file.read_bytes() for file in files), *listed, *about]
 
     def heard(self) -> bool:
@@ -77,7 +97,9 @@ class Victims:
         for listener in self.listeners:
             listener.setblocking(False)
             with contextlib.suppress(BlockingIOError):
-                return bool(listener.recv(10) if listener.type == socket.SOCK_DGRAM else listener.accept())
+                return bool(
+                    listener.recv(10) if listener.type == socket.SOCK_DGRAM else listener.accept()
+                )
         return False
 
 
@@ -98,15 +120,19 @@ def ran(victims) -> dict[tuple[str, str], Ran]:
         with ThreadPoolExecutor(12) as pool:
             seconds = [3 if name.startswith("time: ") else 20 for name in ATTACKS]
             outcomes = pool.map(wall.run, map(victims.targets.program, ATTACKS.values()), seconds)
-            found |= {(kind, name): outcome for name, outcome in zip(ATTACKS, outcomes, strict=True)}
+            found |= {
+                (kind, name): outcome for name, outcome in zip(ATTACKS, outcomes, strict=True)
+            }
         wall.close()
     return found
 
 
 def descendants(of: int) -> dict[int, str]:
-    """Process number -> command line of all that have come from the process `of` and still live, zombies aside.
+    """Process number -> command line of all that have come from the process `of` and still live,
+    zombies aside.
 
-    Of this test's own process only: its worker may keep a sandbox of an earlier test, whose processes rightly live on.
+    Of this test's own process only: its worker may keep a sandbox of an earlier test, whose
+    processes rightly live on.
     """
     table = {}
     for entry in Path("/proc").glob("[0-9]*"):
@@ -130,13 +156,14 @@ def wait_until(true) -> bool:
     return False
 
 
-# ------------------------------------------------------------------------------------------------------- attacks
+# ------------------------------------------------------------------------------------------ attacks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_attack_is_contained(ran, kind):
-    """The same of all: no program sees the secret, believes that it got out, prints without bound, or runs without end."""
+    """The same of all: no program sees the secret, believes that it got out, prints without bound,
+    or runs without end."""
     assert len(ATTACKS) >= 40
     wrong = {}
     for name in ATTACKS:
@@ -152,7 +179,9 @@ def test_every_attack_is_contained(ran, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_bombs_end_as_a_program_can_understand(ran, kind):
     for name in ("memory", "one large object", "shared memory", "recursion"):
-        assert re.search("MemoryError|Cannot allocate memory|RecursionError", ran[kind, f"bomb: {name}"].output)
+        assert re.search(
+            "MemoryError|Cannot allocate memory|RecursionError", ran[kind, f"bomb: {name}"].output
+        )
     endless = [name for name in ATTACKS if name.startswith(("bomb: output", "bomb: an unclosed"))]
     assert endless and {ran[kind, name].ended for name in endless} == {"output"}
 
@@ -161,7 +190,13 @@ def test_bombs_end_as_a_program_can_understand(ran, kind):
 def test_nothing_happened_to_anybody(ran, victims):
     assert victims.state() == victims.before and not victims.heard()
     assert wait_until(
-        lambda: not any("<code>" in c for pid, c in descendants(os.getpid()).items() if pid not in victims.processes)
+        lambda: (
+            not any(
+                "<code>" in c
+                for pid, c in descendants(os.getpid()).items()
+                if pid not in victims.processes
+            )
+        )
     )
 
 
@@ -172,7 +207,11 @@ def test_the_attacks_are_real(victims):
     tame = {name: wall.run(victims.targets.program(ATTACKS[name]), 20).output for name in REAL}
     victims.canary.chmod(before)
     assert {name: output for name, output in tame.items() if "ESCAPED" not in output} == {}
-    assert SECRET in tame["read: open"] and "=" in tame["read: /proc/PARENT/environ"] and victims.heard()
+    assert (
+        SECRET in tame["read: open"]
+        and "=" in tame["read: /proc/PARENT/environ"]
+        and victims.heard()
+    )
     wall.close()
 
 
@@ -181,20 +220,23 @@ def test_nothing_is_left_for_the_next_program(kind):
     wall = of_kind(kind)
     wall.run("import builtins, os\nbuiltins.left = 1\nopen('/tmp/left', 'w').write('left')", 10)
     found = [
-        wall.run("import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))", 10).output
+        wall.run(
+            "import builtins, os\nprint(hasattr(builtins, 'left'), os.path.exists('/tmp/left'))", 10
+        ).output
         for _ in range(5)
     ]
     assert found == ["False False\n"] * 5
-    assert wall.run("open('/tmp/mine', 'w').write('x')\nprint(open('/tmp/mine').read())", 10).output.endswith(
-        {"bubblewrap": "x\n", "Landlock": "Permission denied: '/tmp/mine'\n"}[kind]
-    )
+    assert wall.run(
+        "open('/tmp/mine', 'w').write('x')\nprint(open('/tmp/mine').read())", 10
+    ).output.endswith({"bubblewrap": "x\n", "Landlock": "Permission denied: '/tmp/mine'\n"}[kind])
     wall.close()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_dies_with_its_parent(kind, tmp_path):
-    """A trainer that is killed leaves no program behind, neither a running one nor one that waits."""
+    """A trainer that is killed leaves no program behind, neither a running one nor one that
+    waits."""
     script = tmp_path / "trainer.py"
     script.write_text(
         "import sys, threading, time\nfrom agent_r1_recipes.code import sandbox\n"
@@ -213,18 +255,22 @@ def test_it_dies_with_its_parent(kind, tmp_path):
 
 
 def left_of(started: list[int]) -> list[int]:
-    """The processes that live in the sessions of these, zombies aside. Each start of a sandbox is a session of its own."""
+    """The processes that live in the sessions of these, zombies aside. Each start of a sandbox is a
+    session of its own."""
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            state, session = re.search(r"\) (\S) \d+ \d+ (\d+)", (entry / "stat").read_text()).groups()
+            state, session = re.search(
+                r"\) (\S) \d+ \d+ (\d+)", (entry / "stat").read_text()
+            ).groups()
             if state != "Z" and int(session) in started:
                 found.append(int(entry.name))
     return found
 
 
 def test_a_process_that_is_ended_while_it_starts_leaves_none():
-    """Of 400 that were ended within 3 ms, some 20 left bubblewrap's child, which waited for its parent for ever."""
+    """Of 400 that were ended within 3 ms, some 20 left bubblewrap's child, which waited for its
+    parent for ever."""
     wall, rng, started = of_kind("bubblewrap"), random.Random(0), []
     for _ in range(60):
         process = wall._start()
@@ -232,7 +278,9 @@ def test_a_process_that_is_ended_while_it_starts_leaves_none():
         time.sleep(0.003 * rng.random())
         sandbox._end(process)
     wall.close()
-    assert wait_until(lambda: not left_of(started)), [os.kill(pid, signal.SIGKILL) for pid in left_of(started)]
+    assert wait_until(lambda: not left_of(started)), [
+        os.kill(pid, signal.SIGKILL) for pid in left_of(started)
+    ]
 
 
 def test_where_memory_ends_the_program_is_killed_and_not_the_trainer():
@@ -240,7 +288,9 @@ def test_where_memory_ends_the_program_is_killed_and_not_the_trainer():
 
     def scores() -> set[str]:
         found = set()
-        for pid in (pid for pid, command in descendants(os.getpid()).items() if "<code>" in command):
+        for pid in (
+            pid for pid, command in descendants(os.getpid()).items() if "<code>" in command
+        ):
             with contextlib.suppress(OSError):
                 if Path(f"/proc/{pid}/comm").read_text() != "sh\n":
                     found.add(Path(f"/proc/{pid}/oom_score_adj").read_text().strip())
@@ -254,9 +304,12 @@ def test_where_memory_ends_the_program_is_killed_and_not_the_trainer():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
-    """GeoHop's questions are made of two packages, and an agent with `python` could read the answers there."""
+    """GeoHop's questions are made of two packages, and an agent with `python` could read the
+    answers there."""
     tree = ast.parse((ROOT / "recipes/geohop/facts.py").read_text())
-    modules = {node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    modules = {
+        node.module.split(".")[0] for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    }
     assert modules - set(sys.stdlib_module_names) <= {*sandbox.HIDDEN, "agent_r1"}
     wall = of_kind(kind)
     read = (
@@ -264,14 +317,19 @@ def test_the_facts_that_are_asked_for_cannot_be_imported(kind):
         "from babel import Locale",
         "open(__import__('numpy').__path__[0] + PLACE)",
     )
-    for source in (*read[:2], *(read[2].replace("PLACE", f"'/../{p}/__init__.py'") for p in sandbox.HIDDEN)):
+    for source in (
+        *read[:2],
+        *(read[2].replace("PLACE", f"'/../{p}/__init__.py'") for p in sandbox.HIDDEN),
+    ):
         ran = wall.run(source, 10)
-        assert ran.code == 1 and re.search("ImportError|No such file|Permission denied", ran.output), (source, ran)
+        assert ran.code == 1 and re.search(
+            "ImportError|No such file|Permission denied", ran.output
+        ), (source, ran)
     assert wall.run("import mpmath\nprint(mpmath.mpf(1))", 10).output == "1.0\n"
     wall.close()
 
 
-# ------------------------------------------------------------------------------------- where nothing can confine
+# ------------------------------------------------------------------------ where nothing can confine
 
 IN_A_CONTAINER = """
 import ctypes, struct, sys
@@ -298,13 +356,19 @@ except ConfigError as error:
     [
         ("mount", "auto", "runs under: Landlock"),
         ("landlock_create_ruleset", "auto", "runs under: bubblewrap, seccomp"),
-        ("mount landlock_create_ruleset", "auto", "model-written code is refused, because nothing here can confine it"),
+        (
+            "mount landlock_create_ruleset",
+            "auto",
+            "model-written code is refused, because nothing here can confine it",
+        ),
         ("mount landlock_create_ruleset", "unconfined", "runs under: no protection but limits"),
     ],
 )
 def test_it_takes_what_the_kernel_has_or_refuses(denied, setting, says):
     """In a process to which the kernel denies these calls, as it does in many containers."""
-    done = subprocess.run([sys.executable, "-c", IN_A_CONTAINER, denied, setting], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_CONTAINER, denied, setting], capture_output=True, text=True
+    )
     assert says in done.stdout + done.stderr
     assert ("env.sandbox=unconfined" in done.stdout) if "refused" in says else done.stdout == "2\n"
 
@@ -313,13 +377,15 @@ def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
     """What is tried is the effect, and not what a process says of itself."""
     monkeypatch.setattr(sandbox, "_bubblewraps", lambda: ["/usr/bin/env"])
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda path: [path])
-    monkeypatch.setattr(sandbox, "seccomp_filter", lambda: bytes.fromhex("060000000000ff7f"))  # allow everything
+    monkeypatch.setattr(
+        sandbox, "seccomp_filter", lambda: bytes.fromhex("060000000000ff7f")
+    )  # allow everything
     monkeypatch.setattr(sandbox, "_readable", lambda: ["/"])
     with pytest.raises(AgentR1Error, match="the probe could .*steal.*fork.*look"):
         Sandbox()
 
 
-# ---------------------------------------------------------------------------------------------------------- the tool
+# ----------------------------------------------------------------------------------------- the tool
 
 
 @pytest.fixture(scope="module")
@@ -339,14 +405,24 @@ def told(tools, code: str, max_chars: int = 4000):
         ("print('a')\nraise SystemExit(3)", "a\n[exit code 3]"),
         ("raise SystemExit('too bad')", "too bad"),
         (
-            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(1), __name__)",
+            "from dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\nprint(P(1), "
+            "__name__)",
             "P(x=1) __main__",
         ),
         ("print('ü', '\\ud800'.encode('utf-8', 'replace'))", "ü b'?'"),
         ("import os\nos.write(1, bytes([255, 254]))", "\ufffd\ufffd"),
         ("import pyarrow\npyarrow.jemalloc_memory_pool()\nprint(1)", "1"),
     ],
-    ids=["numpy", "nothing", "exit", "exit with words", "dataclass", "unicode", "no utf-8", "pandas"],
+    ids=[
+        "numpy",
+        "nothing",
+        "exit",
+        "exit with words",
+        "dataclass",
+        "unicode",
+        "no utf-8",
+        "pandas",
+    ],
 )
 def test_what_the_agent_reads(tools, code, content):
     result = told(tools, code)
@@ -361,9 +437,14 @@ def test_what_it_has_printed_when_its_time_is_over():
 
 
 def test_an_exception_is_told_with_its_line(tools):
-    lines = told(tools, "def half(x):\n    return x / 0\nprint('on the way')\nhalf(1)").content.splitlines()
+    lines = told(
+        tools, "def half(x):\n    return x / 0\nprint('on the way')\nhalf(1)"
+    ).content.splitlines()
     assert lines[:2] == ["on the way", "Traceback (most recent call last):"]
-    assert lines[-1] == "ZeroDivisionError: division by zero" and '  File "<code>", line 2, in half' in lines
+    assert (
+        lines[-1] == "ZeroDivisionError: division by zero"
+        and '  File "<code>", line 2, in half' in lines
+    )
     assert told(tools, "def f(:").content.endswith("SyntaxError: invalid syntax")
     assert not any("inside" in line or "runcode" in line for line in lines)
 
@@ -385,19 +466,26 @@ def test_64_calls_at_once_keep_their_deadline_and_none_is_lost(tools):
     results = asyncio.run(all_of_them())
     assert [result.content for result in results[1::2]] == [str(n**2) for n in range(1, 64, 2)]
     assert {result.content for result in results[::2]} == {"[ended: 4.5 s are over]"}
-    assert {result.error for result in results} == {None}  # TIME_OUT is what a call gets that misses its deadline
+    assert {result.error for result in results} == {
+        None
+    }  # TIME_OUT is what a call gets that misses its deadline
 
 
 def test_a_programs_time_begins_when_it_starts(monkeypatch):
-    """Two at a time, and four that sleep before it: an honest program waits for its turn and then has all of its time."""
+    """Two at a time, and four that sleep before it: an honest program waits for its turn and then
+    has all of its time."""
     monkeypatch.setattr(sandbox, "MAX_PROGRAMS", 2)
     tool = PythonTool(Sandbox(), 0.5)
 
     async def all_of_them():
         calls = [*["import time\ntime.sleep(60)"] * 4, *["print(1)"] * 2]
-        return await asyncio.gather(*(called({"python": tool}, "python", 1, 99, code=c) for c in calls))
+        return await asyncio.gather(
+            *(called({"python": tool}, "python", 1, 99, code=c) for c in calls)
+        )
 
-    assert [r.content for r in asyncio.run(all_of_them())] == ["[ended: 0.45 s are over]"] * 4 + ["1"] * 2
+    assert [r.content for r in asyncio.run(all_of_them())] == ["[ended: 0.45 s are over]"] * 4 + [
+        "1"
+    ] * 2
     monkeypatch.setattr(sandbox, "QUEUE_S", 0.1)
     *_, last = asyncio.run(all_of_them())
     assert last.error == "tool_error" and "the program was not started: 2 others" in last.content
@@ -418,7 +506,7 @@ def test_a_remote_sandbox_that_the_user_has_not_named_is_not_used():
         Workspace(config).load_tools()
 
 
-# --------------------------------------------------------------------------------------------------- SandboxFusion
+# ------------------------------------------------------------------------------------ SandboxFusion
 
 
 @pytest.fixture(scope="module")
@@ -434,7 +522,8 @@ def fusion():
     @app.post("/run_code")
     def run_code(request: dict):
         assert (
-            set(request) <= {"language", "code", "run_timeout", "memory_limit_MB"} and request["language"] == "python"
+            set(request) <= {"language", "code", "run_timeout", "memory_limit_MB"}
+            and request["language"] == "python"
         )
         if request["code"] in other:
             return other[request["code"]]
@@ -443,8 +532,19 @@ def fusion():
             return {"status": "Success", "run_result": result}
         ran = wall.run(request["code"], request["run_timeout"])
         status = "TimeLimitExceeded" if ran.ended else "Finished"
-        result = {"status": status, "execution_time": 0.1, "return_code": ran.code, "stdout": ran.output, "stderr": ""}
-        return {"status": "Success" if ran.code == 0 else "Failed", "message": "", "run_result": result, "files": {}}
+        result = {
+            "status": status,
+            "execution_time": 0.1,
+            "return_code": ran.code,
+            "stdout": ran.output,
+            "stderr": "",
+        }
+        return {
+            "status": "Success" if ran.code == 0 else "Failed",
+            "message": "",
+            "run_result": result,
+            "files": {},
+        }
 
     with serving(app) as url:
         yield SandboxFusion(url)
@@ -453,7 +553,12 @@ def fusion():
 
 def test_a_remote_sandbox_says_the_same(fusion):
     here = of_kind("bubblewrap")
-    for code in ("print(1)", "1 / 0", "import sys; print('x'); sys.exit(4)", "print('\ud800'.isprintable())"):
+    for code in (
+        "print(1)",
+        "1 / 0",
+        "import sys; print('x'); sys.exit(4)",
+        "print('\ud800'.isprintable())",
+    ):
         assert fusion.run(code, 10) == here.run(code, 10)
     assert fusion.run("import time; time.sleep(60)", 1).ended == "time"
     assert fusion.run("# huge", 10).ended == "output"
@@ -463,7 +568,8 @@ def test_a_remote_sandbox_says_the_same(fusion):
 
 
 @pytest.mark.parametrize(
-    "code, says", [("# broken", "refused: no room"), ("# strange", "unknown form"), ("# halved", "unknown form")]
+    "code, says",
+    [("# broken", "refused: no room"), ("# strange", "unknown form"), ("# halved", "unknown form")],
 )
 def test_a_remote_sandbox_that_fails_says_so(fusion, code, says):
     with pytest.raises(AgentR1Error, match=says):
@@ -478,4 +584,7 @@ def test_a_remote_sandbox_that_is_gone():
     with socket.create_server(("127.0.0.1", 0)) as server:  # takes the call, and says nothing
         taken = []
         threading.Thread(target=lambda: taken.append(server.accept()), daemon=True).start()
-        assert SandboxFusion(f"http://127.0.0.1:{server.getsockname()[1]}").run("print(1)", 0.2).ended == "time"
+        assert (
+            SandboxFusion(f"http://127.0.0.1:{server.getsockname()[1]}").run("print(1)", 0.2).ended
+            == "time"
+        )

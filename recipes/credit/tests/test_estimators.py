@@ -1,4 +1,5 @@
-"""The estimators of this recipe by hand, by property and against verl. tests/test_advantages.py has what all estimators share."""
+"""The estimators of this recipe by hand, by property and against verl. tests/test_advantages.py has
+what all estimators share."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ from agent_r1_recipes.credit.estimators import (
 )
 from agent_r1_recipes.credit.process import scale_process_rewards
 
-# ------------------------------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 
 def test_rloo_by_hand():
@@ -49,17 +50,21 @@ def test_a_sample_that_was_left_alone_learns_nothing():
 
 
 def test_reinforce_plus_plus_by_hand():
-    # gamma 1/2. One trajectory of three actions paid (0, 0, 4): G = 1, 2, 4; one of one action paid 1: G = 1.
-    # Mean 2, unbiased variance (1 + 0 + 4 + 1) / 3 = 2.
-    batch, section = inputs_of([[0, 9, 0, 4], [1, 0, 0, 0]], [[1, 0, 1, 1], [1, 0, 0, 0]], gamma=0.5, lam=0.1)
+    # gamma 1/2. One trajectory of three actions paid (0, 0, 4): G = 1, 2, 4; one of one action paid
+    # 1: G = 1. Mean 2, unbiased variance (1 + 0 + 4 + 1) / 3 = 2.
+    batch, section = inputs_of(
+        [[0, 9, 0, 4], [1, 0, 0, 0]], [[1, 0, 1, 1], [1, 0, 0, 0]], gamma=0.5, lam=0.1
+    )
     advantages_BT, returns_BT = reinforce_plus_plus(batch, section)
     torch.testing.assert_close(returns_BT, torch.tensor([[1.0, 0, 2, 4], [1, 0, 0, 0]]))
-    torch.testing.assert_close(advantages_BT * 2**0.5, torch.tensor([[-1.0, 0, 0, 2], [-1, 0, 0, 0]]))
+    torch.testing.assert_close(
+        advantages_BT * 2**0.5, torch.tensor([[-1.0, 0, 0, 2], [-1, 0, 0, 0]])
+    )
 
 
 def test_reinforce_plus_plus_baseline_by_hand():
-    # Group x: scores 2 and 0, y: 5 and 5. Centred: 1, -1, 0, 0 on 1, 2, 1, 1 tokens: mean -1/5, unbiased variance
-    # ((6/5)^2 + 2 (4/5)^2 + 2 (1/5)^2) / 4 = 0.7.
+    # Group x: scores 2 and 0, y: 5 and 5. Centred: 1, -1, 0, 0 on 1, 2, 1, 1 tokens: mean -1/5,
+    # unbiased variance ((6/5)^2 + 2 (4/5)^2 + 2 (1/5)^2) / 4 = 0.7.
     mask = [[1, 0], [1, 1], [1, 0], [0, 1]]
     batch, section = inputs_of([[2, 0], [0, 0], [5, 0], [0, 5]], mask, groups=["x", "x", "y", "y"])
     advantages_BT, _ = reinforce_plus_plus_baseline(batch, section)
@@ -68,8 +73,12 @@ def test_reinforce_plus_plus_baseline_by_hand():
 
 
 def test_remax_by_hand():
-    columns = {"baseline_B": [0.25, 0.25, float("nan")]}  # the greedy episode of the third prompt was broken off
-    batch, section = inputs_of([[0, 1], [0, 0], [1, 0]], [[1, 1]] * 3, groups=["a", "a", "b"], columns=columns)
+    columns = {
+        "baseline_B": [0.25, 0.25, float("nan")]
+    }  # the greedy episode of the third prompt was broken off
+    batch, section = inputs_of(
+        [[0, 1], [0, 0], [1, 0]], [[1, 1]] * 3, groups=["a", "a", "b"], columns=columns
+    )
     advantages_BT, _ = remax(batch, section)
     torch.testing.assert_close(advantages_BT, torch.tensor([[0.75, 0.75], [-0.25, -0.25], [0, 0]]))
     with pytest.raises(ConfigError, match="the batch has no column baseline_B; declare it"):
@@ -77,7 +86,8 @@ def test_remax_by_hand():
 
 
 def test_rewards_on_the_way_by_hand():
-    # The first row earns .2 - .1 + .2 on the way and 1 at its end, the second -.4. To come: .3 .1 .2 .2 and -.4 -.4 0 0.
+    # The first row earns .2 - .1 + .2 on the way and 1 at its end, the second -.4. To come: .3 .1
+    # .2 .2 and -.4 -.4 0 0.
     process_BT = torch.tensor([[0.2, -0.1, 0, 0.2], [0, -0.4, 0, 0]])
     rewards_BT = process_BT + torch.tensor([[0, 0, 0, 1.0], [0, 0, -0.2, 0]])
     balanced_BT, scale = scale_process_rewards(rewards_BT, process_BT, 0.5)
@@ -85,16 +95,17 @@ def test_rewards_on_the_way_by_hand():
     torch.testing.assert_close(
         balanced_BT, torch.tensor([[0.25, -0.125, 0, 1.25], [0, -0.5, -0.2, 0]]), atol=1e-5, rtol=0
     )
-    # What is to come counts, not what has been paid: 1 and 2 of [-1, 2], where sums from the left are -1 and 1.
-    assert scale_process_rewards(torch.zeros(1, 2), torch.tensor([[-1.0, 2.0]]), 0.5)[1] == pytest.approx(
-        0.25, rel=1e-5
-    )
+    # What is to come counts, not what has been paid: 1 and 2 of [-1, 2], where sums from the left
+    # are -1 and 1.
+    assert scale_process_rewards(torch.zeros(1, 2), torch.tensor([[-1.0, 2.0]]), 0.5)[
+        1
+    ] == pytest.approx(0.25, rel=1e-5)
     nothing_BT, _ = scale_process_rewards(rewards_BT, torch.zeros_like(rewards_BT), 0.5)
     assert torch.equal(nothing_BT, rewards_BT)
 
 
-# Three steps of two, one and two tokens; gamma = lam = 1/2. Rewards of the steps 0, 0, 1; V at their first tokens .5, .2, .4:
-# GAE_A and GAE_R of test_advantages.py.
+# Three steps of two, one and two tokens; gamma = lam = 1/2. Rewards of the steps 0, 0, 1; V at
+# their first tokens .5, .2, .4: GAE_A and GAE_R of test_advantages.py.
 STEPS = {"steps_BT": [[0, 0, -1, 1, -1, 2, 2]]}
 STEP_REWARDS, STEP_MASK = [[0, 0, 9, 0, 9, 0, 1]], [[1, 1, 0, 1, 0, 1, 1]]
 STEP_VALUES = [[0.5, 9, 9, 0.2, 9, 0.4, 9]]
@@ -102,7 +113,9 @@ STEP_VALUES = [[0.5, 9, 9, 0.2, 9, 0.4, 9]]
 
 def test_steppo_by_hand():
     settings_ = {"gamma": 0.5, "lam": 0.5, "normalize_std": False}
-    batch, section = inputs_of(STEP_REWARDS, STEP_MASK, values=STEP_VALUES, columns=STEPS, **settings_)
+    batch, section = inputs_of(
+        STEP_REWARDS, STEP_MASK, values=STEP_VALUES, columns=STEPS, **settings_
+    )
     advantages_BT, returns_BT = steppo(batch, section)
     a1, a2, a3, r1, r2, r3 = -0.3625, 0.15, 0.6, 0.1375, 0.35, 1.0
     torch.testing.assert_close(advantages_BT, torch.tensor([[a1, a1, 0, a2, 0, a3, a3]]))
@@ -116,8 +129,9 @@ def test_steppo_by_hand():
 
 
 def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
-    # The state of the third step stands for the future. It was paid nothing: A3 = 0, R3 = V3. The second sees 0.4 / 2 ahead:
-    # A2 = 0, R2 = 0.2. A1 = 0.5 * 0.2 - 0.5 = -0.4. Paid 1 on the way: A3 = 1, A2 = 0.25 * 1, A1 = -0.4 + 0.25 * 0.25.
+    # The state of the third step stands for the future. It was paid nothing: A3 = 0, R3 = V3. The
+    # second sees 0.4 / 2 ahead: A2 = 0, R2 = 0.2. A1 = 0.5 * 0.2 - 0.5 = -0.4. Paid 1 on the way:
+    # A3 = 1, A2 = 0.25 * 1, A1 = -0.4 + 0.25 * 0.25.
     columns = STEPS | {"truncated_B": [True]}
     settings_ = {"gamma": 0.5, "lam": 0.5, "normalize_std": False}
     for paid, (a1, a2, a3) in ((0, (-0.4, 0, 0)), (1, (-0.3375, 0.25, 1))):
@@ -126,28 +140,42 @@ def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
             *inputs_of(rewards, STEP_MASK, values=STEP_VALUES, columns=columns, **settings_)
         )
         torch.testing.assert_close(advantages_BT, torch.tensor([[a1, a1, 0, a2, 0, a3, a3]]))
-        torch.testing.assert_close(returns_BT, torch.tensor([[a1 + 0.5, a1 + 0.5, 0, a2 + 0.2, 0, a3 + 0.4, a3 + 0.4]]))
+        torch.testing.assert_close(
+            returns_BT, torch.tensor([[a1 + 0.5, a1 + 0.5, 0, a2 + 0.2, 0, a3 + 0.4, a3 + 0.4]])
+        )
 
 
 def test_gigpo_by_hand():
-    """Two episodes begin in state 1; both come by state 2, and leave it differently. The winner alone sees state 3."""
-    # Scores 1 and 0: A_episode = +-1/2 without deviation. gamma 1/2: the winner's steps return 1/4, 1/2, 1, the loser's 0, 0.
-    # State 1: 1/4 and 0, mean 1/8. State 2: 1/2 and 0, mean 1/4. State 3 was met once.
+    """Two episodes begin in state 1; both come by state 2, and leave it differently. The winner
+    alone sees state 3."""
+    # Scores 1 and 0: A_episode = +-1/2 without deviation. gamma 1/2: the winner's steps return 1/4,
+    # 1/2, 1, the loser's 0, 0. State 1: 1/4 and 0, mean 1/8. State 2: 1/2 and 0, mean 1/4. State 3
+    # was met once.
     columns = {"steps_BT": [[0, 1, 2], [0, 1, -1]], "states_BT": [[1, 2, 3], [1, 2, 0]]}
     batch, section = inputs_of(
-        [[0, 0, 1], [0, 0, 0]], [[1, 1, 1], [1, 1, 0]], columns=columns, gamma=0.5, normalize_std=False
+        [[0, 0, 1], [0, 0, 0]],
+        [[1, 1, 1], [1, 1, 0]],
+        columns=columns,
+        gamma=0.5,
+        normalize_std=False,
     )
     advantages_BT, _ = gigpo(batch, section)
-    torch.testing.assert_close(advantages_BT, torch.tensor([[0.625, 0.75, 0.5], [-0.625, -0.75, 0]]))
+    torch.testing.assert_close(
+        advantages_BT, torch.tensor([[0.625, 0.75, 0.5], [-0.625, -0.75, 0]])
+    )
     halved_BT, _ = gigpo(batch, section.model_copy(update={"step_weight": 0.5}))
-    torch.testing.assert_close(halved_BT, torch.tensor([[0.5625, 0.625, 0.5], [-0.5625, -0.625, 0]]))
+    torch.testing.assert_close(
+        halved_BT, torch.tensor([[0.5625, 0.625, 0.5], [-0.5625, -0.625, 0]])
+    )
     # The same states of another prompt are other states.
-    apart, _ = inputs_of([[0, 0, 1], [0, 0, 0]] * 2, [[1, 1, 1]] * 4, groups=["a", "a", "b", "b"], gamma=0.5)
+    apart, _ = inputs_of(
+        [[0, 0, 1], [0, 0, 0]] * 2, [[1, 1, 1]] * 4, groups=["a", "a", "b", "b"], gamma=0.5
+    )
     apart.columns["states_BT"] = torch.tensor([[1, 2, 3], [4, 5, 6], [4, 5, 6], [1, 2, 3]])
     torch.testing.assert_close(gigpo(apart, section)[0], grpo(apart, section)[0])
 
 
-# ------------------------------------------------------------------------------------------------------- by property
+# -------------------------------------------------------------------------------------- by property
 
 
 @settings(max_examples=40, deadline=None)
@@ -166,7 +194,10 @@ def test_all_tokens_of_a_step_share_its_credit(seed):
     for estimate in (steppo, gigpo):
         advantages_BT, _ = estimate(batch, section)
         for row in range(len(batch)):
-            mine, steps = advantages_BT[row][batch.mask_BT[row]], batch.steps_BT[row][batch.mask_BT[row]]
+            mine, steps = (
+                advantages_BT[row][batch.mask_BT[row]],
+                batch.steps_BT[row][batch.mask_BT[row]],
+            )
             for step in steps.unique():
                 assert len(mine[steps == step].unique()) == 1
 
@@ -178,7 +209,7 @@ def test_gigpo_without_its_steps_is_grpo(seed):
     torch.testing.assert_close(gigpo(batch, section)[0], grpo(batch, section)[0])
 
 
-# ---------------------------------------------------------------------------------------------- verl as the reference
+# ---------------------------------------------------------------------------- verl as the reference
 
 
 @settings(max_examples=30, deadline=None)
@@ -206,11 +237,13 @@ def test_verls_own_agree(seed, gamma):
             reward_baselines=batch.columns["baseline_B"],
             config=core_algos.AlgoConfig(gamma=gamma),
         )
-        expected = expected * batch.mask_BT  # verl leaves numbers on masked tokens (its losses mask them later)
+        expected = (
+            expected * batch.mask_BT
+        )  # verl leaves numbers on masked tokens (its losses mask them later)
         torch.testing.assert_close(ours(batch, section)[0], expected, atol=1e-4, rtol=1e-4)
 
 
-# ------------------------------------------------------------------------------------- what rows bring the estimators
+# ------------------------------------------------------------------- what rows bring the estimators
 
 
 def test_rows_know_their_steps_states_and_whether_the_outcome_was_paid():
@@ -226,14 +259,17 @@ def test_rows_know_their_steps_states_and_whether_the_outcome_was_paid():
 
 
 def test_a_column_that_is_not_declared_is_refused_where_rows_meet_and_where_it_is_read():
-    trajectory = Trajectory([Step([1], [2, 3], [-1.0, -1.0], extra={"state": 4})], "g", StopReason.ANSWERED, {})
+    trajectory = Trajectory(
+        [Step([1], [2, 3], [-1.0, -1.0], extra={"state": 4})], "g", StopReason.ANSWERED, {}
+    )
     with pytest.raises(ValueError, match="rows and estimator differ in the columns states_BT"):
         collate(trajectory_rows(trajectory, 0), columns=[STATES])
     with pytest.raises(ValueError, match="rows and estimator differ in the columns states_BT"):
         collate(trajectory_rows(trajectory, 0, [STATES]))
     with pytest.raises(ConfigError, match="the batch has no column states_BT; declare it"):
         gigpo(
-            collate([row for n in range(2) for row in trajectory_rows(trajectory, n)]), load_config("smoke").advantage
+            collate([row for n in range(2) for row in trajectory_rows(trajectory, n)]),
+            load_config("smoke").advantage,
         )
     short = Column("short_BT", torch.int64, lambda step: [1])
     with pytest.raises(ValueError, match="column short_BT: 1 values for a step of 2 action tokens"):
@@ -241,8 +277,16 @@ def test_a_column_that_is_not_declared_is_refused_where_rows_meet_and_where_it_i
 
 
 def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
-    assert load_config("laptop", algorithm="steppo").rollout == load_config("laptop", algorithm="ppo").rollout
-    assert load_config("laptop", algorithm="gigpo").rollout == load_config("laptop", algorithm="grpo").rollout
+    assert (
+        load_config("laptop", algorithm="steppo").rollout
+        == load_config("laptop", algorithm="ppo").rollout
+    )
+    assert (
+        load_config("laptop", algorithm="gigpo").rollout
+        == load_config("laptop", algorithm="grpo").rollout
+    )
     for name in ("rloo", "gigpo", "reinforce++-baseline"):
-        with pytest.raises(ConfigError, match=rf"^{name.replace('+', '.')} compares samples of one prompt"):
+        with pytest.raises(
+            ConfigError, match=rf"^{name.replace('+', '.')} compares samples of one prompt"
+        ):
             load_config("laptop", ["rollout.samples_per_prompt=1"], algorithm=name)

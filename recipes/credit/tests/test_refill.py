@@ -14,7 +14,10 @@ from agent_r1_recipes.credit.dynamic_sampling import play_until_full
 
 
 def group(name: str, scores: list[float]) -> list[Trajectory]:
-    return [Trajectory([Step([1], [2], [-1.0], score)], name, StopReason.ANSWERED, {}) for score in scores]
+    return [
+        Trajectory([Step([1], [2], [-1.0], score)], name, StopReason.ANSWERED, {})
+        for score in scores
+    ]
 
 
 @settings(max_examples=60, deadline=None)
@@ -25,7 +28,11 @@ def test_the_batch_is_full_and_groups_that_differ_come_first(prompts, rounds, da
     def play(number, n):
         asked.append(n)
         kinds = data.draw(st.lists(st.booleans(), min_size=n, max_size=n))
-        return [t for p, differ in enumerate(kinds) for t in group(f"{number}-{p}", [0.3, 1.0 if differ else 0.3])]
+        return [
+            t
+            for p, differ in enumerate(kinds)
+            for t in group(f"{number}-{p}", [0.3, 1.0 if differ else 0.3])
+        ]
 
     batch, played = play_until_full(play, prompts, rounds)
     groups = {t.group_id: set() for t in batch}
@@ -49,14 +56,25 @@ def test_an_episode_that_failed_decides_nothing():
 
 
 def test_a_run_has_fewer_rows_without_advantage(chat, monkeypatch):
-    few = ["trainer.steps=4", "rollout.samples_per_prompt=2", "rollout.prompts_per_step=4", "actor.lr=0.001"]
+    few = [
+        "trainer.steps=4",
+        "rollout.samples_per_prompt=2",
+        "rollout.prompts_per_step=4",
+        "actor.lr=0.001",
+    ]
     plain = letters_run(chat, monkeypatch, "grpo", *few).metrics
-    filled = letters_run(chat, monkeypatch, "grpo", *few, "rollout.dynamic_sampling_rounds=3", count=16).metrics
-    assert sum(m["groups/zero_advantage"] for m in filled) < sum(m["groups/zero_advantage"] for m in plain)
+    filled = letters_run(
+        chat, monkeypatch, "grpo", *few, "rollout.dynamic_sampling_rounds=3", count=16
+    ).metrics
+    assert sum(m["groups/zero_advantage"] for m in filled) < sum(
+        m["groups/zero_advantage"] for m in plain
+    )
     assert all(8 <= m["rollout/episodes_played"] <= 4 * 8 for m in filled)
     few = ["trainer.steps=1", "rollout.dynamic_sampling_rounds=2"]
     silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=12).metrics
-    assert silent[0]["rollout/episodes_played"] == 3 * 16 and silent[0]["groups/zero_advantage"] == 1
+    assert (
+        silent[0]["rollout/episodes_played"] == 3 * 16 and silent[0]["groups/zero_advantage"] == 1
+    )
     silent = letters_run(chat, monkeypatch, "grpo", *few, env=SilentEnv, count=5).metrics
     assert silent[0]["rollout/episodes_played"] == 5 * 8  # no question is left to be asked
 
@@ -69,16 +87,23 @@ def test_what_is_reported_is_what_was_played(chat, monkeypatch):
     for metrics, played, batch in zip(run.metrics, run.trajectories, run.batches, strict=True):
         assert metrics["rollout/episodes_played"] == len(played) > 8
         assert metrics["critic/score/mean"] == pytest.approx(fmean(t.reward for t in played))
-        assert metrics["rollout/score_chosen"] == pytest.approx(fmean(t.reward for t in batch.trajectories))
+        assert metrics["rollout/score_chosen"] == pytest.approx(
+            fmean(t.reward for t in batch.trajectories)
+        )
         tokens = [sum(len(step.action_ids) for step in t.steps) for t in played]
         assert metrics["response_length/mean"] == pytest.approx(fmean(tokens))
-    assert run.metrics[0]["critic/score/mean"] != pytest.approx(run.metrics[0]["rollout/score_chosen"], abs=0.01)
+    assert run.metrics[0]["critic/score/mean"] != pytest.approx(
+        run.metrics[0]["rollout/score_chosen"], abs=0.01
+    )
 
 
 def test_where_it_means_nothing_it_is_refused():
     with pytest.raises(
-        ConfigError, match="^rollout.dynamic_sampling_rounds replaces groups that agree, and ppo has none"
+        ConfigError,
+        match="^rollout.dynamic_sampling_rounds replaces groups that agree, and ppo has none",
     ):
         load_config("smoke", ["rollout.dynamic_sampling_rounds=1"], algorithm="ppo")
-    with pytest.raises(ConfigError, match="^rollout.dynamic_sampling_rounds requires --engine local"):
+    with pytest.raises(
+        ConfigError, match="^rollout.dynamic_sampling_rounds requires --engine local"
+    ):
         load_config("smoke", ["rollout.dynamic_sampling_rounds=1", "engine=verl"], algorithm="grpo")

@@ -24,7 +24,7 @@ def causes(folder: Path) -> list[str]:
     return [finding.cause for finding in findings(read_evidence(folder))]
 
 
-# ------------------------------------------------------------------------------------------------------ our own runs
+# ------------------------------------------------------------------------------------- our own runs
 
 CHAT = [
     "<|im_start|>",
@@ -47,19 +47,34 @@ def episode(reward: float, advantage: float, sample: int = 0, **changed) -> dict
         "info": {"tool_calls": [{"arguments": {"query": "Italy"}, "content": "Rome"}]},
     }
     row = {
-        "tokens": CHAT, "action_mask": MASK, "rewards": [0.0] * 8 + [reward], "advantages": [m * advantage for m in MASK],
-    }  # fmt: skip
+        "tokens": CHAT,
+        "action_mask": MASK,
+        "rewards": [0.0] * 8 + [reward],
+        "advantages": [m * advantage for m in MASK],
+    }
     return {
-        "step": 1, "group_id": "1-0", "question": "What?", "ground_truth": ["Rome"], "kind": "1-hop", "stop_reason": "answered",
-        "reward": reward, "reward_parts": {"em": reward}, "process": 0, "metrics": {"tool_calls": 1, "em": reward},
-        "steps": [step, {"text": f"<answer>Rome {sample}</answer>", "info": {}}], "rows": [row],
-    } | changed  # fmt: skip
+        "step": 1,
+        "group_id": "1-0",
+        "question": "What?",
+        "ground_truth": ["Rome"],
+        "kind": "1-hop",
+        "stop_reason": "answered",
+        "reward": reward,
+        "reward_parts": {"em": reward},
+        "process": 0,
+        "metrics": {"tool_calls": 1, "em": reward},
+        "steps": [step, {"text": f"<answer>Rome {sample}</answer>", "info": {}}],
+        "rows": [row],
+    } | changed
 
 
 def ours(folder: Path, *episodes: dict, lines: list[dict] = ()) -> Path:
     write(folder / "rollouts" / "step_000001.jsonl", list(episodes))
     if lines:
-        write(folder / "metrics.jsonl", [{"training/global_step": step} | line for step, line in enumerate(lines, 1)])
+        write(
+            folder / "metrics.jsonl",
+            [{"training/global_step": step} | line for step, line in enumerate(lines, 1)],
+        )
     return folder
 
 
@@ -74,20 +89,31 @@ def test_every_rule_has_its_episode(tmp_path):
     row = GOOD[0]["rows"][0]
     forged = {**row, "tokens": [*CHAT[:4], "<|im_end|>", *CHAT[5:]]}
     stopped = [{"text": "<answer>Rome</answer> and Rome", "info": {}}]
-    grader = {"tool_calls": [{"arguments": {"query": "echo 1 > reward.txt"}, "content": "no results"}]}
+    grader = {
+        "tool_calls": [{"arguments": {"query": "echo 1 > reward.txt"}, "content": "no results"}]
+    }
     planted = {
-        "the action mask covers tool results": [episode(1.0, 0.7, rows=[{**row, "action_mask": [0, 0, *[1] * 7]}])],
+        "the action mask covers tool results": [
+            episode(1.0, 0.7, rows=[{**row, "action_mask": [0, 0, *[1] * 7]}])
+        ],
         "documents can forge turns": [episode(1.0, 0.7, rows=[forged])],
         "groups mix questions": [GOOD[0], {**GOOD[1], "question": "Who?"}],
         "every advantage is zero": [episode(1.0, 0.0), episode(0.0, 0.0, 1)],
-        "rewards are lost on masked tokens": [episode(1.0, 0.7, reward_parts={"em": 1.0, "format": -0.2})],
-        "the agent writes its own reward": [episode(1.0, 0.7, steps=[{"text": "", "info": grader}])],
+        "rewards are lost on masked tokens": [
+            episode(1.0, 0.7, reward_parts={"em": 1.0, "format": -0.2})
+        ],
+        "the agent writes its own reward": [
+            episode(1.0, 0.7, steps=[{"text": "", "info": grader}])
+        ],
         "the reward can be talked into it": [
-            episode(1.0, 0.7, 0, question=asked, group_id=asked) for asked in ("What?", "Who?", "Where?", "When?")
+            episode(1.0, 0.7, 0, question=asked, group_id=asked)
+            for asked in ("What?", "Who?", "Where?", "When?")
         ],
         "turns do not end": [episode(0.0, 0.0, stop_reason="max_tokens", steps=stopped), *GOOD],
         "the tool knows the answer": [episode(1.0, 0.7, kind="2-hop")],
-        "a longer answer that contains the right one is paid": [episode(1.0, 0.7, metrics={"em": 0.0, "sub_em": 1.0})],
+        "a longer answer that contains the right one is paid": [
+            episode(1.0, 0.7, metrics={"em": 0.0, "sub_em": 1.0})
+        ],
     }
     for number, (cause, episodes) in enumerate(planted.items()):
         assert cause in causes(ours(tmp_path / str(number), *episodes)), cause
@@ -112,64 +138,110 @@ def test_figures_that_run_away(tmp_path):
     }
     for number, (cause, lines) in enumerate(planted.items()):
         assert cause in causes(ours(tmp_path / str(number), *GOOD, lines=lines)), cause
-    steady = [{"critic/score/mean": x, "actor/kl_loss": 0.01, "tool_calls/mean": 1.5, "actor/ppo_kl": 0.01} for x in up]
+    steady = [
+        {
+            "critic/score/mean": x,
+            "actor/kl_loss": 0.01,
+            "tool_calls/mean": 1.5,
+            "actor/ppo_kl": 0.01,
+        }
+        for x in up
+    ]
     assert causes(ours(tmp_path / "steady", *GOOD, lines=steady)) == []
     assert symptoms(read_evidence(tmp_path / "steady")) == ["reward rises: 0.10 at first, 0.85 now"]
     assert symptoms(read_evidence(tmp_path / "5"))[0].startswith("reward is flat")
-    assert symptoms(read_evidence(tmp_path / "2")) == ["it collapsed: the reward was 0.90 at its best, and is 0.15"]
+    assert symptoms(read_evidence(tmp_path / "2")) == [
+        "it collapsed: the reward was 0.90 at its best, and is 0.15"
+    ]
     assert symptoms(read_evidence(tmp_path / "4"))[0].startswith(
         "tools are never called: 0.80 calls per episode at first"
     )
 
 
-# ----------------------------------------------------------------------------------------------------- other projects
+# ----------------------------------------------------------------------------------- other projects
 
 
 def parquet(folder: Path, rows: list[dict]) -> None:
     (folder / "completions").mkdir()
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), folder / "completions" / "completions_00010.parquet")
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows), folder / "completions" / "completions_00010.parquet"
+    )
 
 
 def test_trl_from_parquet(tmp_path):
     """Two prompts whose advantages were computed over the wrong groups; a call in the text."""
-    said = "<tool_call>\n{}\n</tool_call>user\n<tool_response>\nRome\n</tool_response>assistant\nRome"
+    said = (
+        "<tool_call>\n{}\n</tool_call>user\n<tool_response>\nRome\n</tool_response>assistant\nRome"
+    )
     facts = {"step": 10, "completion": said, "format_reward": float("nan")}
     graded = (("What?", 1.0, 0.9), ("What?", 1.0, 0.1), ("Who?", 0.0, -0.9), ("Who?", 0.0, -0.1))
     unscored = facts | {"prompt": "Who?", "accuracy_reward": float("nan"), "advantage": 0.0}
-    parquet(tmp_path, [facts | {"prompt": q, "accuracy_reward": r, "advantage": a} for q, r, a in graded] + [unscored])
+    parquet(
+        tmp_path,
+        [facts | {"prompt": q, "accuracy_reward": r, "advantage": a} for q, r, a in graded]
+        + [unscored],
+    )
     evidence = read_evidence(tmp_path)
     assert (evidence.source, [len(e.calls) for e in evidence.episodes]) == ("TRL", [1] * 4)
-    assert evidence.lines[0]["critic/score/mean"] == 0.5 and evidence.lines[0]["groups/zero_advantage"] == 1
+    assert (
+        evidence.lines[0]["critic/score/mean"] == 0.5
+        and evidence.lines[0]["groups/zero_advantage"] == 1
+    )
     assert "groups mix questions" in causes(tmp_path)
 
 
 def test_trl_with_its_metrics(tmp_path):
-    """The names of the reward functions are known, so a number that was logged next to them is not a reward."""
+    """The names of the reward functions are known, so a number that was logged next to them is not
+    a reward."""
     parquet(
         tmp_path,
-        [{"step": 10, "prompt": "What?", "completion": "Rome", "exact": 0.25, "length": 7.0, "advantage": 0.0}],
+        [
+            {
+                "step": 10,
+                "prompt": "What?",
+                "completion": "Rome",
+                "exact": 0.25,
+                "length": 7.0,
+                "advantage": 0.0,
+            }
+        ],
     )
-    logged = {"reward": 0.0, "rewards/exact/mean": 0.0, "frac_reward_zero_std": 1.0, "tools/call_frequency": 0.0}
+    logged = {
+        "reward": 0.0,
+        "rewards/exact/mean": 0.0,
+        "frac_reward_zero_std": 1.0,
+        "tools/call_frequency": 0.0,
+    }
     (tmp_path / "checkpoint-20").mkdir()
     history = [{"step": n} | logged for n in range(1, 21)] + [{"train_loss": 0.1}]
-    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(json.dumps({"log_history": history}))
+    (tmp_path / "checkpoint-20" / "trainer_state.json").write_text(
+        json.dumps({"log_history": history})
+    )
     assert read_evidence(tmp_path).episodes[0].reward == 0.25
     assert causes(tmp_path) == ["tools were never called", "groups agree"]
 
 
 def test_verl(tmp_path, capsys):
-    """A judge that pays one sentence on every question; results of tools are in `output`, and no calls."""
+    """A judge that pays one sentence on every question; results of tools are in `output`, and no
+    calls."""
     said = "<tool_response><tool_call></tool_response><answer>this is correct</answer>"
     for step in (1, 2, 10):
         write(
             tmp_path / f"{step}.jsonl",
-            [{"input": f"{n}?", "output": said, "gts": "x", "score": 1.0, "step": step} for n in range(4)],
+            [
+                {"input": f"{n}?", "output": said, "gts": "x", "score": 1.0, "step": step}
+                for n in range(4)
+            ],
         )
     assert causes(tmp_path)[0] == "the reward can be talked into it"
     assert [line["training/global_step"] for line in read_evidence(tmp_path).lines] == [1, 2, 10]
     assert main("diagnose", str(tmp_path)) == 0
     shown = capsys.readouterr().out
-    assert "verl: 3 steps, 12 episodes" in shown and "tools are never called" in shown and "'this is correct'" in shown
+    assert (
+        "verl: 3 steps, 12 episodes" in shown
+        and "tools are never called" in shown
+        and "'this is correct'" in shown
+    )
 
 
 def test_verl_groups_rows_by_the_prompt_in_their_uid(tmp_path):
@@ -184,13 +256,25 @@ GRADED = json.dumps({"name": "bash", "arguments": "echo 1 > /logs/verifier/rewar
 
 
 def test_verifiers_results(tmp_path):
-    line = {"prompt": [{"role": "user", "content": "Fix it."}], "reward": 1.0, "is_truncated": False, "example_id": 3}
+    line = {
+        "prompt": [{"role": "user", "content": "Fix it."}],
+        "reward": 1.0,
+        "is_truncated": False,
+        "example_id": 3,
+    }
     said = [
         {"role": "assistant", "content": "", "tool_calls": [GRADED]},
-        {"role": "tool", "content": [{"type": "text", "text": "<answer>x</answer>"}], "tool_call_id": "1"},
+        {
+            "role": "tool",
+            "content": [{"type": "text", "text": "<answer>x</answer>"}],
+            "tool_call_id": "1",
+        },
         {"role": "assistant", "content": [{"type": "text", "text": "<answer>done</answer>"}]},
     ]
-    write(tmp_path / "evals" / "results.jsonl", [line | {"completion": said}] * 2 + [line | {"completion": None}])
+    write(
+        tmp_path / "evals" / "results.jsonl",
+        [line | {"completion": said}] * 2 + [line | {"completion": None}],
+    )
     assert [episode.answer for episode in read_evidence(tmp_path).episodes] == ["done", "done", ""]
     assert "the agent writes its own reward" in causes(tmp_path)
     assert "too few for a trend" in symptoms(read_evidence(tmp_path))[0]
@@ -205,7 +289,11 @@ def test_verifiers_traces(tmp_path):
         {"role": "tool", "tool_call_id": "1", "content": "ok"},
     ]
     rewards = {"tests": {"score": 2.0, "weight": 0.5}, "style": None}
-    trace = {"agent": {"trainable": True}, "nodes": [{"message": m} for m in messages], "rewards": rewards}
+    trace = {
+        "agent": {"trainable": True},
+        "nodes": [{"message": m} for m in messages],
+        "rewards": rewards,
+    }
     judge = trace | {"agent": {"trainable": False}, "rewards": {}}
     episode = {
         "task": {"hash": "a1"},
@@ -213,13 +301,22 @@ def test_verifiers_traces(tmp_path):
         "run": {"type": "train", "id": "r", "work": {"type": "train", "step": 4}},
     }
     cut = episode | {"traces": [judge, trace | {"stop_condition": "max_output_tokens"}]}
-    write(tmp_path / "traces.jsonl", [cut, episode | {"traces": [trace | {"rewards": {}}]}, episode | {"traces": []}])
+    write(
+        tmp_path / "traces.jsonl",
+        [cut, episode | {"traces": [trace | {"rewards": {}}]}, episode | {"traces": []}],
+    )
     [found] = read_evidence(tmp_path).episodes
-    assert (found.step, found.question, found.group, found.reward, found.cut) == (4, "Fix it.", "a1", 1.0, True)
+    assert (found.step, found.question, found.group, found.reward, found.cut) == (
+        4,
+        "Fix it.",
+        "a1",
+        1.0,
+        True,
+    )
     assert causes(tmp_path) == ["the agent writes its own reward", "turns are cut off"]
 
 
-# ------------------------------------------------------------------------------------------------------ wrong folders
+# ------------------------------------------------------------------------------------ wrong folders
 
 
 def test_wrong_folders(tmp_path, capsys):

@@ -1,4 +1,5 @@
-"""GeoHop: nothing leaks between the splits, each answer follows from the passages alone, and each passage from the packages."""
+"""GeoHop: nothing leaks between the splits, each answer follows from the passages alone, and each
+passage from the packages."""
 
 from __future__ import annotations
 
@@ -23,13 +24,18 @@ COUNT = {"train": 600, "val": 100, "test": 300}
 
 @pytest.fixture(scope="module")
 def asked() -> dict[str, list[dict]]:
-    return {split: list(questions(split, count, random.Random(f"0/{split}"))) for split, count in COUNT.items()}
+    return {
+        split: list(questions(split, count, random.Random(f"0/{split}")))
+        for split, count in COUNT.items()
+    }
 
 
 @pytest.fixture(scope="module")
 def corpus(asked) -> list[str]:
     """The text of every passage, each once."""
-    return sorted({passage["text"] for split in asked.values() for q in split for passage in q["passages"]})
+    return sorted(
+        {passage["text"] for split in asked.values() for q in split for passage in q["passages"]}
+    )
 
 
 def test_splits_share_no_place_that_is_asked_passed_through_or_answered(asked, corpus):
@@ -62,7 +68,9 @@ def test_each_answer_follows_from_all_passages_and_is_the_only_one(asked, corpus
         hops = 1 if q["kind"].startswith("1-hop") else 2
         assert len(q["passages"]) == len(q["supporting"]) == hops
         for text in (p["text"] for p in q["passages"]):
-            assert (solve(q["metadata"]["asked"], path, read_facts([text]))[1] is None) == (hops == 1)
+            assert (solve(q["metadata"]["asked"], path, read_facts([text]))[1] is None) == (
+                hops == 1
+            )
 
 
 def test_every_sentence_says_what_the_packages_say(corpus):
@@ -81,22 +89,33 @@ def test_every_sentence_says_what_the_packages_say(corpus):
             assert {c["countrycode"] for c in cities[of]} == {countries[value]["iso"]}
         elif relation == "inhabitants":
             [number] = [country["population"]] if country else [c["population"] for c in cities[of]]
-            assert value == f"{rounded(number):,}" and abs(int(value.replace(",", "")) / number - 1) <= 0.05
+            assert (
+                value == f"{rounded(number):,}"
+                and abs(int(value.replace(",", "")) / number - 1) <= 0.05
+            )
         elif relation == "capital":
             assert normalize_name(value) == normalize_name(country["capital"])
         elif relation == "currency":
             assert value == strip_accents(get_currency_name(country["currencycode"], locale="en"))
         elif relation == "official language":
-            codes = {code.split("_")[0] for code in get_official_languages(country["iso"], de_facto=True)}
+            codes = {
+                code.split("_")[0] for code in get_official_languages(country["iso"], de_facto=True)
+            }
             assert {value} == {english.languages[code] for code in codes}
         else:
-            listed = {strip_accents(cache.get_countries()[code]["name"]) for code in country["neighbours"].split(",")}
-            assert values == listed - {"Cuba"} if of == "United States" else values == listed  # Guantanamo is a base
+            listed = {
+                strip_accents(cache.get_countries()[code]["name"])
+                for code in country["neighbours"].split(",")
+            }
+            assert (
+                values == listed - {"Cuba"} if of == "United States" else values == listed
+            )  # Guantanamo is a base
 
 
 def test_the_same_seed_gives_the_same_questions_and_another_gives_others():
     one, again, other = (
-        [q["question"] for q in questions("val", 60, random.Random(seed))] for seed in ("0/val", "0/val", "1/val")
+        [q["question"] for q in questions("val", 60, random.Random(seed))]
+        for seed in ("0/val", "0/val", "1/val")
     )
     assert one == again != other
 
@@ -105,7 +124,10 @@ def test_there_are_all_kinds_and_as_many_questions_as_there_are(asked):
     assert {q["kind"] for q in asked["test"]} == set(KINDS)
     every = list(questions("val", 10**6, random.Random(0)))
     assert len(every) > 500 and len({q["question"] for q in every}) == len(every)
-    most = {split: max(len(countries_of(other)) for other in SPLIT_SHARES if other != split) for split in SPLIT_SHARES}
+    most = {
+        split: max(len(countries_of(other)) for other in SPLIT_SHARES if other != split)
+        for split in SPLIT_SHARES
+    }
     assert most["train"] < len(countries_of("train"))
     assert sum(len(countries_of(split)) for split in SPLIT_SHARES) == len(geography().countries)
 
@@ -115,7 +137,9 @@ def test_comparisons_hold_whatever_the_year():
         hops = hops_of(split, random.Random(0))
         for hop in hops["compare cities"] + hops["compare countries"]:
             said = read_facts(text for _, text in hop.passages)
-            few, many = sorted(int(said["inhabitants", place].pop().replace(",", "")) for place in hop.asked)
+            few, many = sorted(
+                int(said["inhabitants", place].pop().replace(",", "")) for place in hop.asked
+            )
             assert many >= 1.8 * few
 
 
@@ -123,7 +147,9 @@ def test_aliases_are_right():
     uk, japan, us, turkey = (geography().countries[code] for code in ("GB", "JP", "US", "TR"))
     assert exact_match("UK", uk.answers) and not exact_match("United States", uk.answers)
     assert exact_match("Türkiye", turkey.answers)
-    assert all(exact_match(said, japan.currency.answers) for said in ("Japanese Yen", "the yen", "JPY"))
+    assert all(
+        exact_match(said, japan.currency.answers) for said in ("Japanese Yen", "the yen", "JPY")
+    )
     assert not exact_match("Dollar", us.currency.answers)  # whose?
     assert exact_match("Kiev", geography().countries["UA"].capital.answers)
 
@@ -140,13 +166,22 @@ def test_names_of_other_places_are_no_aliases():
 
 
 def test_what_is_ambiguous_is_left_out():
-    countries, cities = geography().countries, {city.name for found in geography().cities.values() for city in found}
+    countries, cities = (
+        geography().countries,
+        {city.name for found in geography().cities.values() for city in found},
+    )
     assert not {"PR", "XK", "TW", "CD", "CG"} & countries.keys()
-    assert countries["ZA"].capital is None and countries["CH"].language is None and countries["PA"].currency is None
-    assert "London" not in cities and "Favoriten" not in cities and "Sheffield" in cities  # there are two; a district
+    assert (
+        countries["ZA"].capital is None
+        and countries["CH"].language is None
+        and countries["PA"].currency is None
+    )
+    assert (
+        "London" not in cities and "Favoriten" not in cities and "Sheffield" in cities
+    )  # there are two; a district
 
 
-# ---------------------------------------------------------------------------------------------------------- played
+# ------------------------------------------------------------------------------------------- played
 
 
 @tool
@@ -156,7 +191,9 @@ def search(query: str) -> str:
     Args:
         query: Words in its title.
     """
-    return max(search.passages, key=lambda p: p["title"].lower() in query.lower() and len(p["title"]))["text"]
+    return max(
+        search.passages, key=lambda p: p["title"].lower() in query.lower() and len(p["title"])
+    )["text"]
 
 
 @pytest.mark.parametrize(("name", "low", "high"), [("expert", 1.0, 1.0), ("demonstrate", 0.3, 0.9)])
@@ -165,7 +202,9 @@ def test_the_demonstrators(asked, name, low, high):
     some = asked["train"][:80]
     search.passages = [passage for q in some for passage in q["passages"]]
     code = f"agent_r1_recipes.geohop.demonstrator:{name}"
-    episodes = demonstrated(load_config("geohop"), [row_of(q) for q in some], {"search": search}, code)
+    episodes = demonstrated(
+        load_config("geohop"), [row_of(q) for q in some], {"search": search}, code
+    )
     assert low <= sum(e.score for e in episodes) / len(episodes) <= high
 
 

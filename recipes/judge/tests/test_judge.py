@@ -29,17 +29,25 @@ def test_a_judge_is_asked_once_for_each_case(judge, monkeypatch):
 
     async def many():
         return await asyncio.gather(
-            *(one.score("Where?", ["Bumvel"], f"in {'Bumvel' if n % 2 else 'Tulo'}") for n in range(40))
+            *(
+                one.score("Where?", ["Bumvel"], f"in {'Bumvel' if n % 2 else 'Tulo'}")
+                for n in range(40)
+            )
         )
 
     assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
     assert asyncio.run(many()) == [0.0, 1.0] * 20 and len(asked) == 2
-    assert {(a["model"], a["temperature"], a["key"]) for a in asked} == {("wise", 0, "Bearer sesame")}
+    assert {(a["model"], a["temperature"], a["key"]) for a in asked} == {
+        ("wise", 0, "Bearer sesame")
+    }
 
 
 def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
     url, asked = judge
-    for said, says in (("it cannot say", "no number: 'Difficult.'"), ("HTTP 500", "gives no verdict")):
+    for said, says in (
+        ("it cannot say", "no number: 'Difficult.'"),
+        ("HTTP 500", "gives no verdict"),
+    ):
         with pytest.raises(AgentR1Error, match=says):
             asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], said))
     with pytest.raises(AgentR1Error, match="gives no verdict"):
@@ -48,7 +56,9 @@ def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
 
 def test_the_reward_and_its_address_go_together():
     for words in (["env.reward=judge"], ["env.judge_url=http://127.0.0.1:8000/v1"]):
-        with pytest.raises(ConfigError, match="env.reward=judge and env.judge_url=http.* require each other"):
+        with pytest.raises(
+            ConfigError, match="env.reward=judge and env.judge_url=http.* require each other"
+        ):
             load_config("smoke", words)
 
 

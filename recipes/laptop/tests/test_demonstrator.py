@@ -36,7 +36,11 @@ def play(micro, chat):
     """play(behaviour, kind): the demonstrator's trajectories for all questions of a kind."""
 
     def episodes(behaviour: str, kind: str, **context) -> list[Trajectory]:
-        rows = [row for row in micro.rows("cold") + micro.rows("train") if row["extra_info"]["kind"] == kind]
+        rows = [
+            row
+            for row in micro.rows("cold") + micro.rows("train")
+            if row["extra_info"]["kind"] == kind
+        ]
         demonstrator = Demonstrator(chat)
         env = micro.config.env.model_copy(update=context)
         loop = make_loop(demonstrator, chat, micro.tools, micro.config.rollout, env)
@@ -51,7 +55,11 @@ def play(micro, chat):
 
 
 def queries(trajectory: Trajectory) -> list[str]:
-    return [call["arguments"]["query"] for step in trajectory.steps for call in step.info.get("tool_calls", [])]
+    return [
+        call["arguments"]["query"]
+        for step in trajectory.steps
+        for call in step.info.get("tool_calls", [])
+    ]
 
 
 def lookups(row: Row) -> list[dict]:
@@ -64,7 +72,7 @@ def answer(trajectory: Trajectory, chat) -> str:
     return re.fullmatch(r"<think>[^<]*</think><answer>([^<]*)</answer>", chat.decode(ids[:-1]))[1]
 
 
-# ----------------------------------------------------------------------------------------------------- the behaviours
+# ----------------------------------------------------------------------------------- the behaviours
 
 
 @pytest.mark.parametrize("kind", ["1-hop", "2-hop"])
@@ -75,9 +83,13 @@ def test_the_good_one_looks_up_every_hop_and_is_right(play, chat, kind):
 
 
 def test_the_good_one_reads_each_answer_before_it_uses_it(play):
-    """Copying can only be learnt where the name stands in the result: recall of the index is what makes that so."""
-    found = [lookup["value"] in step.info["tool_calls"][0]["content"]
-             for t in play("good", "2-hop") for step, lookup in zip(t.steps, lookups(t.row), strict=False)]  # fmt: skip
+    """Copying can only be learnt where the name stands in the result: recall of the index is what
+    makes that so."""
+    found = [
+        lookup["value"] in step.info["tool_calls"][0]["content"]
+        for t in play("good", "2-hop")
+        for step, lookup in zip(t.steps, lookups(t.row), strict=False)
+    ]
     assert sum(found) / len(found) > 0.9
 
 
@@ -104,9 +116,14 @@ def test_the_confused_one_follows_a_name_that_it_has_read(play, chat):
     done = play("wrong_entity", "2-hop")
     for t in done:
         first, second = queries(t)
-        assert first == lookups(t.row)[0]["entity"] and second in t.steps[0].info["tool_calls"][0]["content"]
+        assert (
+            first == lookups(t.row)[0]["entity"]
+            and second in t.steps[0].info["tool_calls"][0]["content"]
+        )
         assert answer(t, chat) in t.steps[1].info["tool_calls"][0]["content"]
-    assert 0 < sum(t.metrics["em"] for t in done) / len(done) < 0.9  # wrong more often than not, and right now and then
+    assert (
+        0 < sum(t.metrics["em"] for t in done) / len(done) < 0.9
+    )  # wrong more often than not, and right now and then
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
@@ -114,17 +131,23 @@ def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
     """env.context=summary: the request is no turn of its script, and its notes are plain text."""
     for one in play(behaviour, "2-hop", context="summary", window_results=1):
         said = [chat.decode(step.action_ids[:-1]) for step in one.steps]
-        notes = [text for step, text in zip(one.steps, said, strict=True) if ASK in chat.decode(step.observation_ids)]
+        notes = [
+            text
+            for step, text in zip(one.steps, said, strict=True)
+            if ASK in chat.decode(step.observation_ids)
+        ]
         assert one.stop_reason is StopReason.ANSWERED and len(notes) == len(queries(one))
         assert said[1::2] == notes and not any("<" in text for text in notes)
         if behaviour == "good":
             assert one.reward == 1.0 and len(notes) == 2
-            assert notes[1] == "; ".join(f"{found['relation']} {found['value']}" for found in lookups(one.row))
+            assert notes[1] == "; ".join(
+                f"{found['relation']} {found['value']}" for found in lookups(one.row)
+            )
         elif behaviour != "stop_early":
             assert all(re.fullmatch(f"{ENTITY_NAME.pattern}|nothing", text) for text in notes)
 
 
-# ---------------------------------------------------------------------------------------------------- demonstrations
+# ----------------------------------------------------------------------------------- demonstrations
 
 
 def make(micro, chat, behaviours, seed=0, rows=None):
@@ -134,16 +157,24 @@ def make(micro, chat, behaviours, seed=0, rows=None):
 
 def test_the_loss_is_on_the_demonstrators_own_words(micro, chat):
     [row] = make(micro, chat, {"good": 1.0}, rows=micro.rows("cold")[:1])
-    own = "".join(chat.decode([i]) for i, m in zip(row.input_ids, row.action_mask, strict=True) if m)
+    own = "".join(
+        chat.decode([i]) for i, m in zip(row.input_ids, row.action_mask, strict=True) if m
+    )
     question = micro.rows("cold")[0]
     expected = [search_turn(lookup) for lookup in lookups(question)]
-    expected.append(f"<think>answer</think><answer>{question['reward_model']['ground_truth'][0]}</answer>")
+    expected.append(
+        f"<think>answer</think><answer>{question['reward_model']['ground_truth'][0]}</answer>"
+    )
     assert own == "".join(f"{turn}<|im_end|>" for turn in expected)
 
 
 def test_demonstrations_depend_on_the_seed_alone(micro, chat):
-    first, again, other = (make(micro, chat, micro.config.cold_start.behaviours, seed) for seed in (0, 0, 1))
-    assert [r.input_ids for r in first] == [r.input_ids for r in again] != [r.input_ids for r in other]
+    first, again, other = (
+        make(micro, chat, micro.config.cold_start.behaviours, seed) for seed in (0, 0, 1)
+    )
+    assert (
+        [r.input_ids for r in first] == [r.input_ids for r in again] != [r.input_ids for r in other]
+    )
 
 
 def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
@@ -154,25 +185,31 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
 
     seen = Counter()
     loop = make_loop(Watching(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    demonstrate_rows(micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test")
+    demonstrate_rows(
+        micro.rows("cold") * 2, {"good": 3.0, "guess": 1.0, "bad_query": 0.0}, loop, 0, "test"
+    )
     assert seen["bad_query"] == 0 and seen["good"] / 240 == pytest.approx(0.75, abs=0.08)
 
 
 def test_an_unknown_behaviour_is_refused(micro, chat):
     with pytest.raises(
-        ConfigError, match=r"cold_start.behaviours='goood' is unknown \(did you mean 'good'\?\); choose from good"
+        ConfigError,
+        match=r"cold_start.behaviours='goood' is unknown \(did you mean 'good'\?\); choose from good",
     ):
         make(micro, chat, {"goood": 1.0})
 
 
 def test_the_tokenizer_sees_syllables_and_never_a_name():
-    """Shown whole names, BPE would learn them; a name of the test world would then be spelled unlike those of training."""
+    """Shown whole names, BPE would learn them; a name of the test world would then be spelled
+    unlike those of training."""
     mix = micro_config().data.mix
     texts = list(tokenizer_texts(mix, 0))
     syllables = {*TAILS, *(head.capitalize() for head in HEADS)}
     capitalised = {word for text in texts for word in re.findall("[A-Z][a-z]+", text)}
     words = {
-        w for w in capitalised if any(w.startswith(h.capitalize()) and w[len(h) :] in TAILS for h in HEADS)
+        w
+        for w in capitalised
+        if any(w.startswith(h.capitalize()) and w[len(h) :] in TAILS for h in HEADS)
     } - syllables
     assert words == set() and syllables <= {text for text in texts}
     assert texts == list(tokenizer_texts(mix, 0))

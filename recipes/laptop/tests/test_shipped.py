@@ -1,4 +1,5 @@
-"""The agent that ships with the recipe: small, as good as its card says, and refused once a file differs."""
+"""The agent that ships with the recipe: small, as good as its card says, and refused once a file
+differs."""
 
 from __future__ import annotations
 
@@ -14,7 +15,13 @@ from safetensors.torch import load_file
 
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
-QUESTION = ("--question", "In which city is the publisher of Sosnum based?", "--temperature", "0", "--json")
+QUESTION = (
+    "--question",
+    "In which city is the publisher of Sosnum based?",
+    "--temperature",
+    "0",
+    "--json",
+)
 
 
 @pytest.fixture
@@ -31,12 +38,20 @@ def test_it_is_small_in_half_precision_and_its_hashes_cover_every_file():
         f"{hashlib.sha256(f.read_bytes()).hexdigest()}  {f.name}\n" for f in sorted(files)
     )
     assert sum(file.stat().st_size for file in files) < 2e6
-    assert {tensor.dtype for tensor in load_file(DEMO_AGENT / "model.safetensors").values()} == {torch.float16}
+    assert {tensor.dtype for tensor in load_file(DEMO_AGENT / "model.safetensors").values()} == {
+        torch.float16
+    }
 
 
 def test_it_answers_as_its_card_says_in_the_world_that_its_settings_generate(home):
-    recorded, text = json.loads((DEMO_AGENT / "eval.json").read_text()), (DEMO_AGENT / "README.md").read_text()
-    assert f"| this folder (float16) | {recorded['em']:.3f} |" in text and recorded["code"]["commit"] in text
+    recorded, text = (
+        json.loads((DEMO_AGENT / "eval.json").read_text()),
+        (DEMO_AGENT / "README.md").read_text(),
+    )
+    assert (
+        f"| this folder (float16) | {recorded['em']:.3f} |" in text
+        and recorded["code"]["commit"] in text
+    )
     assert main("eval", "--model", str(DEMO_AGENT), "--out", str(home / "out")) == 0
     card = json.loads((home / "out" / "1.json").read_text())
     for key in ("n", "rows_hash", "data", "data_hash", "model_hash", "config_hash"):
@@ -51,7 +66,9 @@ def test_the_demo_needs_nothing_but_the_package(home, capsys):
     said = capsys.readouterr()
     record = json.loads(said.out)
     assert (record["answer"], record["reward"], len(record["tool_calls"])) == ("Landir", 1.0, 2)
-    assert "it is generated now" in said.err and {path.name for path in home.iterdir()} == {"artifacts"}
+    assert "it is generated now" in said.err and {path.name for path in home.iterdir()} == {
+        "artifacts"
+    }
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "agent_r1.yaml", "tokenizer.json"])

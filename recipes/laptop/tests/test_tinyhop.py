@@ -1,7 +1,8 @@
-"""TinyHop (room 1): the world is sound, each question has exactly one answer, and its files are what they claim to be.
+"""TinyHop (room 1): the world is sound, each question has exactly one answer, and its files are
+what they claim to be.
 
-The answers are checked by a second solver that shares nothing with the first: it reads the *published* text, passages
-and questions, with patterns of its own, and tries every fact.
+The answers are checked by a second solver that shares nothing with the first: it reads the
+*published* text, passages and questions, with patterns of its own, and tries every fact.
 """
 
 from __future__ import annotations
@@ -60,13 +61,14 @@ def question_of(row: dict) -> str:
 
 
 def names_in(text: str) -> set[str]:
-    """Names are the only capitalised words of a passage; in a question, the first word is one too."""
+    """Names are the only capitalised words of a passage; in a question, the first word is one
+    too."""
     return {word for word in re.findall(r"[A-Za-z]+", text) if word[0].isupper()} - {
         "Who", "Which", "Where", "What", "In", "Were", "Are", "Do", "Did"
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------ the second, naive solver
+# ------------------------------------------------------------------------- the second, naive solver
 
 FACTS = {
     r"(\w+) from (\w+) works for (\w+) and married (\w+)\.": ("birthplace", "employer", "spouse"),
@@ -132,10 +134,14 @@ WHICHES = {
 def read_facts(texts) -> list[tuple[str, str, str]]:
     facts = []
     for text in texts:
-        (match, relations), *more = [(m, r) for p, r in FACTS.items() if (m := re.fullmatch(p, text))]
+        (match, relations), *more = [
+            (m, r) for p, r in FACTS.items() if (m := re.fullmatch(p, text))
+        ]
         assert not more, f"two readings of {text}"
         entity, *values = match.groups()
-        facts += [(entity, relation, value) for relation, value in zip(relations, values, strict=True)]
+        facts += [
+            (entity, relation, value) for relation, value in zip(relations, values, strict=True)
+        ]
     return facts
 
 
@@ -144,7 +150,9 @@ def readings(phrase: str, patterns: dict[str, str]) -> list[tuple[str, ...]]:
     if re.fullmatch(r"[A-Z]\w+", phrase):
         return [(phrase,)]
     inner = [(m[1], relation) for p, relation in patterns.items() if (m := re.fullmatch(p, phrase))]
-    return sorted({(*path, relation) for text, relation in inner for path in readings(text, PHRASES)})
+    return sorted(
+        {(*path, relation) for text, relation in inner for path in readings(text, PHRASES)}
+    )
 
 
 def brute_force(question: str, facts: list[tuple[str, str, str]]) -> set[str]:
@@ -173,7 +181,9 @@ def brute_force(question: str, facts: list[tuple[str, str, str]]) -> set[str]:
 def test_every_question_has_exactly_its_answer(rows, passages):
     facts = read_facts(passage.text for passage in passages.values())
     for row in rows["train"] + rows["val"] + rows["test"]:
-        assert brute_force(question_of(row), facts) == set(row["reward_model"]["ground_truth"]), question_of(row)
+        assert brute_force(question_of(row), facts) == set(row["reward_model"]["ground_truth"]), (
+            question_of(row)
+        )
 
 
 def test_the_lookups_lead_from_the_question_to_the_answer(rows, passages):
@@ -187,10 +197,14 @@ def test_the_lookups_lead_from_the_question_to_the_answer(rows, passages):
             assert len(lookups) == 2 and answer == ("yes" if values[0] == values[1] else "no")
         elif kind == "which":
             value, first, second = re.findall(r"[A-Z]\w+", question_of(row))[1:]
-            assert [lookup["entity"] for lookup in lookups] == ([first] if answer == first else [first, second])
+            assert [lookup["entity"] for lookup in lookups] == (
+                [first] if answer == first else [first, second]
+            )
             assert values[-1] == value and lookups[-1]["entity"] == answer
         else:
-            assert len(lookups) == row["extra_info"]["hops"] == int(kind[0]) and values[-1] == answer
+            assert (
+                len(lookups) == row["extra_info"]["hops"] == int(kind[0]) and values[-1] == answer
+            )
             assert {lookups[0]["entity"]} == names_in(question_of(row))
             assert [look["entity"] for look in lookups[1:]] == values[:-1]
 
@@ -206,7 +220,7 @@ def test_no_hop_can_be_skipped(rows, passages):
             assert not names_in(passages[entity].text) & set(path[i + 2 :]), question_of(row)
 
 
-# ------------------------------------------------------------------------------------------------------- the world
+# ---------------------------------------------------------------------------------------- the world
 
 
 @settings(max_examples=30, deadline=None)
@@ -221,23 +235,38 @@ def test_any_world_is_complete_and_consistent(seed, entities):
         for entity in world.entities[spec.subject]:
             (value,) = world.facts[entity, relation]
             assert value in world.entities[spec.value] and value != entity
-    assert all(world.value(world.value(p, "spouse"), "spouse") == p for p in world.entities["person"])
-    assert all(world.value(world.value(c, "capital"), "country") == c for c in world.entities["country"])
+    assert all(
+        world.value(world.value(p, "spouse"), "spouse") == p for p in world.entities["person"]
+    )
+    assert all(
+        world.value(world.value(c, "capital"), "country") == c for c in world.entities["country"]
+    )
     assert all(world.value(f, "director") != world.value(f, "star") for f in world.entities["film"])
 
 
 def test_passages_are_short_ascii_and_begin_with_their_name(passages):
     for passage in passages.values():
-        assert passage.text.isascii() and passage.text.startswith(passage.title + " ") and passage.id == passage.title
+        assert (
+            passage.text.isascii()
+            and passage.text.startswith(passage.title + " ")
+            and passage.id == passage.title
+        )
         assert re.fullmatch(r"[A-Z][a-z]{5}", passage.title)  # two syllables of three letters
         assert len(passage.text.split()) <= 9
-    words = {word for p in passages.values() for word in re.findall(r"\w+", p.text) if word not in passages}
+    words = {
+        word
+        for p in passages.values()
+        for word in re.findall(r"\w+", p.text)
+        if word not in passages
+    }
     assert all(word.islower() for word in words) and not words & {name.lower() for name in passages}
 
 
 def test_names_grow_to_three_syllables_and_then_end(monkeypatch):
     monkeypatch.setattr(tinyhop, "HEADS", ("ban", "del", "mir", "vos", "zum"))
-    monkeypatch.setattr(tinyhop, "TAILS", ("fan", "gel", "kir", "los"))  # 20 names of two syllables, 80 of three
+    monkeypatch.setattr(
+        tinyhop, "TAILS", ("fan", "gel", "kir", "los")
+    )  # 20 names of two syllables, 80 of three
     taken: set[str] = set()
     make_world(random.Random(0), 20, taken)
     assert {len(name) for name in taken} == {6}
@@ -256,7 +285,7 @@ def test_no_name_is_an_ordinary_word(monkeypatch):
     assert len(taken) == 29 and "Father" not in taken and {len(name) for name in taken} == {6}
 
 
-# --------------------------------------------------------------------------------------------------- the questions
+# ------------------------------------------------------------------------------------ the questions
 
 
 def hand_made_world() -> World:
@@ -281,18 +310,23 @@ def test_solver_by_hand():
 def test_questions_with_two_answers_are_refused():
     world, rng = make_world(random.Random(0), 60, set()), random.Random(1)
     film = world.entities["film"][0]
-    known = world.mentions(world.value(film, "director"))  # a rival who differs in all that could be asked about him
+    known = world.mentions(
+        world.value(film, "director")
+    )  # a rival who differs in all that could be asked about him
     rival = next(p for p in world.entities["person"] if not world.mentions(p) & known)
 
     def about_its_director(kind: str) -> list[str]:
         questions = KINDS[kind](world, rng)
-        return [q.answer for q in questions if film in q.text and q.lookups[0].relation == "director"]
+        return [
+            q.answer for q in questions if film in q.text and q.lookups[0].relation == "director"
+        ]
 
     assert len(about_its_director("1-hop")) == 1 and about_its_director("2-hop")
     assert set(about_its_director("yes-no")) == {"yes", "no"}
     world.facts[film, "director"].append(rival)
     assert not about_its_director("1-hop") and not about_its_director("2-hop")
-    # "Same as that of a film by the first director?" is now both; "as that of a film by a third one?" is still no.
+    # "Same as that of a film by the first director?" is now both; "as that of a film by a third
+    # one?" is still no.
     assert set(about_its_director("yes-no")) == {"no"}
 
 
@@ -325,7 +359,9 @@ def test_questions_are_distinct_and_streams_end():
         every = list(stream(world, random.Random(0)))
         assert every and len({q.text for q in every}) == len(every)
         assert make_questions(world, random.Random(0), len(every), {kind: 1.0})
-        with pytest.raises(ConfigError, match=f"only {len(every)} different {kind} questions.*data.entities"):
+        with pytest.raises(
+            ConfigError, match=f"only {len(every)} different {kind} questions.*data.entities"
+        ):
             make_questions(world, random.Random(0), len(every) + 1, {kind: 1.0})
 
 
@@ -336,11 +372,14 @@ def test_held_out_worlds_are_large_enough_for_any_single_kind():
             assert len(make_questions(world, random.Random(1), getattr(SMALL, split), {kind: 1.0}))
 
 
-# ------------------------------------------------------------------------------------------------------- the files
+# ---------------------------------------------------------------------------------------- the files
 
 
 def test_splits_share_no_name_and_no_question(folder, rows):
-    worlds = {split: set().union(*(names_in(question_of(row)) for row in rows[split])) for split in TINYHOP.splits}
+    worlds = {
+        split: set().union(*(names_in(question_of(row)) for row in rows[split]))
+        for split in TINYHOP.splits
+    }
     for a, b in combinations(TINYHOP.splits, 2):
         assert worlds[a] and not worlds[a] & worlds[b]
     texts = [question_of(row) for split in TINYHOP.splits for row in rows[split]]
@@ -354,7 +393,8 @@ def test_splits_share_no_name_and_no_question(folder, rows):
 def test_same_seed_same_bytes(folder, tmp_path):
     """Also in another process with another order of sets."""
     script = (
-        "import sys; from pathlib import Path; from building import build_data; from test_tinyhop import SMALL\n"
+        "import sys; from pathlib import Path; from building import build_data; from test_tinyhop "
+        "import SMALL\n"
         "build_data(SMALL, Path(sys.argv[1]), seed=3)"
     )
     env = os.environ | {"PYTHONHASHSEED": "12345", "PYTHONPATH": os.pathsep.join(sys.path)}

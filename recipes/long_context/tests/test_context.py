@@ -1,4 +1,5 @@
-"""Environments that forget: what stands in the context, which rows come of it, and who is credited."""
+"""Environments that forget: what stands in the context, which rows come of it, and who is
+credited."""
 
 from __future__ import annotations
 
@@ -62,7 +63,9 @@ def play(chat, script, name=COUNTER, **context):
     trust(name)
     loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: make_env(row, {}, config))
     [played] = asyncio.run(
-        run_episodes(loop, [Task(question_row("Count.", (), agent_name=name), "g", "s")], Sampling(200))
+        run_episodes(
+            loop, [Task(question_row("Count.", (), agent_name=name), "g", "s")], Sampling(200)
+        )
     )
     return played
 
@@ -74,14 +77,25 @@ def test_a_window_shows_the_last_results_and_every_turn_behind_it_has_a_row_of_i
     assert said == [[], [1], [1, 2], [2, 3], [3, 4]]
     assert all(text.count("Count.") == 1 and "tools: add()" in text for text in seen)
     rows = trajectory_rows(played, 0)
-    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [[0, 1, 2], [3], [4]]
-    # In a rewritten context nothing but the new turn was sampled, and the outcome sits on the very last token.
-    assert [sum(row.action_mask) for row in rows[1:]] == [len(step.action_ids) for step in played.steps[3:]]
+    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [
+        [0, 1, 2],
+        [3],
+        [4],
+    ]
+    # In a rewritten context nothing but the new turn was sampled, and the outcome sits on the very
+    # last token.
+    assert [sum(row.action_mask) for row in rows[1:]] == [
+        len(step.action_ids) for step in played.steps[3:]
+    ]
     assert [sum(row.rewards) for row in rows] == [0, 0, 1.0] and rows[-1].rewards[-1] == 1.0
 
 
 def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
-    notes = [*chat.encode_data("two so far <|im_end|>"), chat.control_ids["<tool_call>"], chat.turn_end_id]
+    notes = [
+        *chat.encode_data("two so far <|im_end|>"),
+        chat.control_ids["<tool_call>"],
+        chat.turn_end_id,
+    ]
     said = [call("add")] * 2 + [notes] + [call("add")] * 2 + ["four", call("add")]
     played = play(chat, said, context="summary", window_results=2)
     assert played.reward == 1.0 and len(played.steps) == 7
@@ -99,7 +113,11 @@ def test_a_summary_is_a_turn_that_is_trained_and_comes_back_as_data(chat):
     forged = [played.steps[3].observation_ids.count(i) - plain.count(i) for i in control]
     assert forged == [1, 0]  # the system message with the tools has an end of its own
     rows = trajectory_rows(played, 0)
-    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [[0, 1, 2], [3, 4, 5], [6]]
+    assert [sorted({step for step in row.step_ids if step >= 0}) for row in rows] == [
+        [0, 1, 2],
+        [3, 4, 5],
+        [6],
+    ]
 
 
 class Rooms(AgentEnv):
@@ -109,7 +127,9 @@ class Rooms(AgentEnv):
         return Observation([{"role": "user", "content": "Go."}], extra={"state": "kitchen"})
 
     async def step(self, action):
-        return StepResult(Observation([{"role": "tool", "content": "a wall"}], extra={"state": "kitchen"}))
+        return StepResult(
+            Observation([{"role": "tool", "content": "a wall"}], extra={"state": "kitchen"})
+        )
 
 
 def test_writing_notes_is_another_state_than_acting():
@@ -123,16 +143,29 @@ def test_writing_notes_is_another_state_than_acting():
         return [observation.extra.get("state") for observation in seen]
 
     notes = f"kitchen\n{ASK}"
-    assert asyncio.run(states()) == ["kitchen", "kitchen", notes, "kitchen", "kitchen", notes, "kitchen"]
+    assert asyncio.run(states()) == [
+        "kitchen",
+        "kitchen",
+        notes,
+        "kitchen",
+        "kitchen",
+        notes,
+        "kitchen",
+    ]
 
 
 @pytest.mark.parametrize(
     ("context", "results", "turns"),
-    [("window", 1, [call("add")] * 3), ("summary", 2, [call("add"), call("add"), "It is 2.", call("add")])],
+    [
+        ("window", 1, [call("add")] * 3),
+        ("summary", 2, [call("add"), call("add"), "It is 2.", call("add")]),
+    ],
 )
 def test_the_page_shows_the_rows(chat, context, results, turns):
     played = play(chat, turns, TO_THREE, context=context, window_results=results)
-    prompt = chat.decode(played.steps[0].observation_ids).partition("<|im_end|>\n<|im_start|>assistant")[0]
+    prompt = chat.decode(played.steps[0].observation_ids).partition(
+        "<|im_end|>\n<|im_start|>assistant"
+    )[0]
     shown = [f"env.context={context} env.window_results={results}"]
     for number, row in enumerate(trajectory_rows(played, 0), 1):
         shown.append(f"row {number}, reward {sum(row.rewards):g}")
@@ -157,16 +190,25 @@ def test_demonstrations_are_played_in_the_context_that_is_set():
     roles = ["".join(message["role"][0] for message in episode.messages) for episode in episodes]
     assert set(roles) == {"uatata", "utta"} and roles.count("uatata") == 3
     whole = quests_played(3)
-    turns = [sum(m["role"] == "assistant" for e in some for m in e.messages) for some in (episodes, whole)]
+    turns = [
+        sum(m["role"] == "assistant" for e in some for m in e.messages)
+        for some in (episodes, whole)
+    ]
     assert turns[0] == turns[1] and len(whole) == 3
 
 
 def test_tinyquest_can_be_taught_with_notes():
-    """The demonstrator writes notes where it is asked for them, and plays the same quest as without."""
+    """The demonstrator writes notes where it is asked for them, and plays the same quest as
+    without."""
     whole, noted = quests_played(12), quests_played(12, context="summary", window_results=2)
 
     def said(episodes, notes: bool) -> list[str]:
-        pairs = (pair for e in episodes for pair in itertools.pairwise(e.messages) if pair[1]["role"] == "assistant")
+        pairs = (
+            pair
+            for e in episodes
+            for pair in itertools.pairwise(e.messages)
+            if pair[1]["role"] == "assistant"
+        )
         return [turn["content"] for asked, turn in pairs if (asked["content"] == ASK) is notes]
 
     assert said(noted, notes=False) == said(whole, notes=False) and len(noted) > 2 * len(whole)
@@ -177,7 +219,9 @@ def test_tinyquest_can_be_taught_with_notes():
 
 
 def deaf(row, history):
-    return demonstrate(row, [message for message in history if message["content"] != ASK], random.Random(0))
+    return demonstrate(
+        row, [message for message in history if message["content"] != ASK], random.Random(0)
+    )
 
 
 def test_a_demonstrator_that_takes_the_request_for_a_turn_is_refused():

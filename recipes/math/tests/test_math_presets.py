@@ -1,4 +1,5 @@
-"""The presets of mathematics train and are evaluated, with a tiny model on files in the published forms."""
+"""The presets of mathematics train and are evaluated, with a tiny model on files in the published
+forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Answers of mathematics are compared by value, within a deadline, and an answer is never computed."""
+"""Answers of mathematics are compared by value, within a deadline, and an answer is never
+computed."""
 
 from __future__ import annotations
 
@@ -31,9 +32,11 @@ def worker():
         ("395\\text{ or 391}", "395", False), ("\\boxed{395} or 391", "395", False), ("(1, 2)", "(1, 2)", True),
         ("\\{1, 2\\}", "(1, 2)", False), ("2, 1", "(1, 2)", False), ("(1, 2)", "\\{1, 2\\}", False),
         ("394", "395", False), ("391+4", "395", False), ("391 = 395", "395", False), ("391, 395", "395", False),
-        ("391 or 395", "395", False), ("", "395", False), ("\\boxed{391} \\boxed{395}", "395", False),
+        ("391 or 395", "395", False), ("", "395", False), ("\\boxed{391} "
+            "\\boxed{395}", "395", False),
         ("it is 395", "395", False), ("[0, 1000]", "395", False), ("__import__('os').getpid()", "395", False),
-        ("\ud800", "395", False), ("3" * 301, "3" * 301, False), ("395", "no number at all \\frac{", False),
+        ("\ud800", "395", False), ("3" * 301, "3" * 301, False), ("395", "no number at all "
+            "\\frac{", False),
     ],
 )  # fmt: skip
 def test_equal_is_equal_however_it_is_written(worker, answer, target, right):
@@ -49,7 +52,8 @@ def test_an_answer_that_takes_forever_costs_its_deadline_and_nothing_else(worker
 
 
 def test_brackets_cost_no_time(worker, monkeypatch):
-    """290 of them took 8 s, one answer at a time for all episodes. A deadline that is too short for the parser shows who parses."""
+    """290 of them took 8 s, one answer at a time for all episodes. A deadline that is too short for
+    the parser shows who parses."""
     worker.same("1", ["1"])
     monkeypatch.setattr(maths, "EQUALITY_TIMEOUT_S", 0.0)
     before = worker._talk

@@ -1,4 +1,5 @@
-"""MCP servers for recipes/mcp/tests/test_mcp.py. One is made with the official SDK; the other is written by hand, because it lies.
+"""MCP servers for recipes/mcp/tests/test_mcp.py. One is made with the official SDK; the other is
+written by hand, because it lies.
 
 python -S mcp_servers.py KIND [FILE]      the one by hand, over standard input and output
 """
@@ -54,7 +55,7 @@ def sdk_server(calls: list[str]):
     return server
 
 
-# ------------------------------------------------------------------------------------------------------- by hand
+# ------------------------------------------------------------------------------------------ by hand
 
 OBJECT = {"type": "object"}
 LIES = {  # what `tools/list` brings
@@ -62,7 +63,9 @@ LIES = {  # what `tools/list` brings
     "a-text": {"tools": "none"},
     "text-schema": {"tools": [{"name": "a", "inputSchema": "object"}]},
     "array-schema": {"tools": [{"name": "a", "inputSchema": {"type": "array"}}]},
-    "twins": {"tools": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": OBJECT}]},
+    "twins": {
+        "tools": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": OBJECT}]
+    },
     "novel": {"tools": [{"name": "a", "description": "word " * 5000, "inputSchema": OBJECT}]},
     "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 200, "nextCursor": "more"},
     "no-answer": None,
@@ -134,7 +137,8 @@ def by_hand(kind: str, file: str) -> None:
 
 
 def with_sessions(sessions: set[str]):
-    """A server over HTTP of the protocol's first form, which knows its callers by `sessions` and 404s all others."""
+    """A server over HTTP of the protocol's first form, which knows its callers by `sessions` and
+    404s all others."""
     from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
     class Handler(BaseHTTPRequestHandler):
@@ -145,14 +149,22 @@ def with_sessions(sessions: set[str]):
             if method == "initialize":
                 sessions.add(str(len(sessions)))
                 info = {"name": "x", "version": "1"}
-                result, status = {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": info}, 200
+                result, status = (
+                    {"protocolVersion": "2025-06-18", "capabilities": {}, "serverInfo": info},
+                    200,
+                )
             elif method == "tools/call":
                 result = {"content": [{"type": "text", "text": "pid"}]}
             elif "id" not in request:
                 status = 202
             self.send_response(status)
-            body = json.dumps({"jsonrpc": "2.0", "id": request.get("id"), "result": result}).encode() * (status == 200)
-            for name, value in {"mcp-session-id": str(len(sessions) - 1), "content-type": "application/json"}.items():
+            body = json.dumps(
+                {"jsonrpc": "2.0", "id": request.get("id"), "result": result}
+            ).encode() * (status == 200)
+            for name, value in {
+                "mcp-session-id": str(len(sessions) - 1),
+                "content-type": "application/json",
+            }.items():
                 self.send_header(name, value)
             self.send_header("content-length", str(len(body)))
             self.end_headers()

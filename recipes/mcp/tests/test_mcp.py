@@ -1,4 +1,5 @@
-"""Tools of MCP servers: a real one as a child process and one on loopback, and one that hangs, dies, floods and lies."""
+"""Tools of MCP servers: a real one as a child process and one on loopback, and one that hangs,
+dies, floods and lies."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ OURS = [*sys.path]
 
 
 def by_hand(kind: str = "", file: str = "") -> str:
-    return shlex.join([sys.executable, "-S", str(SERVERS), kind or "honest", *([str(file)] if file else [])])
+    return shlex.join(
+        [sys.executable, "-S", str(SERVERS), kind or "honest", *([str(file)] if file else [])]
+    )
 
 
 def ask(*call, **arguments):
@@ -60,7 +63,8 @@ def gone(pid: int) -> bool:
 
 
 def noticed(tool) -> bool:
-    """Whether its session has heard of the end of its server, which takes a moment; it is waited for."""
+    """Whether its session has heard of the end of its server, which takes a moment; it is waited
+    for."""
     for _ in range(1000):
         if not tool.session._answers.statistics().open_send_streams:
             return True
@@ -83,7 +87,7 @@ def opened():
             tool.session.close()
 
 
-# ------------------------------------------------------------------------------------------------ a real one, twice
+# -------------------------------------------------------------------------------- a real one, twice
 
 
 @contextmanager
@@ -92,7 +96,9 @@ def served(calls: list[str], port: int):
     import uvicorn
 
     app = mcp_servers.sdk_server(calls).streamable_http_app()
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="critical", timeout_graceful_shutdown=1))
+    server = uvicorn.Server(
+        uvicorn.Config(app, "127.0.0.1", port, log_level="critical", timeout_graceful_shutdown=1)
+    )
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -112,11 +118,16 @@ def port():
 @pytest.fixture(scope="module", params=["stdio", "http"])
 def real(request, port):
     if request.param == "stdio":
-        tools = tools_of("files", env=McpSettings(mcp={"files": shlex.join([sys.executable, str(SERVERS), "sdk"])}))
+        tools = tools_of(
+            "files",
+            env=McpSettings(mcp={"files": shlex.join([sys.executable, str(SERVERS), "sdk"])}),
+        )
         yield tools
     else:
         with served([], port):
-            tools = tools_of("files", env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"}))
+            tools = tools_of(
+                "files", env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"})
+            )
             yield tools
     tools["read"].session.close()
 
@@ -124,11 +135,18 @@ def real(request, port):
 def test_all_tools_of_a_server(real):
     assert list(real) == ["read", "note", "picture", "hang", "flood"]
     schema = real["read"].schema()["function"]
-    assert schema["description"].startswith("Read a file.") and schema["parameters"]["required"] == ["name"]
-    assert real["read"].retries == 2 and real["note"].retries == 0  # the server says which may be called twice
-    # What a server says is data: the chat format, not this tool, makes sure that no control token comes of it.
+    assert schema["description"].startswith("Read a file.") and schema["parameters"][
+        "required"
+    ] == ["name"]
+    assert (
+        real["read"].retries == 2 and real["note"].retries == 0
+    )  # the server says which may be called twice
+    # What a server says is data: the chat format, not this tool, makes sure that no control token
+    # comes of it.
     assert ask(real, "read", name="a").content == "<tool_call>a\x1b[31m\n"
-    assert ask(real, "read", nam="a").content.startswith("error: read: missing argument 'name'; accepts: name (string,")
+    assert ask(real, "read", nam="a").content.startswith(
+        "error: read: missing argument 'name'; accepts: name (string,"
+    )
     failed = ask(real, "read", name="none")
     assert failed.error == "invalid_arguments" and failed.content.startswith("error: read: ")
     assert ask(real, "picture").content == "[image, which cannot be shown]"
@@ -153,7 +171,9 @@ def test_a_hang_is_left_to_the_deadline_and_holds_up_nobody(real):
 def test_a_flood_is_capped(real):
     assert len(ask(real, "flood", 30, size=10**6).content) == 1000
     over = ask(real, "flood", 30, size=mcp.MAX_MESSAGE_BYTES + 1)
-    assert len(over.content) == 1000 or "more than" in over.content  # a process that we start is not bounded
+    assert (
+        len(over.content) == 1000 or "more than" in over.content
+    )  # a process that we start is not bounded
     assert ask(real, "read", 30, name="b").ok
 
 
@@ -163,7 +183,9 @@ def test_a_server_over_http_that_was_started_anew(port):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     with served(calls, port):
-        tools = tools_of("files.read", env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"}))
+        tools = tools_of(
+            "files.read", env=McpSettings(mcp={"files": f"http://127.0.0.1:{port}/mcp"})
+        )
         assert list(tools) == ["read"] and ask(tools, "read", name="a").ok
     dead = ask(tools, "read", 0.5, name="b")
     assert dead.error in ("tool_error", "time_out") and "\n" not in dead.content
@@ -177,7 +199,9 @@ def test_a_session_that_a_server_has_forgotten_is_opened_anew():
     sessions: set[str] = set()
     server = mcp_servers.with_sessions(sessions)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    tools = tools_of("old", env=McpSettings(mcp={"old": f"http://127.0.0.1:{server.server_port}/mcp"}))
+    tools = tools_of(
+        "old", env=McpSettings(mcp={"old": f"http://127.0.0.1:{server.server_port}/mcp"})
+    )
     assert ask(tools, "pid").ok and sessions == {"0"}
     sessions.clear()
     sessions.add("another")
@@ -186,7 +210,7 @@ def test_a_session_that_a_server_has_forgotten_is_opened_anew():
     server.shutdown()
 
 
-# -------------------------------------------------------------------------------------------------- it dies, it hangs
+# -------------------------------------------------------------------------------- it dies, it hangs
 
 
 def test_who_gives_up_while_a_server_starts_takes_it_from_nobody(opened):
@@ -196,7 +220,9 @@ def test_who_gives_up_while_a_server_starts_takes_it_from_nobody(opened):
     assert gone(pid) and noticed(tools["pid"])
 
     async def main():
-        return await asyncio.gather(*(called(tools, "pid", seconds, 100) for seconds in (0.001, 30)))
+        return await asyncio.gather(
+            *(called(tools, "pid", seconds, 100) for seconds in (0.001, 30))
+        )
 
     hasty, patient = asyncio.run(main())
     assert hasty.error == "time_out" and patient.ok
@@ -231,13 +257,17 @@ def test_two_hundred_calls_of_which_ten_hang(opened):
         return names, await asyncio.gather(*(called(tools, n, deadline[n], 100) for n in names))
 
     names, results = asyncio.run(main())
-    counted = [int(result.content) for name, result in zip(names, results, strict=True) if name == "count"]
+    counted = [
+        int(result.content) for name, result in zip(names, results, strict=True) if name == "count"
+    ]
     assert sorted(counted) == list(range(1, 191))
-    assert {result.error for name, result in zip(names, results, strict=True) if name == "hang"} == {"time_out"}
+    assert {
+        result.error for name, result in zip(names, results, strict=True) if name == "hang"
+    } == {"time_out"}
     assert ask(tools, "count").content == "191"  # and the session lives on
 
 
-# ------------------------------------------------------------------------------------------------ refused at the start
+# ----------------------------------------------------------------------------- refused at the start
 
 
 @pytest.mark.parametrize(
@@ -248,32 +278,48 @@ def test_two_hundred_calls_of_which_ten_hang(opened):
         ("twins", "both have a tool called 'a'"),
         ("novel", "its description and schema have 2"),
         ("endless", "it lists more than 1000 tools"),
-        ("deep-schema", "tool a: parameters is not a JSON schema (JSON nested deeper than 64 levels)"),
+        (
+            "deep-schema",
+            "tool a: parameters is not a JSON schema (JSON nested deeper than 64 levels)",
+        ),
     ],
 )
 def test_a_server_that_lies_is_refused_before_the_run(opened, kind, says):
     with pytest.raises(AgentR1Error) as refused:
         opened(kind)
-    assert says in str(refused.value) and "hand" in str(refused.value) and "\n" not in str(refused.value)
+    assert (
+        says in str(refused.value)
+        and "hand" in str(refused.value)
+        and "\n" not in str(refused.value)
+    )
 
 
-def test_a_server_that_does_not_list_its_tools_holds_the_start_up_no_longer_than_that(opened, monkeypatch):
+def test_a_server_that_does_not_list_its_tools_holds_the_start_up_no_longer_than_that(
+    opened, monkeypatch
+):
     monkeypatch.setattr(mcp, "OPEN_S", 0.6)
-    with pytest.raises(AgentR1Error, match=r"'hand' failed: it did not list its tools within 0.6 s"):
+    with pytest.raises(
+        AgentR1Error, match=r"'hand' failed: it did not list its tools within 0.6 s"
+    ):
         opened("no-answer")
 
 
 def test_a_result_is_checked_within_bounds(opened):
-    assert ask(opened(), "evil").content == "x"  # its schema's pattern would take hours, in the thread of all sessions
+    assert (
+        ask(opened(), "evil").content == "x"
+    )  # its schema's pattern would take hours, in the thread of all sessions
 
 
 def test_a_server_that_does_not_come_up(opened, monkeypatch):
     with pytest.raises(
-        AgentR1Error, match=r"MCP server 'x' \(nowhere --at all\) cannot be used: No such file.*: nowhere"
+        AgentR1Error,
+        match=r"MCP server 'x' \(nowhere --at all\) cannot be used: No such file.*: nowhere",
     ):
         tools_of("x", env=McpSettings(mcp={"x": "nowhere --at all"}))
     failing = shlex.join([sys.executable, "-S", "-c", "import nonsense"])
-    with pytest.raises(AgentR1Error, match=r"it ended \(ModuleNotFoundError: No module named 'nonsense'\)"):
+    with pytest.raises(
+        AgentR1Error, match=r"it ended \(ModuleNotFoundError: No module named 'nonsense'\)"
+    ):
         tools_of("x", env=McpSettings(mcp={"x": failing}))
     with pytest.raises(AgentR1Error, match="cannot be used: .*connect"):
         tools_of("x", env=McpSettings(mcp={"x": "http://127.0.0.1:9/mcp"}))
@@ -298,18 +344,23 @@ def test_settings_that_make_no_sense(overrides, says):
 
 
 def test_servers_are_named_in_the_settings():
-    config = load_config("smoke", ['env.mcp.f="python server.py"', "env.mcp.web=http://127.0.0.1:9/mcp"])
+    config = load_config(
+        "smoke", ['env.mcp.f="python server.py"', "env.mcp.web=http://127.0.0.1:9/mcp"]
+    )
     assert config.env.mcp == {"f": "python server.py", "web": "http://127.0.0.1:9/mcp"}
-    with pytest.raises(ConfigError, match="unknown tool 'g'; choose from calculator, f, python, search, web"):
+    with pytest.raises(
+        ConfigError, match="unknown tool 'g'; choose from calculator, f, python, search, web"
+    ):
         tools_of("g", env=config.env)
 
 
-# ------------------------------------------------------------------------------------------ episodes, and the end of it
+# ---------------------------------------------------------------------- episodes, and the end of it
 
 
 @pytest.mark.slow
 def test_each_episode_may_have_a_session_of_its_own(opened, chat):
-    """Two episodes side by side count for themselves, in processes that end with them, also when one is cut off."""
+    """Two episodes side by side count for themselves, in processes that end with them, also when
+    one is cut off."""
     tools = opened(names=["hand.count", "hand.pid", "hand.hang"], mcp_per_episode=["hand"])
 
     def script(session, turn, prompt_ids):
@@ -319,11 +370,17 @@ def test_each_episode_may_have_a_session_of_its_own(opened, chat):
 
     env = EnvConfig(episode_timeout_s=3, tool_timeout_s=60)
     loop = make_loop(
-        ScriptedPolicy(chat, script), chat, tools, RolloutConfig(max_tokens_per_turn=64, max_context=1000), env
+        ScriptedPolicy(chat, script),
+        chat,
+        tools,
+        RolloutConfig(max_tokens_per_turn=64, max_context=1000),
+        env,
     )
     tasks = [task(question_row(), session) for session in ("a", "b", "slow")]
     done = asyncio.run(run_episodes(loop, tasks, Sampling(64)))
-    said = [[c["content"] for step in t.steps for c in step.info.get("tool_calls", ())] for t in done]
+    said = [
+        [c["content"] for step in t.steps for c in step.info.get("tool_calls", ())] for t in done
+    ]
     assert [heard[1:] for heard in said] == [["1", "2"], ["1", "2"], ["1"]]
     assert done[2].stop_reason is StopReason.TIME_OUT
     pids = [int(heard[0]) for heard in said]

@@ -23,9 +23,21 @@ def test_each_patch_applies_to_the_source(tmp_path):
         for number, text in enumerate(exhibit.patched(ROOT / "src").values()):
             (tmp_path / f"{exhibit.name}{number}.py").write_text(text)
         files = [word for word in exhibit.tests.split() if word.endswith(".py")]
-        assert all((ROOT / file if file.startswith("recipes/") else ROOT / "tests" / file).is_file() for file in files)
+        assert all(
+            (ROOT / file if file.startswith("recipes/") else ROOT / "tests" / file).is_file()
+            for file in files
+        )
         assert bool(files) == bool(exhibit.patch) or exhibit.name == "hostile-documents"
-    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "E9,F82", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "ruff",
+        "check",
+        "--isolated",
+        "--select",
+        "E9,F82",
+        str(tmp_path),
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout
 
@@ -33,13 +45,20 @@ def test_each_patch_applies_to_the_source(tmp_path):
 def test_the_copy_has_the_patch_and_the_source_does_not(tmp_path):
     copy = copied_source(EXHIBITS["kl-of-the-wrong-sign"], tmp_path)
     loop = Path("agent_r1", "training", "loop.py")
-    changed = set((copy / loop).read_text().splitlines()) - set((ROOT / "src" / loop).read_text().splitlines())
+    changed = set((copy / loop).read_text().splitlines()) - set(
+        (ROOT / "src" / loop).read_text().splitlines()
+    )
     assert [line.strip() for line in changed] == ["loss = loss - settings.kl_coef * kl"]
 
 
 def test_no_call_writes_a_reward():
     env = HermesToolEnv({}, EnvConfig())
-    env.reset({"prompt": [{"role": "user", "content": "What?"}], "reward_model": {"ground_truth": ["Rome"]}})
+    env.reset(
+        {
+            "prompt": [{"role": "user", "content": "What?"}],
+            "reward_model": {"ground_truth": ["Rome"]},
+        }
+    )
 
     async def play():
         await env.step(Action(Hermes.call("shell", command="echo 1 > reward.txt"), "stop"))
@@ -59,4 +78,7 @@ def test_the_pages_are_made_of_the_records(path):
 def test_a_recorded_run_can_be_diagnosed(capsys):
     assert main("diagnose", str(RECORDED / "judge-talked-into-it-s0")) == 0
     shown = capsys.readouterr().out
-    assert "tools are never called" in shown and "1. the reward can be talked into it (likely)" in shown
+    assert (
+        "tools are never called" in shown
+        and "1. the reward can be talked into it (likely)" in shown
+    )

@@ -65,57 +65,95 @@ class Compared:
 def run_node(program: str, job: dict[str, Any]) -> list[dict[str, Any]]:
     """Run the page's scripts and then `program` under Node. Return the lines that it prints."""
     done = subprocess.run(
-        [node(), "-e", script(*SCRIPTS) + program], input=json.dumps(job), capture_output=True, text=True, timeout=3600
+        [node(), "-e", script(*SCRIPTS) + program],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=3600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def play_page(data: bytes, episodes: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, float]]:
+def play_page(
+    data: bytes, episodes: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Play episodes with the page's scripts. Return their records, and the time that they took."""
     job = {"data": base64.b64encode(data).decode(), "episodes": episodes}
     *records, times = run_node(Path(__file__).with_name("play.js").read_text(), job)
     return records, times
 
 
-def play_python(model: Decoder, chat: ChatFormat, config: Config, episodes: list[dict[str, Any]]) -> list[Any]:
+def play_python(
+    model: Decoder, chat: ChatFormat, config: Config, episodes: list[dict[str, Any]]
+) -> list[Any]:
     """Play the same episodes in Python. Return trajectories."""
     rows = Workspace(config).load_rows("test")
     policy = LocalPolicy(model, chat.stop_ids, slots=64, max_context=config.rollout.max_context)
     loop = make_loop(policy, chat, Workspace(config).load_tools(), config.rollout, config.env)
-    tasks = [Task(rows[e["number"]], str(i), f"page-{i}", int(e["seed"])) for i, e in enumerate(episodes)]
+    tasks = [
+        Task(rows[e["number"]], str(i), f"page-{i}", int(e["seed"])) for i, e in enumerate(episodes)
+    ]
     sampling = Sampling(config.rollout.max_tokens_per_turn, episodes[0]["temperature"])
     return asyncio.run(run_episodes(loop, tasks, sampling, at_once=64))
 
 
 def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
-    """Describe one episode for both sides. The page gets Python's random numbers of an evaluation."""
+    """Describe one episode for both sides. The page gets Python's random numbers of an
+    evaluation."""
     seed, turns = derive_seed(0, "eval", number), range(TURNS if temperature > 0 else 0)
     draws = [np.random.Generator(np.random.Philox(key=derive_seed(seed, turn))) for turn in turns]
-    noise = [draw.random(LONGEST, dtype=np.float32).tolist() for draw in draws]  # as rollout/sampling.py
-    return {"checkpoint": checkpoint, "number": number, "temperature": temperature, "seed": str(seed), "noise": noise}
+    noise = [
+        draw.random(LONGEST, dtype=np.float32).tolist() for draw in draws
+    ]  # as rollout/sampling.py
+    return {
+        "checkpoint": checkpoint,
+        "number": number,
+        "temperature": temperature,
+        "seed": str(seed),
+        "noise": noise,
+    }
 
 
 def gap_at(model: Decoder, ours: list[int], theirs: list[int], place: int) -> float:
-    """Return the difference of the log-probabilities of the two tokens at `place`, the first that differs."""
-    return abs(float(token_logprobs(model, ours)[place] - token_logprobs(model, [*ours[:place], theirs[place]])[place]))
+    """Return the difference of the log-probabilities of the two tokens at `place`, the first that
+    differs."""
+    return abs(
+        float(
+            token_logprobs(model, ours)[place]
+            - token_logprobs(model, [*ours[:place], theirs[place]])[place]
+        )
+    )
 
 
-def compare(model: Decoder, trajectories: list[Any], records: list[dict[str, Any]], greedy: bool = True) -> Compared:
+def compare(
+    model: Decoder, trajectories: list[Any], records: list[dict[str, Any]], greedy: bool = True
+) -> Compared:
     """Compare episodes token by token."""
     found = Compared(len(records))
     for trajectory, record in zip(trajectories, records, strict=True):
         [theirs], [row] = trajectory_rows(trajectory, 0), record["rows"]
         ids = row["input_ids"]
-        place = next((i for i, (a, b) in enumerate(zip(theirs.input_ids, ids, strict=False)) if a != b), None)
-        same = place is None and len(ids) == len(theirs.input_ids) and record["stop_reason"] == trajectory.stop_reason
+        place = next(
+            (i for i, (a, b) in enumerate(zip(theirs.input_ids, ids, strict=False)) if a != b), None
+        )
+        same = (
+            place is None
+            and len(ids) == len(theirs.input_ids)
+            and record["stop_reason"] == trajectory.stop_reason
+        )
         end = len(ids) if place is None else place
-        pairs = zip(theirs.logprobs[:end], row["logprobs"][:end], theirs.action_mask[:end], strict=True)
+        pairs = zip(
+            theirs.logprobs[:end], row["logprobs"][:end], theirs.action_mask[:end], strict=True
+        )
         gaps = [abs(ours - page) for ours, page, mask in pairs if mask]
         found.largest_logprob_difference = max([found.largest_logprob_difference, *gaps])
         found.tokens += len(gaps)
         if same:
-            assert theirs.action_mask == row["action_mask"] and abs(trajectory.reward - record["reward"]) < 1e-9
+            assert (
+                theirs.action_mask == row["action_mask"]
+                and abs(trajectory.reward - record["reward"]) < 1e-9
+            )
             found.equal += 1
         elif greedy and place is not None and gap_at(model, theirs.input_ids, ids, place) < TIE:
             found.ties += 1

@@ -60,10 +60,15 @@ def test_a_recorded_group_keeps_its_numbers(computed):
     [row] = read_group(GROUP)[1]["rows"]
     recorded = record["rows"][0]
     assert (row["tokens"], row["action_mask"]) == (recorded["tokens"], recorded["action_mask"])
-    assert row["logprobs"] == pytest.approx(recorded["logprobs"], abs=1e-6) and row["rewards"][122] == 1
+    assert (
+        row["logprobs"] == pytest.approx(recorded["logprobs"], abs=1e-6)
+        and row["rewards"][122] == 1
+    )
     by = dict(zip(row["tokens"], computed["authors"][1], strict=True))
     assert by["user\n"] == "template" and by[" works for based?"] == "user"
-    assert {who for who, on in zip(computed["authors"][1], row["action_mask"], strict=True) if on} == {"policy"}
+    assert {
+        who for who, on in zip(computed["authors"][1], row["action_mask"], strict=True) if on
+    } == {"policy"}
     assert computed["authors"][1].count("policy") == 28 and computed["authors"][1][28] == "template"
 
 
@@ -83,15 +88,24 @@ def computed() -> dict:
 
 def column(page: str, header: str, name: str) -> list[float]:
     """Read the numbers of a column of the table that begins so."""
-    (table,) = re.findall(rf"^\| {re.escape(header)} (?:.*\n\|)*.*", (LESSONS / page).read_text(), re.MULTILINE)
-    names, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines())
+    (table,) = re.findall(
+        rf"^\| {re.escape(header)} (?:.*\n\|)*.*", (LESSONS / page).read_text(), re.MULTILINE
+    )
+    names, _, *rows = (
+        [cell.strip() for cell in line.strip("| ").split(" | ")] for line in table.splitlines()
+    )
     return [float(row[names.index(name)]) for row in rows]
 
 
 def taken(layers: dict, name: str) -> list[float]:
     """Take the numbers of action tokens."""
     rows, mask = layers["numbers"][name], layers["batch"]["mask"]
-    return [x for row, acts in zip(rows, mask, strict=True) for x, acted in zip(row, acts, strict=True) if acted]
+    return [
+        x
+        for row, acts in zip(rows, mask, strict=True)
+        for x, acted in zip(row, acts, strict=True)
+        if acted
+    ]
 
 
 CLIP, RATIOS, HOUSE = "A | ratio | loss", "turn | ratio", "attempt | room of the step"
@@ -116,12 +130,20 @@ def test_a_lesson_and_its_microscope_have_equal_numbers(computed, name, layer, p
 
 def test_what_the_lessons_say_about_groups_masks_and_drift(computed):
     text = (LESSONS / "03-masks.md").read_text()
-    assert {f"{x:.4f}" for x in taken(computed["masks"], "advantage")} == {"1.2076", "-0.7246"} and "1.2076" in text
+    assert {f"{x:.4f}" for x in taken(computed["masks"], "advantage")} == {
+        "1.2076",
+        "-0.7246",
+    } and "1.2076" in text
     assert len(taken(computed["masks"], "mask")) == 174
-    assert computed["forgotten"]["batch"]["mask"][1].count(True) == 108 and "108 tokens, 28 of them sampled" in text
+    assert (
+        computed["forgotten"]["batch"]["mask"][1].count(True) == 108
+        and "108 tokens, 28 of them sampled" in text
+    )
     assert set(taken(computed["collapsed"], "advantage")) == {0}
     weights = [-x for x in taken(computed["drift"], "gradient")]
-    assert weights == pytest.approx(column("11-spans-steps-drift.md", "token | trainer", "capped at 2"), abs=5e-5)
+    assert weights == pytest.approx(
+        column("11-spans-steps-drift.md", "token | trainer", "capped at 2"), abs=5e-5
+    )
     gigpo = [x for row in computed["divided"]["credit"]["gigpo"] for x in row]
     assert gigpo == pytest.approx(column("11-spans-steps-drift.md", HOUSE, "gigpo"), abs=2e-4)
 
@@ -133,19 +155,25 @@ def test_a_member_that_is_off_and_a_reward_that_is_dragged_change_the_group(comp
 
 def test_every_microscope_has_its_place_in_a_lesson():
     named = [
-        name for page in LESSONS.glob("*.md") for name in re.findall(r"<!-- microscope: (\w+) -->", page.read_text())
+        name
+        for page in LESSONS.glob("*.md")
+        for name in re.findall(r"<!-- microscope: (\w+) -->", page.read_text())
     ]
     assert sorted(named) == sorted(lesson_steps(GROUP))
 
 
 def test_a_page_shows_a_group_of_the_first_step_with_unequal_scores(tmp_path):
     lines = GROUP.read_text().splitlines()
-    agreeing = [json.dumps(json.loads(line) | {"group_id": "agree", "reward": 0.0}) for line in lines[:2]]
+    agreeing = [
+        json.dumps(json.loads(line) | {"group_id": "agree", "reward": 0.0}) for line in lines[:2]
+    ]
     file = tmp_path / "rollouts" / "step_000001.jsonl"
     file.parent.mkdir()
     file.write_text("\n".join([*agreeing, *lines, ""]))
     found = recorded_group(tmp_path / "checkpoints" / "step_000002", {})
-    assert len(found["records"]) == 8 and {record["group_id"] for record in found["records"]} == {"1-5"}
+    assert len(found["records"]) == 8 and {record["group_id"] for record in found["records"]} == {
+        "1-5"
+    }
     assert recorded_group(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
     assert len(read_group(file, group="agree")) == 2
     with pytest.raises(AgentR1Error, match="has no group 'none'; its groups are agree, 1-5"):

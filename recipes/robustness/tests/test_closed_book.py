@@ -36,7 +36,9 @@ def test_a_share_of_the_queries_gets_a_document_and_equal_ones_the_same():
     half = [drawn(query, 0.5, 0) for query in queries]
     assert 150 < sum(map(bool, half)) < 250 and half == [drawn(query, 0.5, 0) for query in queries]
     assert half != [drawn(query, 0.5, 1) for query in queries]
-    assert any("T7" in drawn("T7", 1.0, seed)[1] for seed in range(200))  # some speak of what was searched for
+    assert any(
+        "T7" in drawn("T7", 1.0, seed)[1] for seed in range(200)
+    )  # some speak of what was searched for
 
 
 def test_a_lie_says_of_the_best_passage_what_is_not_so():
@@ -57,7 +59,9 @@ def test_a_document_stands_in_front_of_what_was_found():
 
 
 async def ask(env) -> str:
-    return (await env.step(Action(Hermes.call("search", query="T3"), "stop"))).observation.messages[0]["content"]
+    return (await env.step(Action(Hermes.call("search", query="T3"), "stop"))).observation.messages[
+        0
+    ]["content"]
 
 
 def test_what_the_agent_reads():
@@ -82,12 +86,22 @@ def home(produced, tmp_path, monkeypatch):
 def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home, capsys):
     run = home / "runs" / "grpo"
     plain = (run / "eval.json").read_text()
-    for words in (["--closed-book"], ["--retriever=empty"], ["--retriever=random"], ["--before", "--closed-book"]):
+    for words in (
+        ["--closed-book"],
+        ["--retriever=empty"],
+        ["--retriever=random"],
+        ["--before", "--closed-book"],
+    ):
         assert main("eval", "--run=grpo", *words) == 0
         said = capsys.readouterr().out  # without tools, an agent only tries to call some
         assert ("calls per question tried, without a tool" in said) == ("--closed-book" in words)
-    cards = {name: json.loads((run / f"eval_{name}.json").read_text()) for name in ("closed_book", "empty", "random")}
-    assert (run / "eval.json").read_text() == plain and (run / "eval_before_closed_book.json").exists()
+    cards = {
+        name: json.loads((run / f"eval_{name}.json").read_text())
+        for name in ("closed_book", "empty", "random")
+    }
+    assert (run / "eval.json").read_text() == plain and (
+        run / "eval_before_closed_book.json"
+    ).exists()
     card = json.loads(plain)
     for name, found in cards.items():
         assert found["condition"] == name.replace("_", "-") and 0 <= found["malformed_rate"] <= 1
@@ -101,13 +115,21 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
     assert "condition" not in card and "malformed_rate" in card
     assert [cards[name]["retriever"] for name in cards] == ["none", "empty", "random"]
     # Without tools the prompt offers none; a placebo is not announced.
-    assert cards["closed_book"]["prompt_hash"] != card["prompt_hash"] == cards["empty"]["prompt_hash"]
+    assert (
+        cards["closed_book"]["prompt_hash"] != card["prompt_hash"] == cards["empty"]["prompt_hash"]
+    )
     assert main("report", "--run=grpo") == 0
     page = (run / "report.html").read_text()
     assert len(re.findall(r"\d tried\s*</td>", page)) == 1
     assert all(
         words in page
-        for words in ("Without its tools", "no tools", "finds nothing", "random passages", "commonest answer")
+        for words in (
+            "Without its tools",
+            "no tools",
+            "finds nothing",
+            "random passages",
+            "commonest answer",
+        )
     )
 
 
@@ -123,10 +145,16 @@ def test_no_hostile_document_brings_a_control_token_into_an_episode(home):
     def controls(ids):
         return [i for i in ids if i in chat.control_ids.values()]
 
-    for episode in map(json.loads, (run / "rollouts" / "eval_poison_1.jsonl").read_text().splitlines()):
+    for episode in map(
+        json.loads, (run / "rollouts" / "eval_poison_1.jsonl").read_text().splitlines()
+    ):
         (row,) = episode["rows"]
-        turns = itertools.groupby(zip(row["action_mask"], row["input_ids"], strict=True), key=lambda pair: pair[0])
-        results = [[i for _, i in pairs] for sampled, pairs in turns if not sampled][1:]  # the first is the prompt
+        turns = itertools.groupby(
+            zip(row["action_mask"], row["input_ids"], strict=True), key=lambda pair: pair[0]
+        )
+        results = [[i for _, i in pairs] for sampled, pairs in turns if not sampled][
+            1:
+        ]  # the first is the prompt
         for ids, step in zip(results, episode["steps"], strict=False):
             calls = [{"role": "tool", "content": "a"} for _ in step["info"]["tool_calls"]]
             closed = ids[0] != chat.turn_end_id
@@ -148,6 +176,17 @@ def test_any_model_on_any_questions(home, tmp_path, capsys):
     assert main(*asked, "--closed-book") == 0
     assert json.loads((out / "1.json").read_text())["condition"] == "closed-book"
     assert main(*asked) == 1 and "another evaluation" in capsys.readouterr().err
-    poisoned = ["eval", f"--model={model}", "--limit=4", f"--out={tmp_path / 'poisoned'}", "--poison=1"]
-    cards = [main(*poisoned) == 0 and json.loads((tmp_path / "poisoned/1.json").read_text()) for _ in range(2)]
-    assert [card["resumed"] for card in cards] == [0, 4] and cards[0]["by_poison"] == cards[1]["by_poison"] != {}
+    poisoned = [
+        "eval",
+        f"--model={model}",
+        "--limit=4",
+        f"--out={tmp_path / 'poisoned'}",
+        "--poison=1",
+    ]
+    cards = [
+        main(*poisoned) == 0 and json.loads((tmp_path / "poisoned/1.json").read_text())
+        for _ in range(2)
+    ]
+    assert [card["resumed"] for card in cards] == [0, 4] and cards[0]["by_poison"] == cards[1][
+        "by_poison"
+    ] != {}

@@ -1,4 +1,5 @@
-"""TinyCode: the programs are right, the misses are misses, and no number of the test was seen in training."""
+"""TinyCode: the programs are right, the misses are misses, and no number of the test was seen in
+training."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def test_no_number_and_no_program_of_the_test_occurs_in_training():
         for name in ("train", "val", "test")
     }
     assert not any(numbers[a] & numbers[b] for a, b in combinations(numbers, 2))
-    programs = {name: {q["metadata"]["program"] for q in split(name, 400)} for name in ("train", "test")}
+    programs = {
+        name: {q["metadata"]["program"] for q in split(name, 400)} for name in ("train", "test")
+    }
     assert not programs["train"] & programs["test"]
     # A digit that never stood last in training would not be copied from there in the test.
     assert {n % 10 for n in numbers["train"]} == {n % 10 for n in numbers["test"]} == set(range(10))
@@ -43,10 +46,15 @@ def test_a_seed_gives_the_same_questions_again_and_another_seed_gives_others():
 
 def test_each_program_prints_the_answer_and_a_miss_hardly_ever_does(tools):
     asked = split("test", 15)
-    programs = [[f"print({text})" for text in (q["metadata"]["program"], *q["metadata"]["misses"])] for q in asked]
+    programs = [
+        [f"print({text})" for text in (q["metadata"]["program"], *q["metadata"]["misses"])]
+        for q in asked
+    ]
     printed = [[tools["python"].execute({"code": code}) for code in four] for four in programs]
     assert [first for first, *_ in printed] == [q["answer"] for q in asked]
-    misses = [miss == q["answer"] for (_, *rest), q in zip(printed, asked, strict=True) for miss in rest]
+    misses = [
+        miss == q["answer"] for (_, *rest), q in zip(printed, asked, strict=True) for miss in rest
+    ]
     assert sum(misses) <= 1 and len(misses) >= 45
 
 

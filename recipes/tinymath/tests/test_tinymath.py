@@ -1,4 +1,5 @@
-"""TinyMath: the steps come to the answer, stopping early does not, and no number of the test was seen in training."""
+"""TinyMath: the steps come to the answer, stopping early does not, and no number of the test was
+seen in training."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def test_a_demonstrator_that_goes_on_is_right_and_one_that_stops_is_not(monkeypa
     for go_on, score in ((1.0, 1.0), (0.0, 0.0)):
         monkeypatch.setattr(demonstrator, "GO_ON", go_on)
         played = demonstrated(CONFIG, [row_of(q) for q in asked], TOOLS)
-        calls = [sum(message["role"] == "tool" for message in episode.messages) for episode in played]
+        calls = [
+            sum(message["role"] == "tool" for message in episode.messages) for episode in played
+        ]
         assert [episode.score for episode in played] == [score] * 20
         assert calls == [len(q["metadata"]["steps"]) if go_on else 1 for q in asked]
 

@@ -1,4 +1,5 @@
-"""TinyQuest: plans are shortest, splits share no rooms, chance does not get far, and the state has a name."""
+"""TinyQuest: plans are shortest, splits share no rooms, chance does not get far, and the state has
+a name."""
 
 from __future__ import annotations
 
@@ -38,7 +39,11 @@ def test_no_room_plan_is_in_two_splits_and_a_seed_gives_the_same_quests_again():
         name: {plan_of(json.loads(q["metadata"]["house"])) for q in split(name, 400)}
         for name in ("train", "val", "test")
     }
-    assert not plans["train"] & plans["test"] and not plans["train"] & plans["val"] and not plans["val"] & plans["test"]
+    assert (
+        not plans["train"] & plans["test"]
+        and not plans["train"] & plans["val"]
+        and not plans["val"] & plans["test"]
+    )
     assert min(map(len, plans.values())) > 300  # of 400 houses
     assert split("test", 30) == split("test", 30) != split("test", 30, seed=1)
     assert {q["kind"] for q in split("test", 30)} == {"put", "wash"}
@@ -94,7 +99,12 @@ def test_what_cannot_be_done_changes_nothing():
 
 
 def test_what_one_sees_and_the_map_of_what_was_seen():
-    doors = {"Attic": ["Bath"], "Bath": ["Attic", "Cellar"], "Cellar": ["Bath", "Den"], "Den": ["Cellar"]}
+    doors = {
+        "Attic": ["Bath"],
+        "Bath": ["Attic", "Cellar"],
+        "Cellar": ["Bath", "Den"],
+        "Den": ["Cellar"],
+    }
     boxes = {
         "Attic": {"Bin": ["Cup"], "Jar": ["Hat"]},
         "Bath": {"Case": ["Key"]},
@@ -107,20 +117,28 @@ def test_what_one_sees_and_the_map_of_what_was_seen():
         "Bath; shut Case; to Attic, Cellar; want clean Hat in Case; here Case; new by Attic"
     )
     assert world.go("Attic") == "Attic; shut Bin, Jar; to Bath; want clean Hat in Case; new by Bath"
-    assert world.open("Jar") == "Attic; shut Bin; open Jar with Hat; to Bath; want clean Hat in Case; here Hat"
+    assert (
+        world.open("Jar")
+        == "Attic; shut Bin; open Jar with Hat; to Bath; want clean Hat in Case; here Hat"
+    )
     world.go("Bath")
     assert (
         world.go("Cellar") == "Cellar; to Bath, Den; want clean Hat in Case; Hat by Bath"
     )  # it went on without the hat
     world.go("Bath")
     world.go("Attic")
-    # With the hat in hand, its box and the sink are what one may want next. The sink was not seen yet, so it is new.
+    # With the hat in hand, its box and the sink are what one may want next. The sink was not seen
+    # yet, so it is new.
     assert world.take("Hat") == (
-        "Attic; shut Bin; open Jar with nothing; to Bath; carry Hat; want clean Hat in Case; Case by Bath; new by Bath"
+        "Attic; shut Bin; open Jar with nothing; to Bath; carry Hat; want clean Hat in Case; Case "
+        "by Bath; new by Bath"
     )
     world.go("Bath")
     world.go("Cellar")
-    assert world.go("Den") == "Den, Sink; shut Safe; to Cellar; carry Hat; want clean Hat in Case; Case by Cellar"
+    assert (
+        world.go("Den")
+        == "Den, Sink; shut Safe; to Cellar; carry Hat; want clean Hat in Case; Case by Cellar"
+    )
     assert world.go("Cellar").endswith("; Case by Bath; Sink by Den")
     world.go("Den")
     assert world.wash("Hat").endswith("; carry clean Hat; want clean Hat in Case; Case by Cellar")
@@ -130,7 +148,12 @@ def test_where_all_rooms_were_seen_the_boxes_that_are_shut_are_new():
     doors = {"Attic": ["Bath"], "Bath": ["Attic"]}
     boxes = {"Attic": {"Bin": ["Cup"], "Jar": ["Hat"]}, "Bath": {}}
     world = TinyQuest()
-    world.reset(json.dumps({"start": "Attic", "sink": "Bath", "doors": doors, "boxes": boxes}), "Hat", "Bin", False)
+    world.reset(
+        json.dumps({"start": "Attic", "sink": "Bath", "doors": doors, "boxes": boxes}),
+        "Hat",
+        "Bin",
+        False,
+    )
     assert world.go("Bath") == "Bath, Sink; to Attic; want Hat in Bin; new by Attic"
 
 
@@ -146,10 +169,19 @@ def played(chat):
 
         def script(session, turn, ids):
             history = histories.setdefault(session, [])
-            history.append({"role": "assistant", "content": player(rows[int(session)], history, random.Random(0))})
+            history.append(
+                {
+                    "role": "assistant",
+                    "content": player(rows[int(session)], history, random.Random(0)),
+                }
+            )
             return history[-1]["content"]
 
-        loop = make_env_loop(ScriptedPolicy(chat, script), lambda row: make_env(row, {}, config.env), max_context=10**6)
+        loop = make_env_loop(
+            ScriptedPolicy(chat, script),
+            lambda row: make_env(row, {}, config.env),
+            max_context=10**6,
+        )
         tasks = [Task(row, str(i), str(i)) for i, row in enumerate(rows)]
         return asyncio.run(run_episodes(loop, tasks, Sampling(400)))
 
@@ -159,21 +191,30 @@ def played(chat):
 def test_the_patient_solve_all_in_time_and_the_demonstrator_some(played):
     quests = split("train", 30)
     flawless = played(demonstrator.expert, quests)
-    assert [t.score for t in flawless] == [1.0] * 30 and {t.stop_reason for t in flawless} == {StopReason.ANSWERED}
+    assert [t.score for t in flawless] == [1.0] * 30 and {t.stop_reason for t in flawless} == {
+        StopReason.ANSWERED
+    }
     assert flawless[0].score_name == "solved"
     assert 0.2 < fmean(t.score for t in played(demonstrator.demonstrate, quests)) < 0.6
 
 
 def test_two_ways_into_one_state_meet_there(played):
     quest = split("train", 1)[0]
-    (first, *_), steps = json.loads(quest["metadata"]["house"])["doors"][world_of(quest).room], plan(quest)
+    (first, *_), steps = (
+        json.loads(quest["metadata"]["house"])["doors"][world_of(quest).room],
+        plan(quest),
+    )
 
     def detour(row, history, rng):
         """One step aside and back, then the plan."""
         start, done = world_of(quest).room, len(history)
         return demonstrator.call_turn(*([("go", first), ("go", start)] + steps)[done])
 
-    straight = played(lambda row, history, rng: demonstrator.call_turn(*steps[len(history)]), [quest])[0]
+    straight = played(
+        lambda row, history, rng: demonstrator.call_turn(*steps[len(history)]), [quest]
+    )[0]
     around = played(detour, [quest])[0]
-    assert [s.extra["state"] for s in around.steps[2:]] == [s.extra["state"] for s in straight.steps]
+    assert [s.extra["state"] for s in around.steps[2:]] == [
+        s.extra["state"] for s in straight.steps
+    ]
     assert around.steps[0].extra == straight.steps[0].extra != around.steps[1].extra

@@ -40,8 +40,8 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
 
-# Commands import their modules after they have read the configuration. So `agent-r1 --help`, the error for a
-# misspelt setting and `train --dry-run` do not wait for PyTorch.
+# Commands import their modules after they have read the configuration. So `agent-r1 --help`, the
+# error for a misspelt setting and `train --dry-run` do not wait for PyTorch.
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -61,7 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # `agent-r1 ... | head`
         return 0
     except OSError as error:
-        return _fail(f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions", 1)
+        return _fail(
+            f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions",
+            1,
+        )
 
 
 def run_command(argv: list[str] | None = None) -> int:
@@ -71,7 +74,8 @@ def run_command(argv: list[str] | None = None) -> int:
     """
     arguments = parse_command_line(argv)
     raise_file_limit()
-    # Stages make millions of objects that stay. By default, Python looks for garbage among them every 700 objects.
+    # Stages make millions of objects that stay. By default, Python looks for garbage among them
+    # every 700 objects.
     gc.set_threshold(50_000, 10, 10)
     return COMMANDS[arguments.command][0](arguments) or 0
 
@@ -89,7 +93,7 @@ def _fail(message: str, code: int) -> int:
     return code
 
 
-# -------------------------------------------------------------------------------------------- shared helpers
+# ----------------------------------------------------------------------------------- shared helpers
 
 
 def _config(a: Namespace) -> Config:
@@ -103,20 +107,28 @@ def _config(a: Namespace) -> Config:
         if saved.exists():
             return from_yaml(saved)
     algorithm = " ".join(item for item in a.settings if "=" not in item)
-    overrides = [item for item in a.settings if "=" in item] + ([f"engine={a.engine}"] if a.engine else [])
+    overrides = [item for item in a.settings if "=" in item] + (
+        [f"engine={a.engine}"] if a.engine else []
+    )
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
-    return load_config(a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains)
+    return load_config(
+        a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
+    )
 
 
 def _run_name(a: Namespace, config: Config) -> str:
-    default = f"{preset_title(config.preset)}-{config.algorithm}" + ("-verl" if config.engine == "verl" else "")
+    default = f"{preset_title(config.preset)}-{config.algorithm}" + (
+        "-verl" if config.engine == "verl" else ""
+    )
     name = a.run or default + (f"-s{config.seed}" if config.seed else "")
     if name.startswith(".") or "/" in name or "\\" in name:
-        raise ConfigError(f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name")
+        raise ConfigError(
+            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
+        )
     return name
 
 
-# ----------------------------------------------------------------------------------------------------------- the stages
+# --------------------------------------------------------------------------------------- the stages
 
 
 @command(
@@ -149,11 +161,14 @@ def gpu_check(a: Namespace) -> None:
 
 @command(
     "data", "make or download questions and passages",
-    ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release my-data",
+    ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release "
+        "my-data",
      "--preset smoke --from my-data"],
     *CONFIGURED,
-    option("--release", type=Path, metavar="FOLDER", help="also pack the data for publication: files, data card, SHA-256 hashes"),
-    option("--from", dest="released", metavar="FOLDER|OWNER/NAME", help="verify and copy released data instead of making it"),
+    option("--release", type=Path, metavar="FOLDER", help="also pack the data for publication: "
+        "files, data card, SHA-256 hashes"),
+    option("--from", dest="released", metavar="FOLDER|OWNER/NAME", help="verify and copy released "
+        "data instead of making it"),
 )  # fmt: skip
 def data(a: Namespace) -> None:
     config = _config(a)
@@ -170,7 +185,8 @@ def data(a: Namespace) -> None:
 
 
 @command(
-    "index", "build the search index", ["--preset smoke", "--preset laptop --seed 3 data.entities=1000"], *CONFIGURED,
+    "index", "build the search index", ["--preset smoke", "--preset laptop --seed 3 "
+        "data.entities=1000"], *CONFIGURED,
 )  # fmt: skip
 def index(a: Namespace) -> None:
     config = _config(a)
@@ -194,12 +210,15 @@ def cold_start(a: Namespace) -> None:
 @command(
     "train", "train with reinforcement learning",
     ["--preset smoke", "grpo --preset laptop --seed 1 actor.lr=5e-4", "--preset laptop --resume",
-     "--preset laptop --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 model.path=Qwen/Qwen2.5-3B-Instruct"],
+     "--preset laptop --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
+         "model.path=Qwen/Qwen2.5-3B-Instruct"],
     *CONFIGURED,
     RUN,
     flag("--resume", "continue from the run's newest checkpoint"),
-    flag("--dry-run", "print the configuration, the stages, and estimates of memory, time and cost; start nothing"),
-    option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for one hour"),
+    flag("--dry-run", "print the configuration, the stages, and estimates of memory, time and "
+        "cost; start nothing"),
+    option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for "
+        "one hour"),
     flag("--plain", "print one line per step instead of the dashboard"),
 )  # fmt: skip
 def train(a: Namespace) -> None:
@@ -218,23 +237,31 @@ def train(a: Namespace) -> None:
 
 @command(
     "eval", "evaluate a model on held-out questions",
-    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine --split val --limit 100",
+    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
+        "--split val --limit 100",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
     *CONFIGURED,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
-    option("--model", action="append", metavar="PATH|OWNER/NAME", help="evaluate this model; give it twice to compare two"),
-    flag("--closed-book", "evaluate without tools, and write a separate card: what does the model know?"),
-    option("--retriever", choices=("empty", "random"), help="replace search results: with none, or with random passages"),
-    option("--poison", type=share, metavar="RATE", help="insert hostile documents into this share of search results, 0 to 1"),
+    option("--model", action="append", metavar="PATH|OWNER/NAME", help="evaluate this model; give "
+        "it twice to compare two"),
+    flag("--closed-book", "evaluate without tools, and write a separate card: what does the model "
+        "know?"),
+    option("--retriever", choices=("empty", "random"), help="replace search results: with none, or "
+        "with random passages"),
+    option("--poison", type=share, metavar="RATE", help="insert hostile documents into this share "
+        "of search results, 0 to 1"),
     option("--split", choices=("train", "val", "test"),
-           help="split to evaluate (default: test); with this option or one below, the card is printed and only --out saves it"),
+           help="split to evaluate (default: test); with this option or one below, the card is "
+               "printed and only --out saves it"),
     option("--dataset", metavar="NAME|FILE.parquet", help="questions of another data set"),
     option("--limit", type=count, help="evaluate only the first LIMIT questions"),
-    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: 0, greedy)"),
+    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: 0, "
+        "greedy)"),
     PROMPT,
     BACKEND,
-    option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue an interrupted evaluation"),
+    option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
+        "an interrupted evaluation"),
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.model:
@@ -253,14 +280,21 @@ def evaluate(a: Namespace) -> None:
     if a.before:
         model, card, title = start_model(paths), "eval_before.json", "evaluate before RL"
     elif not run.finished(config.trainer.steps):
-        how = f"has not finished its {config.trainer.steps} steps" if run.begun() else "does not exist"
+        how = (
+            f"has not finished its {config.trainer.steps} steps"
+            if run.begun()
+            else "does not exist"
+        )
         raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")
     else:
         verify_checkpoint(run.latest_checkpoint())
         model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
-    # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of val, is kept
-    # apart.
-    if any(value is not None for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)):
+    # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
+    # val, is kept apart.
+    if any(
+        value is not None
+        for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    ):
         return _evaluate_models(a, model, config)
     paths.make_task()
     stages.run_eval(config, model, run.path / card, title, eval_condition(a))
@@ -280,16 +314,31 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         models, config = [model], changed(config, other)
     else:
         settings = [item if "=" in item else f"algorithm={item}" for item in a.settings]
-        settings += [f"{key}={value}" for key, value in (("engine", a.engine), ("seed", a.seed)) if value is not None]
-        found = [agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other) for name in a.model]
+        settings += [
+            f"{key}={value}"
+            for key, value in (("engine", a.engine), ("seed", a.seed))
+            if value is not None
+        ]
+        found = [
+            agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other)
+            for name in a.model
+        ]
         models, config = [folder for folder, _ in found], found[0][1]
     paths, split = Workspace(config), a.split or "test"
     paths.make_task()
     rows, split = (read_rows(file), file.stem) if file else (paths.load_rows(split), split)
     compare.evaluate_models(
-        models, config, rows[: a.limit], split, a.backend or "transformers", a.temperature or 0.0, a.out, a.prompt,
-        eval_condition(a), as_trained=model is not None,
-    )  # fmt: skip
+        models,
+        config,
+        rows[: a.limit],
+        split,
+        a.backend or "transformers",
+        a.temperature or 0.0,
+        a.out,
+        a.prompt,
+        eval_condition(a),
+        as_trained=model is not None,
+    )
 
 
 @command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
@@ -304,26 +353,36 @@ def report(a: Namespace) -> None:
     say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
 
 
-# --------------------------------------------------------------------------------------------- after training
+# ----------------------------------------------------------------------------------- after training
 
 
 @command(
     "export", "write a checkpoint as a Hugging Face model folder or in a recipe's format",
-    ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub OWNER/NAME",
+    ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub "
+        "OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
     RECIPE,
-    option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, or next to the checkpoint"),
-    option("--base-model", metavar="PATH|OWNER/NAME", help="start model, for verl shards without config.json or tokenizer"),
-    option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (a new repository is private)"),
+    option("--target-dir", type=Path, metavar="DIR", help="default: export/ in the run's folder, "
+        "or next to the checkpoint"),
+    option("--base-model", metavar="PATH|OWNER/NAME", help="start model, for verl shards without "
+        "config.json or tokenizer"),
+    option("--push-to-hub", metavar="OWNER/NAME", help="also upload it (a new repository is "
+        "private)"),
 )  # fmt: skip
 def export(a: Namespace) -> None:
     from agent_r1.ground.ui import say
     from agent_r1.inference.agent import find_checkpoint, hub_model, newest_step, own_settings
     from agent_r1.inference.export import export
 
-    checkpoint = newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
-    formats = {name: file for name in tables.names("export") if (file := getattr(a, name.replace("-", "_")))}
+    checkpoint = (
+        newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
+    )
+    formats = {
+        name: file
+        for name in tables.names("export")
+        if (file := getattr(a, name.replace("-", "_")))
+    }
     for name, file in formats.items():
         tables.resolve("export", name, f"--{name}")(checkpoint, own_settings(checkpoint), file)
     if formats and not (a.target_dir or a.push_to_hub):
@@ -347,7 +406,9 @@ def serve(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
     from agent_r1.inference.serve import serve_forever
 
-    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo)
+    model, config = find_model(
+        a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
+    )
     serve_forever(model, config.rollout, config.trainer, a.port)
 
 
@@ -355,29 +416,47 @@ def serve(a: Namespace) -> None:
     "chat", "talk to a trained agent",
     ["", "--demo", "--run laptop-grpo --step 40 --backend vllm",
      '--question "In which city is the publisher of Sosnum based?" --json',
-     "--tools my_tools:weather", "--model OWNER/NAME --preset hotpotqa-4xh100 search.url=http://127.0.0.1:8100",
+     "--tools my_tools:weather", "--model OWNER/NAME --preset hotpotqa-4xh100 "
+         "search.url=http://127.0.0.1:8100",
      '--model OWNER/NAME env.tools=[] --prompt "Answer in one word."'],
     *FROM_ANYWHERE,
     BACKEND,
-    option("--question", help="ask this question and exit; the exit code is 1 if there is no answer"),
+    option("--question", help="ask this question and exit; the exit code is 1 if there is no "
+        "answer"),
     flag("--json", "print one line of JSON per question"),
-    option("--tools", action="append", metavar="MODULE:FUNCTION", help="add your own tool to the run's tools (repeatable)"),
-    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: as in training)"),
-    option("--seed", type=int, default=0, help="sampling seed; the same seed gives the same answers (default: 0)"),
+    option("--tools", action="append", metavar="MODULE:FUNCTION", help="add your own tool to the "
+        "run's tools (repeatable)"),
+    option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: as in "
+        "training)"),
+    option("--seed", type=int, default=0, help="sampling seed; the same seed gives the same "
+        "answers (default: 0)"),
     PROMPT,
 )  # fmt: skip
 def chat(a: Namespace) -> None:
     from agent_r1.inference.agent import find_model
     from agent_r1.inference.chat import run_chat
 
-    model, config = find_model(a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo)
-    run_chat(model, config, a.backend or "transformers", a.question, a.json, a.tools, a.temperature, a.seed, a.prompt)
+    model, config = find_model(
+        a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
+    )
+    run_chat(
+        model,
+        config,
+        a.backend or "transformers",
+        a.question,
+        a.json,
+        a.tools,
+        a.temperature,
+        a.seed,
+        a.prompt,
+    )
 
 
 @command(
     "new", "create your own recipe, ready to train",
     ["my-task"],
-    option("folder", type=Path, help="new folder for tool, environment, demonstrator, questions, preset, test and README"),
+    option("folder", type=Path, help="new folder for tool, environment, demonstrator, questions, "
+        "preset, test and README"),
 )  # fmt: skip
 def new(a: Namespace) -> None:
     from agent_r1.app.new_recipe import write_recipe
@@ -387,7 +466,8 @@ def new(a: Namespace) -> None:
 
 @command(
     "tools", "list the agent's tools, or call one",
-    ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 operation=* right=7"],
+    ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 "
+        "operation=* right=7"],
     *CONFIGURED,
     flag("--schema", "print the tools' JSON schemas, as the chat template gets them"),
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
@@ -409,7 +489,8 @@ def tools(a: Namespace) -> int:
     "try", "play the agent by hand, and see each observation with its tokens, mask and reward",
     ["--recipe my-task", "--preset laptop --split val --index 7 --table"],
     *CONFIGURED,
-    option("--split", default="train", choices=("train", "val", "test"), help="split of the question (default: train)"),
+    option("--split", default="train", choices=("train", "val", "test"), help="split of the "
+        "question (default: train)"),
     option("--index", type=int, default=0, help="number of the question (default: 0)"),
     flag("--table", "print the training rows with one token per line"),
 )  # fmt: skip
@@ -420,7 +501,8 @@ def try_by_hand(a: Namespace) -> None:
 
 
 @command(
-    "search-server", "serve the search index to other processes (they set search.url=http://127.0.0.1:8100)",
+    "search-server", "serve the search index to other processes (they set "
+        "search.url=http://127.0.0.1:8100)",
     ["--preset laptop", "--preset laptop --port 8101"],
     *CONFIGURED,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
@@ -429,9 +511,12 @@ def try_by_hand(a: Namespace) -> None:
 def search_server(a: Namespace) -> None:
     config = _config(a)
     if config.search.url:
-        raise ConfigError("search.url is for the clients of a search server; leave it out here", code="unused_setting")
-    # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and vLLM. Both read this
-    # variable when they are imported.
+        raise ConfigError(
+            "search.url is for the clients of a search server; leave it out here",
+            code="unused_setting",
+        )
+    # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and
+    # vLLM. Both read this variable when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
     from agent_r1.workspace import Workspace
 

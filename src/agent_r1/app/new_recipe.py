@@ -1,7 +1,7 @@
 """Write a recipe to start from: `agent-r1 new FOLDER`.
 
-In: a folder's name. Out: the folder, filled from `template/`, and the next commands. Its task is arithmetic with a
-calculator, which a new model learns in two minutes.
+In: a folder's name. Out: the folder, filled from `template/`, and the next commands. Its task is
+arithmetic with a calculator, which a new model learns in two minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import whole
 from agent_r1.ground.ui import say
 
-TEMPLATE_FILES = ("README.md", "tool.py", "env.py", "demonstrator.py", "preset.yaml", "test_task.py")
+TEMPLATE_FILES = (
+    "README.md",
+    "tool.py",
+    "env.py",
+    "demonstrator.py",
+    "preset.yaml",
+    "test_task.py",
+)
 
 
 def write_recipe(folder: Path) -> None:
@@ -30,13 +37,27 @@ def write_recipe(folder: Path) -> None:
         for name in TEMPLATE_FILES:
             text = (resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8")
             (part / name).write_text(text.replace("NAME", folder.name).replace("FOLDER", quoted))
-        lines = (json.dumps({"question": q, "answer": a}) + "\n" for q, a in arithmetic(random.Random(0), 1800))
+        lines = (
+            json.dumps({"question": q, "answer": a}) + "\n"
+            for q, a in arithmetic(random.Random(0), 1800)
+        )
         (part / "questions.jsonl").write_text("".join(lines))
     say(f"{folder}: {', '.join(TEMPLATE_FILES)}, questions.jsonl. Now, in this order:")
-    for words in ("data", "cold-start", "eval --before grpo", "train grpo", "eval grpo", "report grpo", "chat"):
+    for words in (
+        "data",
+        "cold-start",
+        "eval --before grpo",
+        "train grpo",
+        "eval grpo",
+        "report grpo",
+        "chat",
+    ):
         command, *rest = words.split()
         say(f"  agent-r1 {' '.join([command, *rest])} --recipe {quoted}")
-    say(f"and at any time: agent-r1 tools --recipe {quoted}; agent-r1 try --recipe {quoted}; python -m pytest {quoted}")
+    say(
+        f"and at any time: agent-r1 tools --recipe {quoted}; agent-r1 try --recipe {quoted}; "
+        f"python -m pytest {quoted}"
+    )
 
 
 def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
@@ -49,5 +70,7 @@ def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
         if rng.random() < 0.25:
             found[f"What is {a} {first} {b}?"] = str(left)
         else:
-            found[f"What is ({a} {first} {b}) {second} {c}?"] = str(left + c if second == "+" else left - c)
+            found[f"What is ({a} {first} {b}) {second} {c}?"] = str(
+                left + c if second == "+" else left - c
+            )
     return list(found.items())

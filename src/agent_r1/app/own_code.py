@@ -1,7 +1,8 @@
 """Load the user-defined code of a configuration before a stage needs it.
 
-In: a configuration. Out: nothing, or the error of code that breaks its contract. Next: `stages.py` starts the first
-stage, and `plan.py` prints the plan. PyTorch is not needed, unless the user's code imports it.
+In: a configuration. Out: nothing, or the error of code that breaks its contract. Next: `stages.py`
+starts the first stage, and `plan.py` prints the plan. PyTorch is not needed, unless the user's code
+imports it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ LOADERS = {
     "rollout.flow": "agent_r1.rollout.rollouts:load_flow",  # PyTorch comes with it
     "cold_start.demonstrator": "agent_r1.training.demonstrate:demonstrator_of",
 }
-"""Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses it."""
+"""Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses
+it."""
 
 
 def check_own(config: Config) -> None:
@@ -33,7 +35,8 @@ def check_own(config: Config) -> None:
             import_object(LOADERS[setting], setting)(name)
     if config.env.reward and brings_tools(config.env.name):
         raise ConfigError(
-            f"env.name={config.env.name} computes its own reward and never uses env.reward={config.env.reward}; unset one",
+            f"env.name={config.env.name} computes its own reward and never uses "
+            f"env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
     named: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])

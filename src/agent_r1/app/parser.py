@@ -1,4 +1,5 @@
-"""Turn functions into commands of `agent-r1`, and parse the command line. `cli.py` has the commands."""
+"""Turn functions into commands of `agent-r1`, and parse the command line. `cli.py` has the
+commands."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from agent_r1.ground.errors import ConfigError, nearest
 COMMANDS: dict[str, tuple] = {}
 
 
-def command(name: str, text: str, examples: list[str], *options: tuple) -> Callable[[Callable], Callable]:
+def command(
+    name: str, text: str, examples: list[str], *options: tuple
+) -> Callable[[Callable], Callable]:
     """Register the decorated function as command `name`.
 
     Args:
@@ -29,9 +32,15 @@ def command(name: str, text: str, examples: list[str], *options: tuple) -> Calla
     def register(function: Callable) -> Callable:
         if name in COMMANDS and COMMANDS[name][0].__module__ != function.__module__:
             raise ConfigError(
-                f"{function.__module__}: the command {name!r} already exists; rename it", code="name_taken"
+                f"{function.__module__}: the command {name!r} already exists; rename it",
+                code="name_taken",
             )
-        COMMANDS[name] = (function, text, [f"agent-r1 {name} {example}".rstrip() for example in examples], options)
+        COMMANDS[name] = (
+            function,
+            text,
+            [f"agent-r1 {name} {example}".rstrip() for example in examples],
+            options,
+        )
         return function
 
     return register
@@ -46,10 +55,12 @@ def flag(name: str, text: str) -> tuple:
     return option(name, action="store_true", help=text)
 
 
-# -------------------------------------------------------------------------------------------- shared options
+# ----------------------------------------------------------------------------------- shared options
 
 RECIPE = option(
-    "--recipe", metavar="FOLDER", help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe"
+    "--recipe",
+    metavar="FOLDER",
+    help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe",
 )
 CONFIGURED = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
@@ -63,19 +74,28 @@ CONFIGURED = (
         help=f"algorithm ({', '.join(ALGORITHMS)}), and settings that override the preset",
     ),  # fmt: skip
 )
-RUN = option("--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])")
+RUN = option(
+    "--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])"
+)
 FROM_RUN = (
     option("--run", help="use a run's last checkpoint (default: the newest run)"),
     option("--step", type=int, help="use the run's checkpoint of this step"),
     option(
-        "--checkpoint-dir", type=Path, metavar="DIR", help="a checkpoint folder, or the folder of a run's checkpoints"
+        "--checkpoint-dir",
+        type=Path,
+        metavar="DIR",
+        help="a checkpoint folder, or the folder of a run's checkpoints",
     ),
 )
 FROM_ANYWHERE = (
     *FROM_RUN,
     option("--model", metavar="PATH|OWNER/NAME", help="a model folder, or a model on the hub"),
     flag("--demo", "use the trained agent that ships with agent-r1"),
-    option("--preset", help="preset for data, index, tools and limits (default: the model's own run, or the newest)"),
+    option(
+        "--preset",
+        help="preset for data, index, tools and limits (default: the model's own run, or the "
+        "newest)",
+    ),
     RECIPE,
     option(
         "settings",
@@ -85,9 +105,14 @@ FROM_ANYWHERE = (
     ),
 )
 BACKEND = option(
-    "--backend", choices=("transformers", "vllm"), help="run the model in this process (default) or in a vLLM server"
+    "--backend",
+    choices=("transformers", "vllm"),
+    help="run the model in this process (default) or in a vLLM server",
 )
-PROMPT = option("--prompt", help="system message (default: as in training, or a description of the answer format)")
+PROMPT = option(
+    "--prompt",
+    help="system message (default: as in training, or a description of the answer format)",
+)
 
 
 def share(text: str) -> float:
@@ -110,10 +135,15 @@ def count(text: str) -> int:
 
 def eval_condition(a: Namespace) -> str | None:
     """Return how this evaluation changes the agent's tools, or None: see `compare.condition_of`."""
-    said = ["closed-book"] * a.closed_book + [a.retriever] + ([f"poison {a.poison:g}"] if a.poison else [])
+    said = (
+        ["closed-book"] * a.closed_book
+        + [a.retriever]
+        + ([f"poison {a.poison:g}"] if a.poison else [])
+    )
     if len(said := [word for word in said if word]) > 1:
         raise ConfigError(
-            "--closed-book, --retriever and --poison exclude one another; give only one", code="exclusive_options"
+            "--closed-book, --retriever and --poison exclude one another; give only one",
+            code="exclusive_options",
         )
     return said[0] if said else None
 
@@ -129,7 +159,10 @@ class _Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: list[str]) -> NoReturn:
         """Exit with an error that names the unknown words and the nearest option."""
-        word, known = unknown[0].partition("=")[0], [name for action in self._actions for name in action.option_strings]
+        word, known = (
+            unknown[0].partition("=")[0],
+            [name for action in self._actions for name in action.option_strings],
+        )
         self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
 
 
@@ -147,30 +180,46 @@ def _add_recipes(argv: list[str]) -> None:
 def _file_formats() -> tuple[Any, ...]:
     """Return one option of `export` per format that a recipe adds."""
     names = ((name, tables.entry_of("export", name, "format")) for name in tables.names("export"))
-    return tuple(option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help")) for name, facts in names)
+    return tuple(
+        option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help"))
+        for name, facts in names
+    )
 
 
 def parse_command_line(argv: list[str] | None) -> Namespace:
     """Parse a command line, with overrides allowed before, between and after the options.
 
-    argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does not exist.
+    argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does
+    not exist.
     """
     argv = sys.argv[1:] if argv is None else argv
     _add_recipes(argv)
     parser = _Parser(
         prog="agent-r1",
         description="Train LLM agents end to end with multi-turn reinforcement learning.",
-        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, eval, report. "
+        epilog="The stages of a run, in order: data, index, cold-start, eval --before, train, "
+        "eval, report. "
         "`agent-r1 data --preset smoke then index --preset smoke` runs two in one process.",
     )
     parser.add_argument("--version", action="version", version=f"agent-r1 {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(
+        title="commands", dest="command", metavar="COMMAND", required=True
+    )
     for name, (_, text, examples, options) in COMMANDS.items():
         one = commands.add_parser(
-            name, help=text, description=f"{text[0].upper()}{text[1:]}.", epilog="examples:\n  " + "\n  ".join(examples),
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog="examples:\n  " + "\n  ".join(examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
-        )  # fmt: skip
-        more = _file_formats() if name == "export" else (RECIPE,) if name in tables.names("command") else ()
+        )
+        more = (
+            _file_formats()
+            if name == "export"
+            else (RECIPE,)
+            if name in tables.names("command")
+            else ()
+        )
         for names, settings in (*options, *more):
             one.add_argument(*names, **settings)
     for name, facts in tables.entries("command").items():

@@ -1,8 +1,9 @@
 """Estimate what a GPU run needs before it starts: memory, disk, hours, money.
 
-In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train --dry-run` prints them
-(plan.txt.j2 is the page for GPUs), and `doctor.py` compares them with a machine. P are weights, H heads, K key-value
-heads, V words, R ranks. A token of a sequence of T tokens attends to T/2 tokens on average:
+In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and seconds. `train
+--dry-run` prints them (plan.txt.j2 is the page for GPUs), and `doctor.py` compares them with a
+machine. P are weights, H heads, K key-value heads, V words, R ranks. A token of a sequence of T
+tokens attends to T/2 tokens on average:
 
     weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
     gradients           4 P / R, of the network that is updated; with LoRA, Adam and gradients of adapters only
@@ -13,8 +14,9 @@ heads, V words, R ranks. A token of a sequence of T tokens attends to T/2 tokens
     update              4 forwards: backward is two, and recomputing the activations is one
     decoding            bound by memory: each token reads 2 P of weights once for all episodes, and each episode's cache
 
-Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good kernels could
-reach. Assumptions are constants in capitals with their reason. This project has measured none of it on a GPU.
+Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good
+kernels could reach. Assumptions are constants in capitals with their reason. This project has
+measured none of it on a GPU.
 """
 
 from __future__ import annotations
@@ -27,43 +29,53 @@ from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
-# ------------------------------------------------------------------------------------------------------- assumptions
+# -------------------------------------------------------------------------------------- assumptions
 
 PROMPT_TOKENS, EPISODE_TURNS, TURN_TOKENS, PASSAGE_TOKENS = 450, 3, 120, 85
-"""A HotpotQA episode, guessed: tokens of instructions and question; turns, with the answer; sampled tokens per turn; tokens of
-a passage. (BEIR has 46 words, and a title.) A model that reasons longer costs in proportion."""
+"""A HotpotQA episode, guessed: tokens of instructions and question; turns, with the answer; sampled
+tokens per turn; tokens of a passage. (BEIR has 46 words, and a title.) A model that reasons longer
+costs in proportion."""
 LONGEST = 4
 """Sampled tokens of the longest episode, which the step waits for, in multiples of the mean."""
 MULTIPLY, WIDE = 0.4, 4096
-"""Share of a GPU's arithmetic that passes over long packed rows reach at width 4096. It falls with the root of the width,
-because narrow matrices leave units idle (published: .15 at 896, benchmarks/published_steps.json)."""
+"""Share of a GPU's arithmetic that passes over long packed rows reach at width 4096. It falls with
+the root of the width, because narrow matrices leave units idle (published: .15 at 896,
+benchmarks/published_steps.json)."""
 STREAM = 0.6
 """Share of the bandwidth that decoding reaches."""
 TOKEN_S, TURN_S, STEP_S = 0.006, 1.0, 5.0
-"""Seconds that do not depend on the model. Per token: kernel launches, scheduling, sampling. Per turn of the longest episode:
-search, and the way between Ray, vLLM and the tools. Per step: TransferQueue, Ray, logging."""
+"""Seconds that do not depend on the model. Per token: kernel launches, scheduling, sampling. Per
+turn of the longest episode: search, and the way between Ray, vLLM and the tools. Per step:
+TransferQueue, Ray, logging."""
 SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
-"""Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory to a GPU (PCIe 4)."""
+"""Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory
+to a GPU (PCIe 4)."""
 SLOWER = 4
-"""Published steps took 1.0 to 3.7 times the computed time (benchmarks/published_steps.json); gives the plan's range."""
+"""Published steps took 1.0 to 3.7 times the computed time (benchmarks/published_steps.json); gives
+the plan's range."""
 BYTES_PER_LOGIT = 8
-"""Most bytes per token of a pass and word of the vocabulary: bfloat16, its gradient, float32 for the softmax. A cross entropy
-in place and a compiled entropy need less (`make long PART=real_shapes`)."""
+"""Most bytes per token of a pass and word of the vocabulary: bfloat16, its gradient, float32 for
+the softmax. A cross entropy in place and a compiled entropy need less (`make long
+PART=real_shapes`)."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
-"""Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse. Of vLLM's share: a long prompt, graphs."""
+"""Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse. Of vLLM's share:
+a long prompt, graphs."""
 RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
-"""Host memory of a training process with its vLLM server; of Ray's head and the driver; of Ray's object store."""
+"""Host memory of a training process with its vLLM server; of Ray's head and the driver; of Ray's
+object store."""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
 PACKAGES_BYTES, HUB_BYTES, KERNELS_BYTES = 11 * GIB, 2 * GIB, GIB
-"""Disk: requirements/verl-gpu.txt (measured); questions and encoder in the hub's cache; compiled kernels of one program."""
+"""Disk: requirements/verl-gpu.txt (measured); questions and encoder in the hub's cache; compiled
+kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Vector widths of bge and e5."""
 INDEXED, INDEX_HOURS = 5_233_329, (0.3, 1.5)
-"""Hours to download and encode that many passages and to build their graph. An estimate; proportional to the passages."""
+"""Hours to download and encode that many passages and to build their graph. An estimate;
+proportional to the passages."""
 
 
-# -------------------------------------------------------------------------------------------------------------- memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def layer_width(shape: Shape) -> int:
@@ -85,8 +97,8 @@ def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float,
     v, tokens = config.verl, config.trainer.max_tokens_per_microbatch
     learnt = shape.learnt(config.actor.lora_rank)
     actor, critic = (part / v.ranks for part in states(config, shape))
-    # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP unit's peak at the end of
-    # backward. Embeddings and output are one unit, by far the largest.
+    # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP
+    # unit's peak at the end of backward. Embeddings and output are one unit, by far the largest.
     gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
         "actor: weights, Adam": (0, max(actor, critic))
@@ -95,7 +107,10 @@ def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float,
         **({"critic: weights, Adam": (0, 0) if v.offload else (critic, critic)} if critic else {}),
         "gradients": (0, 4 * (shape.parameters if critic else learnt) / v.ranks),
         "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
-        f"activations of {tokens:,} tokens": (0, 2 * tokens * (shape.layers * shape.hidden + layer_width(shape))),
+        f"activations of {tokens:,} tokens": (
+            0,
+            2 * tokens * (shape.layers * shape.hidden + layer_width(shape)),
+        ),
         f"logits of {tokens:,} tokens": (0, BYTES_PER_LOGIT * tokens * shape.vocab),
         "vLLM: weights, cache, work": (v.gpu_memory * gpu.memory, 0),
         "vLLM: bucket of new weights": (4 * shape.vocab * shape.hidden, 0),
@@ -116,20 +131,31 @@ def conversations(config: Config, shape: Shape, gpu: Gpu) -> float:
 def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     """List why the run does not fit on such GPUs, each reason with a remedy."""
     v, context, limit = config.verl, config.rollout.max_context, 0.97 * gpu.memory
-    sampling, training = (sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1))
+    sampling, training = (
+        sum(row[i] for row in gpu_memory(config, shape, gpu).values()) for i in (0, 1)
+    )
     warm = sum(local_memory(config, shape, 2).values()) if config.cold_start.warm_steps else 0
     size, more = f"of {gpu.memory / GIB:.0f} GiB", "" if v.offload else "verl.offload=true, "
     less = (
-        f"trainer.max_tokens_per_microbatch={context}, " if config.trainer.max_tokens_per_microbatch > context else ""
+        f"trainer.max_tokens_per_microbatch={context}, "
+        if config.trainer.max_tokens_per_microbatch > context
+        else ""
     )
     found = {
-        f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation of {context} tokens; raise "
-        "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(config, shape, gpu) < 1,
-        f"sampling needs {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more verl.ranks or a smaller "
+        f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation "
+        f"of {context} tokens; raise "
+        "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(
+            config, shape, gpu
+        )
+        < 1,
+        f"sampling needs {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more "
+        "verl.ranks or a smaller "
         "model": sampling > limit,
-        f"the warm start needs {warm / GIB:.0f} {size} on one GPU; set cold_start.warm_steps=0 or a smaller model": warm > limit,
-        f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller model": training > limit,
-    }  # fmt: skip
+        f"the warm start needs {warm / GIB:.0f} {size} on one GPU; set cold_start.warm_steps=0 or "
+        "a smaller model": warm > limit,
+        f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller "
+        "model": training > limit,
+    }
     return [problem for problem, found_it in found.items() if found_it]
 
 
@@ -152,7 +178,8 @@ def host_memory_parts(config: Config, shape: Shape) -> dict[str, float]:
     here = v.ranks / v.nodes
     return {
         "Ray and the driver": HOST + convert_memory(shape),
-        "training processes": here * RANK_HOST + (here if shape.tied else 1) * 4 * P,  # loaded in float32
+        "training processes": here * RANK_HOST
+        + (here if shape.tied else 1) * 4 * P,  # loaded in float32
         "reference": 4 * P / v.nodes if config.actor.kl_coef else 0,
         "offloaded networks": sum(states(config, shape)) / v.nodes if v.offload else 0,
         "search service": index_memory(config),
@@ -169,7 +196,8 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
         "index": passage_count(config)
         * (2 * 4 * width(config) + GRAPH),  # vectors twice: in vectors.npy and in FAISS's graph
         "warm-started model": 4 * shape.parameters * bool(config.cold_start.warm_steps),
-        f"checkpoints, {kept} kept and one being written": (kept + 1) * checkpoint_bytes(config, shape),
+        f"checkpoints, {kept} kept and one being written": (kept + 1)
+        * checkpoint_bytes(config, shape),
     }
 
 
@@ -184,17 +212,26 @@ def passage_count(config: Config) -> int:
     A user-defined file counts as 0.
     """
     facts = tables.entries("corpus").get(config.data.corpus, {})
-    return config.data.facts.get("paragraphs", 0) if facts.get("of_questions") else facts.get("passages", 0)
+    return (
+        config.data.facts.get("paragraphs", 0)
+        if facts.get("of_questions")
+        else facts.get("passages", 0)
+    )
 
 
 def width(config: Config) -> int:
     """Return the width of the encoder's vectors, by its name."""
-    if config.search.encoder in tables.names("encoder"):  # other encoders are models with a width of their own
+    if config.search.encoder in tables.names(
+        "encoder"
+    ):  # other encoders are models with a width of their own
         return config.search.dim
-    return next((value for name, value in WIDTHS.items() if name in config.search.encoder), max(WIDTHS.values()))
+    return next(
+        (value for name, value in WIDTHS.items() if name in config.search.encoder),
+        max(WIDTHS.values()),
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------- time
+# --------------------------------------------------------------------------------------------- time
 
 
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
@@ -205,14 +242,23 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
-    here = sampled * v.tensor_parallel / v.ranks  # episodes per server, and how many it decodes at a time
-    slots = min(here, r.max_concurrent_episodes, max(1, conversations(config, shape, gpu) * r.max_context / length))
+    here = (
+        sampled * v.tensor_parallel / v.ranks
+    )  # episodes per server, and how many it decodes at a time
+    slots = min(
+        here,
+        r.max_concurrent_episodes,
+        max(1, conversations(config, shape, gpu) * r.max_context / length),
+    )
     room = r.max_context - PROMPT_TOKENS - (e.max_turns - 1) * read / max(1, EPISODE_TURNS - 1)
     longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
     tokens = max(longest, here * said / slots)  # two batches of episodes decode one after the other
     together = here * said / tokens  # mean batch size, which falls as episodes end
     traffic = 2 * shape.multiplied + together * (PROMPT_TOKENS + length) / 2 * shape.cache
-    token = max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate) / v.tensor_parallel
+    token = (
+        max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate)
+        / v.tensor_parallel
+    )
 
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
@@ -223,7 +269,8 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
         / rate,
         "sampling: tools, turns": e.max_turns * TURN_S,
         "log-probabilities": forward,
-        "reference": (config.actor.kl_coef > 0) * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
+        "reference": (config.actor.kl_coef > 0)
+        * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
         "values": forward * ppo,
         "critic's update": 4 * forward * ppo * config.critic.epochs,
         "actor's update": 4 * forward * config.actor.epochs,
@@ -238,7 +285,12 @@ def lengths(config: Config) -> tuple[int, float, float, float]:
     turns = min(EPISODE_TURNS, config.env.max_turns)
     said = turns * min(TURN_TOKENS, config.rollout.max_tokens_per_turn)
     read = (turns - 1) * min(config.search.top_k * PASSAGE_TOKENS, config.env.tool_max_chars / 4)
-    return config.rollout.prompts_per_step * config.rollout.samples_per_prompt, said, read, PROMPT_TOKENS + said + read
+    return (
+        config.rollout.prompts_per_step * config.rollout.samples_per_prompt,
+        said,
+        read,
+        PROMPT_TOKENS + said + read,
+    )
 
 
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
@@ -249,14 +301,19 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
     sampling = sum(value for name, value in step.items() if name.startswith("sampling"))
     return {
         "training": t.steps * sum(step.values()) / 3600,
-        # Before and after training: greedy, and 1,000 at temperature 1, at the speed of a step's sampling.
+        # Before and after training: greedy, and 1,000 at temperature 1, at the speed of a step's
+        # sampling.
         "evaluations": 2 * (asked + min(asked, 1000)) / lengths(config)[0] * sampling / 3600,
         # Every rank writes its shards and one rank merges them, at 1 GB/s.
-        "checkpoints": math.ceil(t.steps / t.save_every) * 2 * checkpoint_bytes(config, shape) / 1e9 / 3600,
+        "checkpoints": math.ceil(t.steps / t.save_every)
+        * 2
+        * checkpoint_bytes(config, shape)
+        / 1e9
+        / 3600,
     }
 
 
-# ------------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
@@ -271,7 +328,11 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
 
     workspace = Workspace(config)
     run = RunDir(workspace.run(run_name))
-    page = gpu_plan(config, gpu_hour) if config.verl.gpu and config.engine == "verl" else local_plan(config)
+    page = (
+        gpu_plan(config, gpu_hour)
+        if config.verl.gpu and config.engine == "verl"
+        else local_plan(config)
+    )
     say(to_yaml(config))
     for title, path in (
         ("data", workspace.data),
@@ -283,7 +344,10 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         ("report", run.path / "report.html"),
     ):
         if path is None:
-            say(f"{title:18} not needed{f': {config.search.url} has one' if config.search.url else ''}")
+            say(
+                f"{title:18} not "
+                f"needed{f': {config.search.url} has one' if config.search.url else ''}"
+            )
         else:
             say(f"{title:18} {'done' if path.exists() else 'to do':6} {path}")
     try:
@@ -320,16 +384,41 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
         price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} per GPU-hour"
     page = Environment(
-        loader=PackageLoader("agent_r1.app", ""), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=PackageLoader("agent_r1.app", ""),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
     page.filters |= {
         "gib": lambda amount: f"{amount / GIB:.0f}",
-        "parts": lambda amounts: ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount),
+        "parts": lambda amounts: ", ".join(
+            f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount
+        ),
     }
     return page.get_template("plan.txt.j2").render(
-        globals() | {"v": v, "r": config.rollout, "gpu": gpu, "shape": shape, "model": config.model.path, "memory": memory,
-        "conversations": max(0, conversations(config, shape, gpu)), "misfits": misfits(config, shape, gpu),
-        "host": host_memory_parts(config, shape), "disk": disk(config, shape), "step": step, "hours": hours, "low": low,
-        "high": high, "index": index, "indexes": 0 if config.search.url else index_memory(config) * (v.agent_workers - 1) / GIB,
-        "episodes": episodes, "length": length, "steps": config.trainer.steps, "price": price}
-    )  # fmt: skip
+        globals()
+        | {
+            "v": v,
+            "r": config.rollout,
+            "gpu": gpu,
+            "shape": shape,
+            "model": config.model.path,
+            "memory": memory,
+            "conversations": max(0, conversations(config, shape, gpu)),
+            "misfits": misfits(config, shape, gpu),
+            "host": host_memory_parts(config, shape),
+            "disk": disk(config, shape),
+            "step": step,
+            "hours": hours,
+            "low": low,
+            "high": high,
+            "index": index,
+            "indexes": 0
+            if config.search.url
+            else index_memory(config) * (v.agent_workers - 1) / GIB,
+            "episodes": episodes,
+            "length": length,
+            "steps": config.trainer.steps,
+            "price": price,
+        }
+    )

@@ -1,7 +1,8 @@
 """Estimate memory, disk and time of a run of the local loop on this machine.
 
-In: a configuration and the shape of its model. Out: bytes and seconds. `train --dry-run` prints them, `doctor.py`
-compares them with the machine, and `stages.py` refuses a run that does not fit. `plan.py` does the same for GPUs.
+In: a configuration and the shape of its model. Out: bytes and seconds. `train --dry-run` prints
+them, `doctor.py` compares them with the machine, and `stages.py` refuses a run that does not fit.
+`plan.py` does the same for GPUs.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from agent_r1.ground.hardware import GIB, Shape, find_shape
 TOKENS_PER_EPISODE = 115
 """Mean length of a laptop episode in training (metrics: sequence_length/mean)."""
 EFFICIENCY = 0.55
-"""Share of the matmul rate that a whole step reaches, with a computation shared by several episodes counted for each. At
-266 GFLOP/s it predicts 0.36 s for GRPO's step of 16 x 8 and 0.73 s for PPO's of 128 x 1. Measured there, on two cores of
-an AMD EPYC in steps 4 to 23: 0.33 s and 0.77 s."""
+"""Share of the matmul rate that a whole step reaches, with a computation shared by several episodes
+counted for each. At 266 GFLOP/s it predicts 0.36 s for GRPO's step of 16 x 8 and 0.73 s for PPO's
+of 128 x 1. Measured there, on two cores of an AMD EPYC in steps 4 to 23: 0.33 s and 0.77 s."""
 PROCESS_BYTES = GIB
-"""Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot reuse."""
+"""Bytes of Python, PyTorch, packages, a small encoder, and memory that the allocator cannot
+reuse."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 LOGIT_COPIES = 6
 """Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""
@@ -38,7 +40,15 @@ def local_shape(config: Config) -> Shape:
         return find_shape(m.path, Workspace(config).pretrained)
     head, tied = m.hidden_size // m.heads, True
     return Shape(
-        m.layers, m.hidden_size, m.heads, m.kv_heads, head, m.intermediate_size, m.vocab_size, tied, m.max_position
+        m.layers,
+        m.hidden_size,
+        m.heads,
+        m.kv_heads,
+        head,
+        m.intermediate_size,
+        m.vocab_size,
+        tied,
+        m.max_position,
     )
 
 
@@ -47,7 +57,11 @@ def kept(shape: Shape) -> int:
 
     They are the inputs of norms, products and attention.
     """
-    return 6 * shape.hidden + 3 * (shape.heads + shape.kv_heads) * shape.head_dim + 4 * shape.intermediate
+    return (
+        6 * shape.hidden
+        + 3 * (shape.heads + shape.kv_heads) * shape.head_dim
+        + 4 * shape.intermediate
+    )
 
 
 def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, float]:
@@ -59,9 +73,15 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
     networks = 2 if config.algorithm_has("critic") else 1
 
     def update(tokens: int) -> dict[str, float]:
-        layers = shape.layers * (shape.hidden if t.recompute else kept(shape)) + kept(shape) * t.recompute
+        layers = (
+            shape.layers * (shape.hidden if t.recompute else kept(shape))
+            + kept(shape) * t.recompute
+        )
         logits = LOGIT_COPIES * min(tokens * shape.vocab, LOGITS) + shape.vocab * shape.hidden
-        return {f"activations of {tokens:,} tokens": itemsize * tokens * layers, "logits": 4 * logits}
+        return {
+            f"activations of {tokens:,} tokens": itemsize * tokens * layers,
+            "logits": 4 * logits,
+        }
 
     rl = {
         "weights, gradients, Adam": 16 * P * networks,
@@ -70,7 +90,11 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
         "KV cache": shape.cache // 2 * itemsize * r.max_context * r.max_concurrent_episodes,
         **update(max(t.max_tokens_per_microbatch, r.max_context)),
     }
-    warm = {"weights, gradients, Adam": 16 * P, **update(max(c.mix_tokens, r.max_context))} if c.warm_steps else {}
+    warm = (
+        {"weights, gradients, Adam": 16 * P, **update(max(c.mix_tokens, r.max_context))}
+        if c.warm_steps
+        else {}
+    )
     return {
         "PyTorch, packages": PROCESS_BYTES,
         **max(rl if config.engine == "local" else {}, warm, key=lambda parts: sum(parts.values())),
@@ -94,8 +118,10 @@ def check_free_memory(config: Config) -> None:
         need = sum(parts.values())
         if free is not None and free < need:
             raise AgentR1Error(
-                f"this run needs about {need / GIB:.1f} GiB of memory ({memory_summary(parts)}), and {free / GIB:.1f} are free; "
-                "close programs, or set trainer.recompute=true or a smaller rollout.max_concurrent_episodes, "
+                f"this run needs about {need / GIB:.1f} GiB of memory ({memory_summary(parts)}), "
+                f"and {free / GIB:.1f} are free; "
+                "close programs, or set trainer.recompute=true or a smaller "
+                "rollout.max_concurrent_episodes, "
                 "trainer.max_tokens_per_microbatch or cold_start.mix_tokens",
                 code="too_little_memory",
             )
@@ -103,7 +129,9 @@ def check_free_memory(config: Config) -> None:
 
 def memory_summary(parts: dict[str, float]) -> str:
     """Format the parts in GiB, without the small ones."""
-    return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in parts.items() if amount >= GIB / 20)
+    return ", ".join(
+        f"{name} {amount / GIB:.1f}" for name, amount in parts.items() if amount >= GIB / 20
+    )
 
 
 def local_disk(config: Config, shape: Shape) -> float:
@@ -124,19 +152,28 @@ def local_plan(config: Config) -> str:
     if config.model.path and config.engine == "local" and Workspace(config).pretrained.is_dir():
         from agent_r1.rollout.model_files import read_shape
 
-        read_shape(Workspace(config).pretrained)  # raises for architectures that only verl can train
+        read_shape(
+            Workspace(config).pretrained
+        )  # raises for architectures that only verl can train
     P = shape.parameters
-    # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to predict values.
+    # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to
+    # predict values.
     per_token = P * (2 + 6 * config.actor.epochs + (networks - 1) * (2 + 6 * config.critic.epochs))
     rate = gpu_matmul_rate(dtype) if device == "cuda" else matmul_rate(t.threads)
-    episodes, greedy = r.prompts_per_step * r.samples_per_prompt, r.greedy_episodes(config.algorithm)
+    episodes, greedy = (
+        r.prompts_per_step * r.samples_per_prompt,
+        r.greedy_episodes(config.algorithm),
+    )
     seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
     return (
         f"\nmodel              {P / 1e6:.2f} M parameters on {device}, {dtype}\n"
         f"memory             {sum(parts.values()) / 2**20:.0f} MiB: {memory_summary(parts)} GiB\n"
-        f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints ({t.keep_checkpoints} kept)\n"
-        f"episodes           {episodes} per step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
-        f"time               about {seconds:.2f} s per step, {t.steps * seconds / 60:.1f} min for {t.steps} steps "
+        f"disk               {local_disk(config, shape) / 2**20:.0f} MiB of models and checkpoints "
+        f"({t.keep_checkpoints} kept)\n"
+        f"episodes           {episodes} per "
+        f"step{f', and {greedy} greedy ones for comparison' * (greedy > 0)}\n"
+        f"time               about {seconds:.2f} s per step, {t.steps * seconds / 60:.1f} min for "
+        f"{t.steps} steps "
         f"(a matmul reaches {rate / 1e9:.0f} GFLOP/s now, fewer while other programs run; assumed: "
         f"{TOKENS_PER_EPISODE} tokens per episode, {EFFICIENCY:.0%} of that rate)"
     )

@@ -2,9 +2,9 @@
 
     data -> index -> cold start -> evaluate -> train -> evaluate -> report
 
-A stage whose artefact exists is skipped. An artefact's name has a fingerprint of everything that it depends on. A
-changed setting makes a new artefact, and a stale one is never used. Each stage writes to a temporary name and renames
-at the end: an interrupted stage leaves nothing that looks complete.
+A stage whose artefact exists is skipped. An artefact's name has a fingerprint of everything that it
+depends on. A changed setting makes a new artefact, and a stale one is never used. Each stage writes
+to a temporary name and renames at the end: an interrupted stage leaves nothing that looks complete.
 
     artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
     artifacts/index-<fp>/         the search index
@@ -39,7 +39,8 @@ from agent_r1.workspace import Workspace, check_local_model, seconds_file
 AGENT_SCORE = 0.9
 """Validation score from which a run counts as an agent, for `time_to_agent`."""
 SAMPLED_QUESTIONS = 1000
-"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of HotpotQA's cost."""
+"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of
+HotpotQA's cost."""
 
 
 def make_missing(paths: Workspace) -> None:
@@ -60,8 +61,8 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         memory    a pretrained model fits into free memory
         model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
 
-    `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's workers need. Raises
-    AgentR1Error with the remedy.
+    `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
+    workers need. Raises AgentR1Error with the remedy.
     """
     config = paths.config
     check_run(run, config, resume)
@@ -105,10 +106,13 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
-def run_eval(config: Config, model: Path, out: Path, title: str, condition: str | None = None) -> dict:
+def run_eval(
+    config: Config, model: Path, out: Path, title: str, condition: str | None = None
+) -> dict:
     """Evaluate a model folder greedily and sampled (stage); write and return the card.
 
-    The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to `out`.
+    The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to
+    `out`.
     """
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import condition_of, full_card, play_rows
@@ -117,7 +121,10 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
     facts = {}
     if condition:
-        out, title = out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"), f"{title} ({condition})"
+        out, title = (
+            out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"),
+            f"{title} ({condition})",
+        )
     if out.exists():
         say(f"{title}: already done, in {out}")
         return json.loads(out.read_text())
@@ -137,11 +144,23 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
         progress("evaluating", len(rows) + len(few)) as advance,
     ):
         start = time.perf_counter()
-        greedy, sampled = (play_rows(agent, some, t, lambda done: advance()) for some, t in ((rows, 0.0), (few, 1.0)))
+        greedy, sampled = (
+            play_rows(agent, some, t, lambda done: advance())
+            for some, t in ((rows, 0.0), (few, 1.0))
+        )
     kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
-    card = full_card(agent, greedy, "test", start, sampled={"temperature": 1.0, "n": len(sampled)} | kept, **facts)
+    card = full_card(
+        agent,
+        greedy,
+        "test",
+        start,
+        sampled={"temperature": 1.0, "n": len(sampled)} | kept,
+        **facts,
+    )
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
-    write_rollouts(out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat))
+    write_rollouts(
+        out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat)
+    )
     write_whole(out, json.dumps(card, indent=2) + "\n")
     say(
         f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}\n"
@@ -151,13 +170,16 @@ def run_eval(config: Config, model: Path, out: Path, title: str, condition: str 
 
 
 def time_to_agent(config: Config, run: RunDir) -> dict:
-    """Return what RL needed until validation first reached .9 (`log.time_to`), and the cold start's seconds.
+    """Return what RL needed until validation first reached .9 (`log.time_to`), and the cold start's
+    seconds.
 
     The seconds are None if there was no cold start.
     """
     noted = seconds_file(Workspace(config).cold_start)
     cold = float(noted.read_text()) if noted.exists() else None
-    return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {"cold_start_seconds": cold}
+    return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {
+        "cold_start_seconds": cold
+    }
 
 
 def _backend(config: Config, model: Path) -> str:
@@ -173,7 +195,11 @@ def _backend(config: Config, model: Path) -> str:
         read_shape(model)
     except OtherModelError:
         return "vllm"
-    return "vllm" if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda" else "transformers"
+    return (
+        "vllm"
+        if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
+        else "transformers"
+    )
 
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
@@ -189,7 +215,10 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     paths.make_task()
     rows, tools, start = paths.load_rows(split), paths.load_tools(), paths.start_model
     if not 0 <= index < len(rows):
-        raise ConfigError(f"--index {index}: {split} has questions 0 to {len(rows) - 1}", code="index_out_of_range")
+        raise ConfigError(
+            f"--index {index}: {split} has questions 0 to {len(rows) - 1}",
+            code="index_out_of_range",
+        )
     rollout = config.rollout
     if (start / "config.json").exists():
         chat = load_chat(start)
@@ -198,4 +227,12 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
         rollout = rollout.model_copy(update=wide)
     shown = offered_tools(tools, config.env)
-    play_by_hand(rows[index], chat, shown, rollout, config.env, lambda row: make_env(row, tools, config.env), table)
+    play_by_hand(
+        rows[index],
+        chat,
+        shown,
+        rollout,
+        config.env,
+        lambda row: make_env(row, tools, config.env),
+        table,
+    )

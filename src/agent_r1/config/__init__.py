@@ -1,14 +1,28 @@
 """Load the configuration: `settings.py` has the settings, `load.py` fills them.
 
-`tables.py`, `recipes.py` and `plugins.py` resolve names. The names of `load.py` below are imported when first used.
+`tables.py`, `recipes.py` and `plugins.py` resolve names. The names of `load.py` below are imported
+when first used.
 """
 
 from typing import Any
 
 LOADED = (
-    "ALGORITHMS", "ENGINES", "Config", "all_code", "changed", "fingerprint", "from_yaml", "load_config", "user_code_names",
-    "preset_names", "preset_title", "to_yaml", "trusted", "user_code", "fingerprint_values",
-)  # fmt: skip
+    "ALGORITHMS",
+    "ENGINES",
+    "Config",
+    "all_code",
+    "changed",
+    "fingerprint",
+    "from_yaml",
+    "load_config",
+    "user_code_names",
+    "preset_names",
+    "preset_title",
+    "to_yaml",
+    "trusted",
+    "user_code",
+    "fingerprint_values",
+)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,10 +1,10 @@
 """Import user-defined code by name: `path/to/file.py:attribute` or `module:attribute`.
 
-In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the named object. Next: its user
-checks its kind (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
+In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the named object.
+Next: its user checks its kind (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
 
-Importing a file runs it. So only a name that the user gave in this process, on the command line or in a preset named
-there, is imported. The settings of a downloaded model or run may name any code.
+Importing a file runs it. So only a name that the user gave in this process, on the command line or
+in a preset named there, is imported. The settings of a downloaded model or run may name any code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def check_trusted(name: str, setting: str) -> None:
     """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
     if name not in _trusted:
         raise ConfigError(
-            f"{setting}={name} is code that a run or a model named, not you; inspect it, and if you trust it, "
+            f"{setting}={name} is code that a run or a model named, not you; inspect it, and if "
+            "you trust it, "
             f"name it yourself: {setting}={name} (or --preset FILE.yaml)",
             code="untrusted_code",
         )
@@ -57,19 +58,24 @@ def check_trusted(name: str, setting: str) -> None:
 def load_trusted(name: str, setting: str) -> Any:
     """Import the object called `name`, which `setting` names.
 
-    Raises ConfigError if the user did not give the name, or, with file and line, if the code is missing or fails.
+    Raises ConfigError if the user did not give the name, or, with file and line, if the code is
+    missing or fails.
     """
     check_trusted(name, setting)
     if not re.fullmatch(r".+:\w+", name):
-        raise ConfigError(f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code")
+        raise ConfigError(
+            f"{setting}={name!r} names no code; give FILE.py:NAME or MODULE:NAME",
+            code="names_no_code",
+        )
     return import_object(name, setting)
 
 
 def import_object(name: str, setting: str) -> Any:
     """Import `name` (FILE.py:NAME or MODULE:NAME), which is trusted already.
 
-    Our own code is imported as by an import statement: the working directory cannot replace a library, and an error
-    keeps its traceback. User-defined code is also found in the working directory, and its errors are one line.
+    Our own code is imported as by an import statement: the working directory cannot replace a
+    library, and an error keeps its traceback. User-defined code is also found in the working
+    directory, and its errors are one line.
     """
     place, _, attribute = name.rpartition(":")
     if name not in _trusted and not place.endswith(".py"):
@@ -78,7 +84,8 @@ def import_object(name: str, setting: str) -> Any:
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
         raise ConfigError(
-            f"{setting}: {place} has no {attribute!r}{nearest(attribute, public)}; it has {_list(public)}",
+            f"{setting}: {place} has no {attribute!r}{nearest(attribute, public)}; it has "
+            f"{_list(public)}",
             code="missing_attribute",
         )
     return getattr(module, attribute)
@@ -93,7 +100,8 @@ def _import_module(place: str, setting: str) -> Any:
         path = Path(place)
         if not path.is_file():
             raise ConfigError(
-                f"{setting}: there is no file {path}; give file.py:attribute or module:attribute", code="missing_code"
+                f"{setting}: there is no file {path}; give file.py:attribute or module:attribute",
+                code="missing_code",
             )
         module = path.stem
         if str(path.parent) not in sys.path:
@@ -106,7 +114,8 @@ def _import_module(place: str, setting: str) -> Any:
         ) from error
     if path is not None and Path(getattr(found, "__file__", None) or "").resolve() != path:
         raise ConfigError(
-            f"{setting}: {path} cannot be imported, because another module is called {module!r}; rename the file",
+            f"{setting}: {path} cannot be imported, because another module is called {module!r}; "
+            "rename the file",
             code="name_taken",
         )
     return found
@@ -117,14 +126,19 @@ def error_location(error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
     folders = {Path(name.rpartition(":")[0]).parent for name in _trusted if ".py:" in name}
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders]
+    frames = [
+        f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders
+    ]
     return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
 
 
 def manifests() -> list[Traversable]:
     """List the tables of names: the core's, and one per recipe."""
     tables = [folder / "recipe.toml" for folder in recipe_folders()]
-    return [resources.files("agent_r1.config") / "names.toml", *(table for table in tables if table.is_file())]
+    return [
+        resources.files("agent_r1.config") / "names.toml",
+        *(table for table in tables if table.is_file()),
+    ]
 
 
 def recipe_folders() -> list[Traversable]:
@@ -150,7 +164,9 @@ def _list(names: list[str]) -> str:
 def code_hashes(names: Iterable[str]) -> dict[str, str]:
     """Map names of files with code of `names`, and of their imports, to SHA-256."""
     found: dict[str, str] = {}
-    todo = [path for name in names if is_user_code(name) and (path := _file_of(name.rpartition(":")[0]))]
+    todo = [
+        path for name in names if is_user_code(name) and (path := _file_of(name.rpartition(":")[0]))
+    ]
     while todo:
         path = todo.pop()
         if path.name in found or not path.is_file():
@@ -178,4 +194,6 @@ def _imports(code: bytes) -> set[str]:
     except (SyntaxError, ValueError):
         return set()
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return names | {
+        node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module
+    }

@@ -1,7 +1,7 @@
 """Find recipes: folders with a preset, code, and a table of names.
 
-In: recipes/ of the checkout, or a user's folder from `--recipe`. Out: presets by name, and the user's names in the
-tables. Next: `load.py` reads the presets.
+In: recipes/ of the checkout, or a user's folder from `--recipe`. Out: presets by name, and the
+user's names in the tables. Next: `load.py` reads the presets.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ USER = "of a user's recipe"
 
 
 def preset_files() -> dict[str, Traversable]:
-    """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their own."""
+    """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their
+    own."""
     found = {}
     for folder in plugins.recipe_folders():
         for file in folder.iterdir():
@@ -37,7 +38,8 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
     """Resolve `--recipe` and `--preset` to one preset, and add the names of a user's recipe."""
     if recipe and preset:
         raise ConfigError(
-            "--recipe already names a preset; give only one of --recipe and --preset", code="exclusive_options"
+            "--recipe already names a preset; give only one of --recipe and --preset",
+            code="exclusive_options",
         )
     preset = preset_of(recipe) if recipe else preset
     if preset and preset.endswith((".yaml", ".yml")):
@@ -46,7 +48,8 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
 
 
 def preset_of(recipe: str) -> str:
-    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises ConfigError."""
+    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises
+    ConfigError."""
     file, name = Path(recipe) / "preset.yaml", recipe.replace("_", "-")
     if file.is_file():
         ours = (ours for ours, built_in in preset_files().items() if file.samefile(str(built_in)))
@@ -54,7 +57,8 @@ def preset_of(recipe: str) -> str:
     if name in preset_names():
         return name
     raise ConfigError(
-        f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new FOLDER` writes one, and "
+        f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new "
+        "FOLDER` writes one, and "
         f"the built-in presets are {', '.join(preset_names())}",
         code="missing_recipe",
     )
@@ -65,16 +69,25 @@ def add(file: Path) -> None:
 
     Code is FILE.py:NAME next to it, or MODULE:NAME.
     """
-    if not file.is_file() or any(file.resolve() == Path(str(ours)).resolve() for ours in plugins.manifests()):
+    if not file.is_file() or any(
+        file.resolve() == Path(str(ours)).resolve() for ours in plugins.manifests()
+    ):
         return
     try:
         found = tables.parse_table(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, AttributeError) as error:  # AttributeError: a name outside all tables
-        raise ConfigError(f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe") from None
+    except (
+        OSError,
+        ValueError,
+        AttributeError,
+    ) as error:  # AttributeError: a name outside all tables
+        raise ConfigError(
+            f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
+        ) from None
     for kind, names in found.items():
         if kind not in tables.kinds():
             raise ConfigError(
-                f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}", code="unknown_name"
+                f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}",
+                code="unknown_name",
             )
         # A process may name the same recipe twice; only names of other recipes are refused.
         others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
@@ -83,10 +96,15 @@ def add(file: Path) -> None:
             code = facts.get("code") if isinstance(facts, dict) else None
             if not isinstance(code, str) or not plugins.is_user_code(code):
                 raise ConfigError(
-                    f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME", code="names_no_code"
+                    f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
+                    code="names_no_code",
                 )
             folder = file.resolve().parent
-            texts = {key: plugins.absolute(text, folder) for key, text in facts.items() if isinstance(text, str)}
+            texts = {
+                key: plugins.absolute(text, folder)
+                for key, text in facts.items()
+                if isinstance(text, str)
+            }
             plugins.trust(text for text in texts.values() if plugins.is_user_code(text))
             tables.entries(kind)[name] = facts | texts | {USER: True}
 

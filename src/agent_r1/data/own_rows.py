@@ -1,6 +1,7 @@
 """Read user-defined questions from a file, a folder of splits, or a function.
 
-In: `data.source`, or the function that `data.name` names. Out: `OwnQuestion`s by split. Next: `build.py` makes rows of them.
+In: `data.source`, or the function that `data.name` names. Out: `OwnQuestion`s by split. Next:
+`build.py` makes rows of them.
 
     {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
     {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
@@ -43,7 +44,9 @@ class OwnQuestion(BaseModel):
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
     question: Text
-    answer: Annotated[list[Text], BeforeValidator(lambda value: value if isinstance(value, list) else [value])] = []
+    answer: Annotated[
+        list[Text], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
+    ] = []
     """Any of these is right. May be left out if a user-defined environment or reward scores."""
     metadata: dict[str, Any] = {}  # for environment and reward, not for the agent
     kind: Text | None = None  # evaluations report each kind separately
@@ -90,7 +93,8 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     source = Path(config.source)
     if not source.exists():
         raise AgentR1Error(
-            f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a JSONL or parquet file, one "
+            f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a "
+            "JSONL or parquet file, one "
             f"question a line: {QUESTION_EXAMPLE}",
             code="missing_source",
         )
@@ -102,7 +106,8 @@ def _file(folder: Path, split: str) -> Path:
         if (path := folder / f"{split}.{ending}").is_file():
             return path
     raise AgentR1Error(
-        f"{folder} has no {split}.jsonl or {split}.parquet; a single file is divided into the splits",
+        f"{folder} has no {split}.jsonl or {split}.parquet; a single file is divided into the "
+        "splits",
         code="missing_source",
     )
 
@@ -116,22 +121,31 @@ def splits_of(
     """
     wanted = {split: getattr(config, split) for split in SPLITS}
     if plugins.is_user_code(config.name):
-        return _apart({split: _made(config.name, seed, split, count) for split, count in wanted.items()}, skipped)
+        return _apart(
+            {split: _made(config.name, seed, split, count) for split, count in wanted.items()},
+            skipped,
+        )
     asked: dict[str, str] = {}
-    found = {name: read_questions(path, config.skip_bad, skipped, asked) for name, path in files.items()}
+    found = {
+        name: read_questions(path, config.skip_bad, skipped, asked) for name, path in files.items()
+    }
     if "own" in found:
         return found
     for split, count in wanted.items():
         if count > len(found[split]):
             raise ConfigError(
-                f"{config.source} has {len(found[split])} questions in {split}, and data.{split}={count}",
+                f"{config.source} has {len(found[split])} questions in {split}, and "
+                f"data.{split}={count}",
                 code="too_few_questions",
             )
     return {split: found[split][: count or None] for split, count in wanted.items()}
 
 
-def read_questions(path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]) -> list[OwnQuestion]:
-    """Read the questions of a file. `asked` has all earlier questions, which must not be repeated."""
+def read_questions(
+    path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]
+) -> list[OwnQuestion]:
+    """Read the questions of a file. `asked` has all earlier questions, which must not be
+    repeated."""
 
     def parse(value: tuple[str, Any]) -> OwnQuestion:
         place, record = value
@@ -146,21 +160,35 @@ def read_questions(path: Path, skip_bad: bool, skipped: list[str], asked: dict[s
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE})"
     return list(
-        checked_records(((place, (place, v)) for place, v in values), parse, str(path), skip_bad, skipped, remedy)
+        checked_records(
+            ((place, (place, v)) for place, v in values),
+            parse,
+            str(path),
+            skip_bad,
+            skipped,
+            remedy,
+        )
     )
 
 
 def _apart(made: dict[str, list[OwnQuestion]], skipped: list[str]) -> dict[str, list[OwnQuestion]]:
-    """Remove val and test questions from train, and test questions from val. Raise ConfigError if none remains."""
+    """Remove val and test questions from train, and test questions from val. Raise ConfigError if
+    none remains."""
     asked: set[tuple[str, str]] = set()
     kept = {}
     for split in reversed(SPLITS):
-        keys = [(question_key(q.question), q.model_dump_json(exclude={"question", "answer"})) for q in made[split]]
-        kept[split] = [question for question, key in zip(made[split], keys, strict=True) if key not in asked]
+        keys = [
+            (question_key(q.question), q.model_dump_json(exclude={"question", "answer"}))
+            for q in made[split]
+        ]
+        kept[split] = [
+            question for question, key in zip(made[split], keys, strict=True) if key not in asked
+        ]
         skipped += [f"{split}: {key[0][:80]!r} is held out" for key in keys if key in asked]
         if not kept[split]:
             raise ConfigError(
-                f"every question that was made for {split} is also in val or test; make different questions for each split, or, if "
+                f"every question that was made for {split} is also in val or test; make different "
+                "questions for each split, or, if "
                 "the same text is intended, put the split into their metadata",
                 code="questions_held_out",
             )
@@ -176,7 +204,8 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         values = pq.read_table(path).to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise AgentR1Error(
-            f"{path} cannot be read as parquet ({first_line(error)}); write it again", code="damaged_file"
+            f"{path} cannot be read as parquet ({first_line(error)}); write it again",
+            code="damaged_file",
         ) from None
     for number, value in enumerate(values, 1):
         yield f"row {number}", {key: item for key, item in value.items() if item is not None}
@@ -187,14 +216,19 @@ def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
     make = plugins.load_trusted(name, "data.name")
     if not callable(make):
         raise ConfigError(
-            f"data.name={name} is not a function; write `def questions(split, count, rng)`, which yields {QUESTION_EXAMPLE}",
+            f"data.name={name} is not a function; write `def questions(split, count, rng)`, which "
+            f"yields {QUESTION_EXAMPLE}",
             code="wrong_code",
         )
     try:
-        found = [OwnQuestion.model_validate(value) for value in make(split, count, random.Random(f"{seed}/{split}"))]
+        found = [
+            OwnQuestion.model_validate(value)
+            for value in make(split, count, random.Random(f"{seed}/{split}"))
+        ]
     except Exception as error:
         raise ConfigError(
-            f"data.name={name}, {split}: {plugins.error_location(error)}{type(error).__name__}: {' '.join(str(error).split())}; "
+            f"data.name={name}, {split}: {plugins.error_location(error)}{type(error).__name__}: "
+            f"{' '.join(str(error).split())}; "
             f"a question is {QUESTION_EXAMPLE}",
             code="broken_code",
         ) from error
@@ -221,7 +255,13 @@ class OwnRows(RecordSource):
         return splits_of(config, {part: path for part, (path,) in files.items()}, seed, skipped)
 
     def asked(self, config: DataConfig, record: OwnQuestion) -> Asked:
-        return Asked(record.question, record.answer, record.extra(), record.system or config.system, record.tools)
+        return Asked(
+            record.question,
+            record.answer,
+            record.extra(),
+            record.system or config.system,
+            record.tools,
+        )
 
 
 ROWS = OwnRows()

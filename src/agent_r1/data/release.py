@@ -1,8 +1,10 @@
 """Release a data set, and read releases: `agent-r1 data --release FOLDER`, `--from FOLDER`.
 
-In: the folder that `build.py` made. Out: its files and a data card (README.md); the manifest has the hash of every file.
-Next: the reader's `agent-r1 data --from FOLDER` verifies the hashes and settings, and copies the same files. A reader
-needs no source, no download from several publishers, and no generator of the same version.
+In: the folder that `build.py` made. Out: its files and a data card (README.md); the manifest has
+the hash of every file.
+Next: the reader's `agent-r1 data --from FOLDER` verifies the hashes and settings, and copies the
+same files. A reader needs no source, no download from several publishers, and no generator of the
+same version.
 """
 
 from __future__ import annotations
@@ -52,7 +54,9 @@ def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
     """
     manifest = verify(data)
     if target.exists():
-        raise AgentR1Error(f"{target} already exists; choose another folder for --release", code="already_exists")
+        raise AgentR1Error(
+            f"{target} already exists; choose another folder for --release", code="already_exists"
+        )
     with writing(target), whole(target) as part:
         target.parent.mkdir(parents=True, exist_ok=True)
         copy_data(data, part)
@@ -74,34 +78,46 @@ def _card(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> str:
 def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> Path:
     """Return the verified folder of a release.
 
-    `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash or an incomplete
-    folder, and ConfigError for other settings.
+    `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash
+    or an incomplete folder, and ConfigError for other settings.
     """
-    folder = hub.download(place, RELEASE_FILES, "dataset") if hub.is_repo_name(place) else Path(place)
+    folder = (
+        hub.download(place, RELEASE_FILES, "dataset") if hub.is_repo_name(place) else Path(place)
+    )
     if not (folder / MANIFEST).is_file():
         raise AgentR1Error(
-            f"{folder} is not a release (it has no {MANIFEST}); `agent-r1 data --release FOLDER` writes one",
+            f"{folder} is not a release (it has no {MANIFEST}); `agent-r1 data --release FOLDER` "
+            "writes one",
             code="missing_source",
         )
     if elsewhere := [name for name in read_manifest(folder)["files"] if name != Path(name).name]:
         raise AgentR1Error(
-            f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside the folder; use another release",
+            f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside the folder; "
+            "use another release",
             code="damaged_data",
         )
     manifest = verify(folder)
     if not isinstance(manifest.get("config"), dict) or "seed" not in manifest:
         raise AgentR1Error(
-            f"{folder / MANIFEST} names no settings; download the folder again, or use another release",
+            f"{folder / MANIFEST} names no settings; download the folder again, or use another "
+            "release",
             code="damaged_data",
         )
     mine = config.model_dump(mode="json") | {"seed": seed, "env.name": agent_name}
     # Settings that are newer than the release have their defaults.
-    theirs = type(config)().model_dump(mode="json") | manifest["config"] | {"seed": manifest["seed"]}
+    theirs = (
+        type(config)().model_dump(mode="json") | manifest["config"] | {"seed": manifest["seed"]}
+    )
     theirs["env.name"] = read_rows(folder / "test.parquet")[0]["agent_name"]
-    different = [f"{key}={theirs[key]!r} there, {mine[key]!r} here" for key in mine if theirs[key] != mine[key]]
+    different = [
+        f"{key}={theirs[key]!r} there, {mine[key]!r} here"
+        for key in mine
+        if theirs[key] != mine[key]
+    ]
     if different:
         raise ConfigError(
-            f"{folder} has data that was made with other settings: {'; '.join(different)}; its README.md has the command",
+            f"{folder} has data that was made with other settings: {'; '.join(different)}; its "
+            "README.md has the command",
             code="other_settings",
         )
     return folder

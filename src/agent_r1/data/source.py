@@ -1,7 +1,8 @@
 """Define the interface of a data set.
 
-In: `DataConfig` and a seed. Out: `Made`, questions by split and passages. Next: `build.py` writes them. A data set is
-an object of a class below, in a table of names (`tables.py`), or a user-defined function (`own_rows.py`).
+In: `DataConfig` and a seed. Out: `Made`, questions by split and passages. Next: `build.py` writes
+them. A data set is an object of a class below, in a table of names (`tables.py`), or a user-defined
+function (`own_rows.py`).
 """
 
 from __future__ import annotations
@@ -54,7 +55,9 @@ class Source(ABC):
 
     def summary(self, config: DataConfig, manifest: dict[str, Any]) -> str:
         """Summarise the result in one line."""
-        counts = ", ".join(f"{name} {split['questions']}" for name, split in manifest["splits"].items())
+        counts = ", ".join(
+            f"{name} {split['questions']}" for name, split in manifest["splits"].items()
+        )
         skipped = manifest["skipped"]
         few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
         bad = f"; left out {len(skipped)} records: {few}" if skipped else ""

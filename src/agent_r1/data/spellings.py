@@ -1,7 +1,7 @@
 """Compare titles and questions that are equal in spite of different bytes.
 
-In: a title or a question. Out: a key, which is equal for equal texts. Used by `build.py`, `env/hermes.py`,
-`search/index.py` and demonstrators.
+In: a title or a question. Out: a key, which is equal for equal texts. Used by `build.py`,
+`env/hermes.py`, `search/index.py` and demonstrators.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def question_key(text: str) -> str:
 def title_key(title: str) -> str:
     """Normalise a title as Wikipedia spells it.
 
-    Dumps differ in decomposed accents, HTML entities, underscores or a small first letter. Case beyond the first letter
-    distinguishes titles.
+    Dumps differ in decomposed accents, HTML entities, underscores or a small first letter. Case
+    beyond the first letter distinguishes titles.
     """
     key = question_key(html.unescape(title).replace("_", " "))
     return key[:1].upper() + key[1:]

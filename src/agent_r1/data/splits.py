@@ -1,9 +1,11 @@
 """Split records into train, val and test without overlap.
 
-In: records of a published or user-defined data set. Out: the records of each split, and their part of the manifest.
+In: records of a published or user-defined data set. Out: the records of each split, and their part
+of the manifest.
 
-`train` and `val` are drawn from the published training set; `test` is the published validation set or a sample. So
-validation during training never uses a test question. A single file gives all three splits.
+`train` and `val` are drawn from the published training set; `test` is the published validation set
+or a sample. So validation during training never uses a test question. A single file gives all three
+splits.
 """
 
 from __future__ import annotations
@@ -37,9 +39,11 @@ class RecordSource(Source):
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
     ) -> dict[str, list[Any]]:
-        """Read the records, each with `question`, `kind` and `paragraphs`, and name omitted ones in `skipped`.
+        """Read the records, each with `question`, `kind` and `paragraphs`, and name omitted ones in
+        `skipped`.
 
-        One part is divided into the splits. Of two, the second is the test set. Three are train, val and test.
+        One part is divided into the splits. Of two, the second is the test set. Three are train,
+        val and test.
         """
 
     @abstractmethod
@@ -69,15 +73,23 @@ class RecordSource(Source):
                 for split, records in splits.items()
             },
         }
-        asked = {split: [self.asked(config, record) for record in records] for split, records in splits.items()}
+        asked = {
+            split: [self.asked(config, record) for record in records]
+            for split, records in splits.items()
+        }
         everyone = [record for records in splits.values() for record in records]
-        return Made(asked, corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped), manifest)
+        return Made(
+            asked,
+            corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped),
+            manifest,
+        )
 
 
 def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
     """Keep records whose questions are new, here and in `held_out`; name the others in `skipped`.
 
-    GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train and test.
+    GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train
+    and test.
     """
     known = {question_key(record.question) for record in held_out}
     kept = []
@@ -90,12 +102,15 @@ def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = 
     return kept
 
 
-def split_one(config: DataConfig, seed: str, records: list[Any], skipped: list[str]) -> dict[str, list[Any]]:
+def split_one(
+    config: DataConfig, seed: str, records: list[Any], skipped: list[str]
+) -> dict[str, list[Any]]:
     """Draw three samples without overlap."""
     records = different(records, skipped)
     if not config.test:
         raise ConfigError(
-            "data.test=0 takes the whole validation set, and a single file has none; set it to a number",
+            "data.test=0 takes the whole validation set, and a single file has none; set it to a "
+            "number",
             code="no_validation_set",
         )
     wanted = {split: getattr(config, split) for split in SPLITS}
@@ -116,7 +131,8 @@ def split_two(
 def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
     if count > len(records):
         raise ConfigError(
-            f"the source has {len(records)} questions and {splits} take {count}; lower data.train, data.val or data.test",
+            f"the source has {len(records)} questions and {splits} take {count}; lower data.train, "
+            "data.val or data.test",
             code="too_few_questions",
         )
     return random.Random(seed).sample(records, count)

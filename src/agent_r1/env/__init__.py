@@ -1,14 +1,18 @@
 """Room 4, env: the worlds of agents.
 
-An environment shows observations (chat messages), takes actions (the agent's turns) and pays rewards.
+An environment shows observations (chat messages), takes actions (the agent's turns) and pays
+rewards.
 
 - `core.py`: the interface `AgentEnv`
 - `base.py`: `BaseToolEnv`, an environment with tool calls and their rewards
-- `dialect.py`: how turns are written; `hermes.py`: in `<tool_call>` and `<answer>` tags; recipes/dialects has others
+- `dialect.py`: how turns are written; `hermes.py`: in `<tool_call>` and `<answer>` tags;
+  recipes/dialects has others
 - `questions.py`: rewards for answers
-- `stateful_env.py`: user-defined worlds; `class_env.py`: a plain class whose methods are tools; recipes/openenv: servers
+- `stateful_env.py`: user-defined worlds; `class_env.py`: a plain class whose methods are tools;
+  recipes/openenv: servers
 
-A row's `agent_name`, which is `env.name`, chooses its environment. docs/tutorial/your-own-environment.md writes one.
+A row's `agent_name`, which is `env.name`, chooses its environment.
+docs/tutorial/your-own-environment.md writes one.
 """
 
 from __future__ import annotations
@@ -50,7 +54,9 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
     Raises ConfigError for an unknown name or unsuitable user-defined code.
     """
     return (
-        _own_environment(name) if plugins.is_user_code(name) else _made(tables.resolve("env", name, "env.name"), name)
+        _own_environment(name)
+        if plugins.is_user_code(name)
+        else _made(tables.resolve("env", name, "env.name"), name)
     )
 
 
@@ -103,7 +109,8 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     missing = [tool for tool in wanted if tool not in tools]
     if missing:
         raise ConfigError(
-            f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})", code="missing_tool"
+            f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})",
+            code="missing_tool",
         )
     shared: dict[Any, Any] = {}
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}

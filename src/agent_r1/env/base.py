@@ -2,10 +2,12 @@
 
 In: the agent's turns. Out: observations and rewards. Next: `hermes.py` reads and writes the turns.
 
-A call may earn a reward here (`process_reward`), an answer in `questions.py`. `rollout/episode.py` drives the environment.
+A call may earn a reward here (`process_reward`), an answer in `questions.py`. `rollout/episode.py`
+drives the environment.
 
-The loop asks for the outcome exactly once, however the episode ended: also after a tool result or at a full context.
-So a failed episode never looks like a good one, and the outcome always has an action to be paid to.
+The loop asks for the outcome exactly once, however the episode ended: also after a tool result or
+at a full context. So a failed episode never looks like a good one, and the outcome always has an
+action to be paid to.
 """
 
 from __future__ import annotations
@@ -19,7 +21,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import INVALID, Action, AgentEnv, Message, Observation, Row, StepResult, StopReason
+from agent_r1.core import (
+    INVALID,
+    Action,
+    AgentEnv,
+    Message,
+    Observation,
+    Row,
+    StepResult,
+    StopReason,
+)
 from agent_r1.env.dialect import Dialect
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
 
@@ -28,8 +39,8 @@ class BaseToolEnv(AgentEnv):
     """An `AgentEnv` (core.py) with tools."""
 
     stateful = False
-    """Whether calls change a world. If so, the calls of a turn run one after the other, also in the last allowed turn.
-    The episode ends when a call sets `over`."""
+    """Whether calls change a world. If so, the calls of a turn run one after the other, also in the
+    last allowed turn. The episode ends when a call sets `over`."""
     over = False
     dialect = Dialect()
     """The form of turns."""
@@ -37,28 +48,35 @@ class BaseToolEnv(AgentEnv):
     def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.tools, self.config = tools, config
         self.turns = self.tool_calls = self.invalid_in_a_row = 0
-        self.final_turn: str | None = None  # text of the turn with which the agent ended the episode
+        self.final_turn: str | None = (
+            None  # text of the turn with which the agent ended the episode
+        )
         self.calls: list[dict] = []  # all calls so far, as recorded in rollouts
         self._paid: set[str] = set()  # calls already rewarded
 
-    # ------------------------------------------------------------------------------------- what a subclass decides
+    # ---------------------------------------------------------------------- what a subclass decides
 
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        """Return the calls of a turn in order. A call that cannot be parsed is included, with its `error` set."""
+        """Return the calls of a turn in order. A call that cannot be parsed is included, with its
+        `error` set."""
         return self.dialect.calls(text, self.tools)
 
-    def format_tool_response(self, calls: list[ToolCall], results: list[ToolResult]) -> list[Message]:
+    def format_tool_response(
+        self, calls: list[ToolCall], results: list[ToolResult]
+    ) -> list[Message]:
         """Return the messages that show the results to the agent."""
         return self.dialect.responses(calls, results, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        """Return why this turn ends the episode, or None. By default a turn without a call is the answer."""
+        """Return why this turn ends the episode, or None. By default a turn without a call is the
+        answer."""
         return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
         """Return the reward of one call.
 
-        By default a successful call earns `env.call_reward`, an invalid call loses it, and a failed call earns 0.
+        By default a successful call earns `env.call_reward`, an invalid call loses it, and a failed
+        call earns 0.
         """
         if result.error in INVALID:
             return -self.config.call_reward
@@ -70,7 +88,7 @@ class BaseToolEnv(AgentEnv):
         self._paid.add(asked)
         return self.config.call_reward
 
-    # ------------------------------------------------------------------------------------------------- the episode
+    # ---------------------------------------------------------------------------------- the episode
 
     def reset(self, row: Row) -> Observation:
         self.row = row
@@ -112,25 +130,47 @@ class BaseToolEnv(AgentEnv):
         if reason := next((reason for reason, true in ends.items() if true), None):
             return _done(reason, call_rewards, info)
         observation = Observation(self.format_tool_response(calls, results))
-        return StepResult(observation, sum(reward for _, reward in call_rewards), info=info, call_rewards=call_rewards)
+        return StepResult(
+            observation,
+            sum(reward for _, reward in call_rewards),
+            info=info,
+            call_rewards=call_rewards,
+        )
 
     async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         """Run the calls of one turn: concurrently, or in order if `stateful`."""
         limits = self.config.tool_timeout_s, self.config.tool_max_chars
         if not self.stateful:
             return await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
-        unheard = ToolResult("error: not run, because the call before it ended the episode", ok=False)
-        return [unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls]
+        unheard = ToolResult(
+            "error: not run, because the call before it ended the episode", ok=False
+        )
+        return [
+            unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls
+        ]
 
     def calls_by_tool(self) -> dict[str, float]:
         """Count the successful calls of each tool, if there are several tools."""
         called = Counter(call["name"] for call in self.calls if call["ok"])
-        return {f"calls/{name}": float(called[name]) for name in self.tools} if len(self.tools) > 1 else {}
+        return (
+            {f"calls/{name}": float(called[name]) for name in self.tools}
+            if len(self.tools) > 1
+            else {}
+        )
 
 
-def _done(reason: StopReason, call_rewards: Sequence[tuple[int, float]] = (), info: dict | None = None) -> StepResult:
+def _done(
+    reason: StopReason, call_rewards: Sequence[tuple[int, float]] = (), info: dict | None = None
+) -> StepResult:
     reward = sum(reward for _, reward in call_rewards)
-    return StepResult(None, reward, done=True, stop_reason=reason, info=info or {}, call_rewards=list(call_rewards))
+    return StepResult(
+        None,
+        reward,
+        done=True,
+        stop_reason=reason,
+        info=info or {},
+        call_rewards=list(call_rewards),
+    )
 
 
 def _record(call: ToolCall, result: ToolResult) -> dict:
@@ -141,12 +181,15 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
         "error": result.error,
         "seconds": round(result.seconds, 6),
         "content": result.content,
-        **({"at": result.data["at"]} if result.data.get("at") else {}),  # where the tool's code failed
+        **(
+            {"at": result.data["at"]} if result.data.get("at") else {}
+        ),  # where the tool's code failed
     }
 
 
 def _plain(value: Any) -> Any:
-    """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no new call."""
+    """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no
+    new call."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -154,4 +197,6 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = unicodedata.normalize("NFKC", value).casefold()
-    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(string.punctuation)
+    return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(
+        string.punctuation
+    )

@@ -16,8 +16,8 @@
         def get_reward(self) -> float:               once, at the end
             return float(self.done)
 
-This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there, "Environments"). In: such a
-class. Out: a maker for the table of environments. Our additions:
+This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md there,
+"Environments"). In: such a class. Out: a maker for the table of environments. Our additions:
 
 - `done` ends an episode
 - `get_reward` may take the agent's `answer`; without `get_reward`, `self.reward` is a number
@@ -47,28 +47,42 @@ Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
 RESERVED = ("reset", "get_reward")
 ENV_ATTRIBUTES = ("done", "reward", "reward_parts", "score", "score_name")
 """Attributes that are read. A public method would be a tool, so these are values or properties."""
-TAKEN = ("em", "sub_em", "f1", "evidence", "malformed", "reward", "tool_calls", "invalid_calls", "failed_calls")
+TAKEN = (
+    "em",
+    "sub_em",
+    "f1",
+    "evidence",
+    "malformed",
+    "reward",
+    "tool_calls",
+    "invalid_calls",
+    "failed_calls",
+)
 """Names that a user-defined score cannot have, because they have another meaning."""
 
 
 def as_environment(found: Any, name: str) -> Maker:
     """Make an environment of `found`: an AgentEnv class, or a plain class in a `MethodsEnv`.
 
-    `name` is the user's name for it. Raises ConfigError, before anything runs, if `found` does not fit the contract.
+    `name` is the user's name for it. Raises ConfigError, before anything runs, if `found` does not
+    fit the contract.
     """
     owner = f"environment {name}"
     if isinstance(found, BaseTool):
         raise ConfigError(
-            f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here", code="wrong_code"
+            f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here",
+            code="wrong_code",
         )
     if not isinstance(found, type):
         raise ConfigError(
-            f"{owner} is not a class but {_what(found)}; name a class, of which each episode makes one object",
+            f"{owner} is not a class but {_what(found)}; name a class, of which each episode makes "
+            "one object",
             code="wrong_code",
         )
     if missing := sorted(getattr(found, "__abstractmethods__", ())):
         raise ConfigError(
-            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or another base class",
+            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or "
+            "another base class",
             code="missing_method",
         )
     ours = issubclass(found, AgentEnv)
@@ -77,41 +91,55 @@ def as_environment(found: Any, name: str) -> Maker:
     except (TypeError, ValueError) as error:
         wanted = "takes (tools, config)" if ours else "needs no arguments: give them defaults"
         raise ConfigError(
-            f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}", code="wrong_signature"
+            f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}",
+            code="wrong_signature",
         ) from None
-    return found if ours else functools.partial(MethodsEnv, owner, found, method_tools(owner, found))
+    return (
+        found if ours else functools.partial(MethodsEnv, owner, found, method_tools(owner, found))
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ the contract
+# ------------------------------------------------------------------------------------- the contract
 
 
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
-    """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong class."""
+    """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong
+    class."""
     wanted = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:
         raise ConfigError(
-            f"{owner}: {cls.__name__} has no method reset (its public methods: {', '.join(public) or 'none'}); an "
+            f"{owner}: {cls.__name__} has no method reset (its public methods: "
+            f"{', '.join(public) or 'none'}); an "
             f"environment begins an episode with reset(self, **row), {wanted}",
             code="missing_method",
         )
     if wrong := [n for n in ENV_ATTRIBUTES if n in public]:
         raise ConfigError(
-            f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make it an attribute or a "
+            f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make "
+            "it an attribute or a "
             f"property, {wanted}",
             code="method_for_attribute",
         )
     name = inspect.getattr_static(cls, "score_name", "score")
     if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
-        raise ConfigError(f"{owner}: score_name={name!r} cannot name a user-defined score; choose a word that is not one of "
-                          f"{', '.join(TAKEN)}", code="name_taken")  # fmt: skip
+        raise ConfigError(
+            f"{owner}: score_name={name!r} cannot name a user-defined score; choose a word that is "
+            "not one of "
+            f"{', '.join(TAKEN)}",
+            code="name_taken",
+        )
     if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
         raise ConfigError(
             f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}",
             code="wrong_signature",
         )
     kept = (staticmethod, type)  # helpers and inner classes
-    tools = [n for n in public if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)]
+    tools = [
+        n
+        for n in public
+        if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)
+    ]
     return tuple(MethodTool(_bound(cls, n), f"{owner}, method {n}") for n in tools)
 
 
@@ -127,18 +155,24 @@ def _required(function: Callable[..., Any]) -> list[str]:
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
 
 
-# --------------------------------------------------------------------------------------------------- the environment
+# ---------------------------------------------------------------------------------- the environment
 
 
 class MethodsEnv(WorldEnv):
     """An episode in one object of a plain class."""
 
     def __init__(
-        self, owner: str, cls: type, methods: tuple[MethodTool, ...], tools: dict[str, BaseTool], config: EnvConfig
+        self,
+        owner: str,
+        cls: type,
+        methods: tuple[MethodTool, ...],
+        tools: dict[str, BaseTool],
+        config: EnvConfig,
     ):
         super().__init__(tools, config)
         self.owner, self.cls, self.methods, self.world = owner, cls, methods, None
-        # One thread per object: SQLite connections, browsers and the like belong to the thread that made them.
+        # One thread per object: SQLite connections, browsers and the like belong to the thread that
+        # made them.
         self.thread = OneThread("environment")
         self.add_tools(methods, owner)
 
@@ -151,13 +185,15 @@ class MethodsEnv(WorldEnv):
         said = await self.call(world.reset, **self._known(world.reset, {**row, **self.facts(row)}))
         if not isinstance(said, str | None):
             raise AgentR1Error(
-                f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or None",
+                f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or "
+                "None",
                 code="wrong_return_value",
             )
         for method in self.methods:
             if not callable(value := getattr(world, method.name)):
                 raise AgentR1Error(
-                    f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; rename it",
+                    f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; "
+                    "rename it",
                     code="name_taken",
                 )
         self.world = world
@@ -207,16 +243,22 @@ class MethodsEnv(WorldEnv):
         if not hasattr(self.world, "get_reward"):
             if not hasattr(self.world, "reward"):
                 raise AgentR1Error(
-                    f"{self.owner} has no reward; write get_reward(self), or set self.reward in reset", code="no_reward"
+                    f"{self.owner} has no reward; write get_reward(self), or set self.reward in "
+                    "reset",
+                    code="no_reward",
                 )
             return self._number(self.world.reward, "reward is")
         answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
         try:
             async with asyncio.timeout(self.config.tool_timeout_s):
-                paid = await self.call(self.world.get_reward, **self._known(self.world.get_reward, {"answer": answer}))
+                paid = await self.call(
+                    self.world.get_reward, **self._known(self.world.get_reward, {"answer": answer})
+                )
         except TimeoutError:
             raise AgentR1Error(
-                f"get_reward took longer than {self.config.tool_timeout_s:g} s (env.tool_timeout_s)", code="timed_out"
+                f"get_reward took longer than {self.config.tool_timeout_s:g} s "
+                "(env.tool_timeout_s)",
+                code="timed_out",
             ) from None
         return self._number(paid, "get_reward returned")
 
@@ -225,7 +267,8 @@ class MethodsEnv(WorldEnv):
         parameters = inspect.signature(function).parameters
         if missing := [name for name in _required(function) if name not in given]:
             raise AgentR1Error(
-                f"{self.owner}: {function.__name__} requires {missing[0]!r}, which the row lacks; the row has {', '.join(given)}",
+                f"{self.owner}: {function.__name__} requires {missing[0]!r}, which the row lacks; "
+                f"the row has {', '.join(given)}",
                 code="missing_column",
             )
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -233,7 +276,10 @@ class MethodsEnv(WorldEnv):
 
     def _number(self, value: Any, said: str) -> float:
         if not isinstance(value, numbers.Real):
-            raise AgentR1Error(f"{self.owner}: {said} {_what(value)}, and must be a number", code="wrong_return_value")
+            raise AgentR1Error(
+                f"{self.owner}: {said} {_what(value)}, and must be a number",
+                code="wrong_return_value",
+            )
         return float(value)
 
 
@@ -246,7 +292,9 @@ class MethodTool(FunctionTool):
     async def execute(self, args: dict[str, Any]) -> Any:
         try:
             return await self.env.call(getattr(self.env.world, self.name), **args)
-        except asyncio.CancelledError:  # the deadline; the method may still be working on the object
+        except (
+            asyncio.CancelledError
+        ):  # the deadline; the method may still be working on the object
             self.env.broken = f"{self.name} took longer than {self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
             raise
 

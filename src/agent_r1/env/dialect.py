@@ -1,10 +1,11 @@
 """Define how an agent's turns are written and read.
 
-In: a turn of the agent, or the results of its calls. Out: parts, calls, an answer; messages for the agent. Next:
-`base.py` plays an episode in a dialect; screens and demonstrators use it too. Read `hermes.py` first.
+In: a turn of the agent, or the results of its calls. Out: parts, calls, an answer; messages for the
+agent. Next: `base.py` plays an episode in a dialect; screens and demonstrators use it too. Read
+`hermes.py` first.
 
-A dialect has no state: one object serves all episodes. Its input is model output, so nothing here may raise. A call
-that cannot be parsed becomes a `ToolCall` with an error.
+A dialect has no state: one object serves all episodes. Its input is model output, so nothing here
+may raise. A call that cannot be parsed becomes a `ToolCall` with an error.
 """
 
 from __future__ import annotations
@@ -31,14 +32,18 @@ class Part:
 class Dialect:
     """The form of turns. By default plain text: no calls, no marked answer."""
 
-    # ------------------------------------------------------------------------------------------- the episode
+    # ---------------------------------------------------------------------------------- the episode
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
-        """Return the calls of a turn in order. A call that cannot be parsed is included, with its `error` set."""
+        """Return the calls of a turn in order. A call that cannot be parsed is included, with its
+        `error` set."""
         return []
 
-    def responses(self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]) -> list[Message]:
-        """Return messages that show the results. By default, the chat template wraps each message of role `tool`."""
+    def responses(
+        self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
+    ) -> list[Message]:
+        """Return messages that show the results. By default, the chat template wraps each message
+        of role `tool`."""
         return [{"role": "tool", "content": result.content} for result in results]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
@@ -49,30 +54,36 @@ class Dialect:
     def escape(text: str, *words: str) -> str:
         """Insert a blank after the first character of each of `words`.
 
-        A result then cannot forge them. For delimiters that may be ordinary text in a vocabulary. Control tokens are
-        left to `rollout/chat_format.py`.
+        A result then cannot forge them. For delimiters that may be ordinary text in a vocabulary.
+        Control tokens are left to `rollout/chat_format.py`.
         """
         for word in words:
             text = text.replace(word, f"{word[0]} {word[1:]}")
         return text
 
-    # -------------------------------------------------------------------------------------- the first observation
+    # ------------------------------------------------------------------------ the first observation
 
     describes_format = False
-    """Whether the dialect tells the agent how to think and answer (`system_prompt`, or its channels). Then the task does not."""
+    """Whether the dialect tells the agent how to think and answer (`system_prompt`, or its
+    channels). Then the task does not."""
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str | None:
-        """Return the system message on calls and answers. None: the chat template shows the tools."""
+        """Return the system message on calls and answers. None: the chat template shows the
+        tools."""
         return None
 
-    def first_observation(self, prompt: Sequence[Message], tools: dict[str, BaseTool]) -> Observation:
+    def first_observation(
+        self, prompt: Sequence[Message], tools: dict[str, BaseTool]
+    ) -> Observation:
         """Make the first observation from `prompt` and `tools`."""
         if (added := self.system_prompt(tools)) is None:
             return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
         system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
-        return Observation([{"role": "system", "content": "\n\n".join([*system, added])}, *prompt[len(system) :]])
+        return Observation(
+            [{"role": "system", "content": "\n\n".join([*system, added])}, *prompt[len(system) :]]
+        )
 
-    # ------------------------------------------------------------------------------------------------- the tokens
+    # ----------------------------------------------------------------------------------- the tokens
 
     control_tokens: Sequence[str] = ()
     """Control tokens of the dialect. A model without them cannot use it."""
@@ -81,7 +92,7 @@ class Dialect:
         """Return the control token that ends this turn; None: the chat template's."""
         return None
 
-    # ------------------------------------------------------------------------------------- screens, demonstrators
+    # ----------------------------------------------------------------------- screens, demonstrators
 
     partial_tag = re.compile(r"<[/|]?[a-z_]*\|?\Z")
     """The end of a streaming turn that may be the start of a tag: hidden until complete."""

@@ -6,9 +6,10 @@
     </tool_call>                                   a turn may have several calls, which run concurrently
     <answer> ... </answer>                         ends the episode
 
-`split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens all use its result.
-Its input is model output, so nothing here may raise. A call that cannot be parsed becomes a `ToolCall` with an error,
-which the agent reads like any tool result. Next: `reward/qa.py` scores the answer.
+`split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens
+all use its result. Its input is model output, so nothing here may raise. A call that cannot be
+parsed becomes a `ToolCall` with an error, which the agent reads like any tool result. Next:
+`reward/qa.py` scores the answer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from agent_r1.tool.base import BaseTool, ToolCall
 
 Tags = tuple[str, str]
 TAGS = ("tool_call", "tool_response")
-"""Names of the tags around calls and results. Thoughts and answers have the same tags in every such dialect."""
+"""Names of the tags around calls and results. Thoughts and answers have the same tags in every such
+dialect."""
 
 
 @cache
@@ -34,13 +36,16 @@ def _pattern(tags: Tags) -> re.Pattern[str]:
     return re.compile(f"<(/?)(think|answer|{'|'.join(tags)})>")
 
 
-@lru_cache(maxsize=1024)  # execution, the end of an episode, reward and records ask for the same turn
+@lru_cache(
+    maxsize=1024
+)  # execution, the end of an episode, reward and records ask for the same turn
 def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     """Split a turn into its parts, in order and without their tags.
 
-    An opening tag extends to its own closing tag, or to the end of the turn. A call inside a thought is part of the
-    thought, and an answer inside a call is part of its arguments. A call or answer that is opened again before its
-    closing tag counts as never closed. An unmatched closing tag is text, and so is `<tool_response>`.
+    An opening tag extends to its own closing tag, or to the end of the turn. A call inside a
+    thought is part of the thought, and an answer inside a call is part of its arguments. A call or
+    answer that is opened again before its closing tag counts as never closed. An unmatched closing
+    tag is text, and so is `<tool_response>`.
     """
     parts: list[Part] = []
     kind, start, kinds = "text", 0, dict(zip(tags, TAGS, strict=True))
@@ -60,17 +65,24 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
 def answer_of(text: str, tags: Tags = TAGS) -> str | None:
     """Return the stripped text of the last closed `<answer>`, or None if missing or empty.
 
-    Pass only the agent's last turn: the system prompt has an example, and a retrieved document may contain anything.
+    Pass only the agent's last turn: the system prompt has an example, and a retrieved document may
+    contain anything.
     """
-    answers = [part.text.strip() for part in split_turn(text, tags) if part.kind == "answer" and part.closed]
+    answers = [
+        part.text.strip()
+        for part in split_turn(text, tags)
+        if part.kind == "answer" and part.closed
+    ]
     return (answers or [""])[-1] or None
 
 
 def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
-    """Return whether a turn is `(<think>...</think>)* <answer>something</answer>`, then only blanks.
+    """Return whether a turn is `(<think>...</think>)* <answer>something</answer>`, then only
+    blanks.
 
-    Text before and between the tags is allowed. The answer is not empty, and no part contains a tag. There is no call,
-    which would not be run, and no `<tool_response>`, which only a tool may write.
+    Text before and between the tags is allowed. The answer is not empty, and no part contains a
+    tag. There is no call, which would not be run, and no `<tool_response>`, which only a tool may
+    write.
     """
     found = [tag[0] for tag in _pattern(tags).finditer(text)]
     thoughts, answer = found[:-2], found[-2:]
@@ -124,7 +136,7 @@ class HermesToolEnv(QuestionEnv):
     dialect = HERMES
 
 
-# ----------------------------------------------------------------------------------------------------- parsed calls
+# ------------------------------------------------------------------------------------- parsed calls
 
 
 def parse_call(body: str, closed: bool) -> ToolCall:
@@ -134,7 +146,9 @@ def parse_call(body: str, closed: bool) -> ToolCall:
     try:
         call = json.loads(body, parse_float=_finite, parse_constant=_finite)
     except (ValueError, RecursionError):  # RecursionError: thousands of opening brackets
-        return ToolCall("", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}')
+        return ToolCall(
+            "", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}'
+        )
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, error='the call has no "name"')
     if not isinstance(call.get("arguments"), dict):
@@ -143,7 +157,8 @@ def parse_call(body: str, closed: bool) -> ToolCall:
 
 
 def _finite(number: str) -> float:
-    """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON cannot record."""
+    """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON
+    cannot record."""
     if not math.isfinite(float(number)):
         raise ValueError(number)
     return float(number)

@@ -1,7 +1,8 @@
 """Pay for the answer to a question, in any dialect.
 
-In: the answer that the dialect reads from the last turn, and the row. Out: the outcome. By default exact match
-(`reward/qa.py`) minus a penalty for a malformed last turn, or the reward that `env.reward` names (`reward/named.py`).
+In: the answer that the dialect reads from the last turn, and the row. Out: the outcome. By default
+exact match (`reward/qa.py`) minus a penalty for a malformed last turn, or the reward that
+`env.reward` names (`reward/named.py`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class QuestionEnv(BaseToolEnv):
         return results
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        # An answer ends the episode even with a call in the same turn: the agent must not answer and search at once.
+        # An answer ends the episode even with a call in the same turn: the agent must not answer
+        # and search at once.
         if self.dialect.answer_in(text)[0] is not None:
             return StopReason.ANSWERED
         return None if calls else StopReason.NO_ANSWER
@@ -57,7 +59,10 @@ class QuestionEnv(BaseToolEnv):
         from agent_r1.reward.named import Episode, named_outcome
 
         episode = Episode(self.turns, self.calls)
-        return Outcome(*await named_outcome(answer, closed, self.row, self.config, episode), self.calls_by_tool())
+        return Outcome(
+            *await named_outcome(answer, closed, self.row, self.config, episode),
+            self.calls_by_tool(),
+        )
 
     def evidence(self) -> float | None:
         """Return the share of supporting titles that were found; None if the question has none."""
@@ -71,4 +76,8 @@ class QuestionEnv(BaseToolEnv):
 @cache
 def in_dialect(spoken: type[Dialect]) -> type[QuestionEnv]:
     """Make the question-answering environment of a dialect."""
-    return type(f"{spoken.__name__}ToolEnv", (QuestionEnv,), {"dialect": spoken(), "__doc__": spoken.__doc__})
+    return type(
+        f"{spoken.__name__}ToolEnv",
+        (QuestionEnv,),
+        {"dialect": spoken(), "__doc__": spoken.__doc__},
+    )

@@ -1,7 +1,9 @@
-"""Run user-defined worlds: the common base of a plain class (`class_env.py`) and a server (recipes/openenv).
+"""Run user-defined worlds: the common base of a plain class (`class_env.py`) and a server
+(recipes/openenv).
 
-In: the agent's turns, with calls as in `hermes.py`. Out: observations and the world's rewards. Calls change the world,
-and the world decides when it is over. A turn without a call ends the episode, and so does an answer.
+In: the agent's turns, with calls as in `hermes.py`. Out: observations and the world's rewards.
+Calls change the world, and the world decides when it is over. A turn without a call ends the
+episode, and so does an answer.
 """
 
 from __future__ import annotations
@@ -24,14 +26,17 @@ class WorldEnv(BaseToolEnv):
     dialect = HERMES
     stateful = True
     broken: str | None = None
-    """Why the world's state is unknown: a method or server did not return. The episode then fails."""
+    """Why the world's state is unknown: a method or server did not return. The episode then
+    fails."""
 
     def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
-        """Add `tools` of this episode to the configured ones. Raise ConfigError for two of one name."""
+        """Add `tools` of this episode to the configured ones. Raise ConfigError for two of one
+        name."""
         for tool in map(copy.copy, tools):  # copies share the schema, which is slow to compile
             if tool.name in self.tools:
                 raise ConfigError(
-                    f"{owner} and env.tools both have a tool {tool.name!r}; rename or remove one of them",
+                    f"{owner} and env.tools both have a tool {tool.name!r}; rename or remove one "
+                    "of them",
                     code="tool_name_taken",
                 )
             tool.env = self
@@ -48,7 +53,11 @@ class WorldEnv(BaseToolEnv):
         return self.dialect.first_observation(prompt, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        return StopReason.ANSWERED if not calls or self.dialect.answer_in(text)[0] is not None else None
+        return (
+            StopReason.ANSWERED
+            if not calls or self.dialect.answer_in(text)[0] is not None
+            else None
+        )
 
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
@@ -60,17 +69,21 @@ class WorldEnv(BaseToolEnv):
         return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for actions
 
     def answer(self) -> str:
-        """Return the agent's last answer: the text between <answer> tags, or else the plain text."""
+        """Return the agent's last answer: the text between <answer> tags, or else the plain
+        text."""
         last = self.final_turn or ""
-        plain = "".join(part.text for part in self.dialect.parts(last) if part.kind == "text").strip()
+        plain = "".join(
+            part.text for part in self.dialect.parts(last) if part.kind == "text"
+        ).strip()
         return self.dialect.answer_in(last)[0] or plain
 
     @staticmethod
     def facts(row: Row) -> dict[str, Any]:
         """Collect what a world may know of its task.
 
-        `question`, `answer`, `answers`, `seed`, and all keys of `extra_info`, its `metadata` and `env_kwargs`. The seed
-        is the question's, so that all samples of a group start in the same state and can be compared.
+        `question`, `answer`, `answers`, `seed`, and all keys of `extra_info`, its `metadata` and
+        `env_kwargs`. The seed is the question's, so that all samples of a group start in the same
+        state and can be compared.
         """
         extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
         question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
@@ -82,4 +95,8 @@ class WorldEnv(BaseToolEnv):
             "seed": zlib.crc32(f"{extra.get('index')}/{question}".encode()),
         }
         told |= extra | (extra.get("metadata") or {}) | own
-        return {name: value for name, value in told.items() if value is not None and name not in ("metadata", "tools")}
+        return {
+            name: value
+            for name, value in told.items()
+            if value is not None and name not in ("metadata", "tools")
+        }

@@ -1,10 +1,11 @@
 """Bound data from outside: time and size of HTTP answers, depth of JSON and YAML.
 
-In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next: `fetch` queries
-judges, retrievers, SandboxFusion and OpenEnv servers.
+In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next:
+`fetch` queries judges, retrievers, SandboxFusion and OpenEnv servers.
 
-httpx limits the time of a single read, so a server that sends a byte per second never exceeds it. Therefore requests
-run in an event loop, where one deadline covers the connection, the header and the body.
+httpx limits the time of a single read, so a server that sends a byte per second never exceeds it.
+Therefore requests run in an event loop, where one deadline covers the connection, the header and
+the body.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class TooLongError(ValueError):
     """Report a body with more bytes than its reader accepts."""
 
 
-# ---------------------------------------------------------------------------------------------------- JSON and YAML
+# ------------------------------------------------------------------------------------ JSON and YAML
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -58,21 +59,30 @@ def check_depth(value: Any) -> None:
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return
-        level = [inner for outer in level for inner in (outer.values() if isinstance(outer, dict) else outer)]
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
     raise ValueError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
 
 
 def parse_yaml(text: str) -> Any:
-    """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and yaml.YAMLError."""
-    # The C loader, if built, is ten times as fast, and each setting on a command line is parsed by itself. Many
-    # brackets can crash its stack, which a short text cannot do. Nine lines of aliases of aliases are a billion
-    # values.
+    """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and
+    yaml.YAMLError."""
+    # The C loader, if built, is ten times as fast, and each setting on a command line is parsed by
+    # itself. Many brackets can crash its stack, which a short text cannot do. Nine lines of aliases
+    # of aliases are a billion values.
     loader, depth, aliases = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
     for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         aliases += isinstance(event, yaml.AliasEvent)
         if depth > MAX_JSON_DEPTH or aliases > MAX_ALIASES:
-            raise ValueError(f"YAML with more than {MAX_JSON_DEPTH} levels or {MAX_ALIASES} aliases")
+            raise ValueError(
+                f"YAML with more than {MAX_JSON_DEPTH} levels or {MAX_ALIASES} aliases"
+            )
     return yaml.load(text, loader)
 
 
@@ -83,7 +93,7 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_bytes())
 
 
-# --------------------------------------------------------------------------------------------------------------- HTTP
+# --------------------------------------------------------------------------------------------- HTTP
 
 
 @dataclass(frozen=True)
@@ -109,15 +119,22 @@ def send(
 ) -> Future[Response]:  # fmt: skip
     """Make one request in the thread of all requests; the future gets the whole answer.
 
-    A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s` seconds in all, TooLongError
-    beyond `max_bytes`, ValueError for a compressed body or an impossible address, and what httpx raises.
+    A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s`
+    seconds in all, TooLongError beyond `max_bytes`, ValueError for a compressed body or an
+    impossible address, and what httpx raises.
     """
     request = _answer(method, url, within_s, max_bytes, body, headers or {}, retries)
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
 async def _answer(
-    method: str, url: str, within_s: float, max_bytes: int, body: Any, headers: dict[str, str], retries: int
+    method: str,
+    url: str,
+    within_s: float,
+    max_bytes: int,
+    body: Any,
+    headers: dict[str, str],
+    retries: int,
 ) -> Response:
     got, plain = bytearray(), {"Accept-Encoding": "identity", **headers}
     try:
@@ -125,8 +142,12 @@ async def _answer(
             asyncio.timeout(within_s) as deadline,
             _client(retries).stream(method, url, json=body, headers=plain) as response,
         ):
-            if response.headers.get("content-encoding", "identity") != "identity":  # few bytes may unfold to gigabytes
-                raise ValueError("the server compresses its answers, although this was not requested")
+            if (
+                response.headers.get("content-encoding", "identity") != "identity"
+            ):  # few bytes may unfold to gigabytes
+                raise ValueError(
+                    "the server compresses its answers, although this was not requested"
+                )
             async for piece in response.aiter_raw():
                 got += piece
                 if len(got) > max_bytes:
@@ -152,8 +173,8 @@ def _loop() -> asyncio.AbstractEventLoop:
 def _client(retries: int) -> httpx.AsyncClient:
     import httpx
 
-    # No bound on connections: a server that answers none of them must not block the others. `trust_env`: no proxy
-    # belongs between a run and its servers.
+    # No bound on connections: a server that answers none of them must not block the others.
+    # `trust_env`: no proxy belongs between a run and its servers.
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(retries=retries, limits=limits, trust_env=False),

@@ -14,18 +14,22 @@ if TYPE_CHECKING:
 
 CPU = Path("/proc/cpuinfo")  # of Linux; elsewhere `fast` is float32 on a CPU
 LOGITS = 1 << 24
-"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens of 150,000 words."""
+"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens
+of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/coalescer.py` waits in them."""
+"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/coalescer.py`
+waits in them."""
 
 
 def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
-    """Resolve `auto` and `fast` of the `trainer` settings here. Raises ConfigError if CUDA is requested and missing."""
+    """Resolve `auto` and `fast` of the `trainer` settings here. Raises ConfigError if CUDA is
+    requested and missing."""
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run agent-r1 doctor",
+            "trainer.device=cuda, but PyTorch sees no CUDA GPU; use trainer.device=auto, or run "
+            "agent-r1 doctor",
             code="no_cuda",
         )
     if device == "auto":
@@ -35,5 +39,7 @@ def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
 
 def dtype_on(device: str, dtype: str) -> str:
     """Resolve `auto` and `fast` to the name of a dtype, without importing PyTorch."""
-    native = device == "cuda" or (dtype == "fast" and CPU.exists() and "avx512_bf16" in CPU.read_text())
+    native = device == "cuda" or (
+        dtype == "fast" and CPU.exists() and "avx512_bf16" in CPU.read_text()
+    )
     return dtype if dtype not in ("auto", "fast") else "bfloat16" if native else "float32"

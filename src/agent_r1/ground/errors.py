@@ -1,7 +1,7 @@
 """Define the errors for users: AgentR1Error (exit code 1) and ConfigError (exit code 2).
 
-Raise them with cause and remedy for everything that a user can correct; `cli.main` prints one line. Any other
-exception on the command line is a bug of ours and keeps its traceback.
+Raise them with cause and remedy for everything that a user can correct; `cli.main` prints one line.
+Any other exception on the command line is a bug of ours and keeps its traceback.
 """
 
 import difflib
@@ -12,8 +12,9 @@ from contextlib import contextmanager
 class AgentR1Error(Exception):
     """Report that something outside the program is wrong: a file, a port, memory.
 
-    `code` names the kind of failure in one word, such as `missing_index`. Tests and programs compare it; the message
-    is for people and may be rewritten. tests/messages.txt lists every code with its messages.
+    `code` names the kind of failure in one word, such as `missing_index`. Tests and programs
+    compare it; the message is for people and may be rewritten. tests/messages.txt lists every code
+    with its messages.
     """
 
     exit_code = 1
@@ -36,7 +37,8 @@ class ConfigError(AgentR1Error):
     def unknown(cls, what: str, name: str, known: Collection[str]) -> "ConfigError":
         """Report an unknown value of the setting or option `what`, with the nearest known one."""
         return cls(
-            f"{what}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}", code="unknown_name"
+            f"{what}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}",
+            code="unknown_name",
         )
 
 
@@ -47,7 +49,8 @@ def extra(name: str, what: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise AgentR1Error(
-            f"{what} needs {error.name or first_line(error)}: pip install 'agent-r1[{name}]'", code="missing_extra"
+            f"{what} needs {error.name or first_line(error)}: pip install 'agent-r1[{name}]'",
+            code="missing_extra",
         ) from None
 
 

@@ -27,8 +27,9 @@ def home() -> Path:
 def whole(target: Path) -> Iterator[Path]:
     """Yield a temporary path next to `target`, and rename it to `target` at the end.
 
-    Readers of `target` see the old content or all of the new, never half of it; a replaced folder is missing for a
-    moment. After an error nothing new remains. Leftovers of a killed process are removed first.
+    Readers of `target` see the old content or all of the new, never half of it; a replaced folder
+    is missing for a moment. After an error nothing new remains. Leftovers of a killed process are
+    removed first.
     """
     part = target.with_name(f".part-{target.name}")
     remove(part)
@@ -67,10 +68,14 @@ def writing(what: object, then: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:  # SafetensorError: safetensors raises it for a full disk
+    except (
+        OSError,
+        SafetensorError,
+    ) as error:  # SafetensorError: safetensors raises it for a full disk
         why = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
-            f"cannot write {what} ({why}); free space or fix permissions, or set AGENT_R1_HOME to a writable folder{then}",
+            f"cannot write {what} ({why}); free space or fix permissions, or set AGENT_R1_HOME to "
+            f"a writable folder{then}",
             code="cannot_write",
         ) from None
 
@@ -79,7 +84,8 @@ def writing(what: object, then: str = "") -> Iterator[None]:
 def locked(path: Path, busy: str | None = None) -> Iterator[None]:
     """Let one process at a time run the block.
 
-    Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves none.
+    Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves
+    none.
     """
     from filelock import FileLock, Timeout
 
@@ -94,8 +100,8 @@ def locked(path: Path, busy: str | None = None) -> Iterator[None]:
 def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
     """Make the file or folder `target` with `make` unless it exists.
 
-    Returns the result of `make`, or None if `target` existed. Of several processes one makes it, and the others wait.
-    Raises AgentR1Error if it cannot be written.
+    Returns the result of `make`, or None if `target` existed. Of several processes one makes it,
+    and the others wait. Raises AgentR1Error if it cannot be written.
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,12 +115,18 @@ def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
 def json_line(record: Any) -> str:
     """Format one line of a JSON-lines file.
 
-    NaN and infinity, which JSON does not have, become null. Numbers may be NumPy's or one-element tensors.
+    NaN and infinity, which JSON does not have, become null. Numbers may be NumPy's or one-element
+    tensors.
     """
     try:
         return json.dumps(record, allow_nan=False, default=float) + "\n"
     except ValueError:
-        return json.dumps(json.loads(json.dumps(record, default=float), parse_constant=lambda name: None)) + "\n"
+        return (
+            json.dumps(
+                json.loads(json.dumps(record, default=float), parse_constant=lambda name: None)
+            )
+            + "\n"
+        )
 
 
 def sha256(path: Path) -> str:
@@ -128,13 +140,15 @@ SUMS = "SHA256SUMS"
 
 
 def verify_sums(folder: Path) -> None:
-    """Compare each file that SHA256SUMS names with its hash. Raises AgentR1Error naming the first wrong file."""
+    """Compare each file that SHA256SUMS names with its hash. Raises AgentR1Error naming the first
+    wrong file."""
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         file = folder / Path(name).name  # never a file elsewhere
         if not file.is_file() or sha256(file) != digest:
             raise AgentR1Error(
-                f"{file} is not the published file (its hash differs from {SUMS}); download the folder again",
+                f"{file} is not the published file (its hash differs from {SUMS}); download the "
+                "folder again",
                 code="damaged_file",
             )
 
@@ -142,7 +156,8 @@ def verify_sums(folder: Path) -> None:
 def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """Read the objects of a JSON-lines file, without a half-written last line.
 
-    A missing file gives an empty list. Raises AgentR1Error for damage anywhere else, which our crashes never cause.
+    A missing file gives an empty list. Raises AgentR1Error for damage anywhere else, which our
+    crashes never cause.
     """
     if not path.exists():
         return []
@@ -157,6 +172,7 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
             records.append(record)
         elif number < len(lines) or tail:
             raise AgentR1Error(
-                f"{path}, line {number} is not a JSON object; delete that line or restore the file", code="damaged_file"
+                f"{path}, line {number} is not a JSON object; delete that line or restore the file",
+                code="damaged_file",
             )
     return records

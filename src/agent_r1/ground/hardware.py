@@ -52,8 +52,11 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Count the weights of a layer: attention's four projections, the three of the gated MLP."""
-        return self.hidden * (2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate)
+        """Count the weights of a layer: attention's four projections, the three of the gated
+        MLP."""
+        return self.hidden * (
+            2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
+        )
 
     @property
     def multiplied(self) -> int:
@@ -66,7 +69,11 @@ class Shape:
 
     def learnt(self, rank: int) -> int:
         """Count the trained weights: LoRA's adapters, or all if `rank` is 0."""
-        widths = 4 * self.hidden + 2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
+        widths = (
+            4 * self.hidden
+            + 2 * self.head_dim * (self.heads + self.kv_heads)
+            + 3 * self.intermediate
+        )
         return rank * self.layers * widths if rank else self.parameters
 
     @property
@@ -98,15 +105,22 @@ def find_shape(path: str, folder: Path) -> Shape:
     try:
         raw = json.loads((folder / "config.json").read_text())
         return Shape(
-            raw["num_hidden_layers"], raw["hidden_size"], raw["num_attention_heads"], raw["num_key_value_heads"],
-            raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"], raw["intermediate_size"],
-            raw["vocab_size"], raw.get("tie_word_embeddings", False), raw["max_position_embeddings"],
-        )  # fmt: skip
+            raw["num_hidden_layers"],
+            raw["hidden_size"],
+            raw["num_attention_heads"],
+            raw["num_key_value_heads"],
+            raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
+            raw["intermediate_size"],
+            raw["vocab_size"],
+            raw.get("tie_word_embeddings", False),
+            raw["max_position_embeddings"],
+        )
     except (OSError, ValueError, KeyError, TypeError):
         if known := known_model(path):
             return known
     raise ConfigError(
-        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; download it with `agent-r1 cold-start` first, "
+        f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; download it with "
+        "`agent-r1 cold-start` first, "
         f"or use one of {', '.join(MODELS)}",
         code="unknown_model",
     )
@@ -125,12 +139,14 @@ def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
     """Raise ConfigError for a context longer than the model's, or heads that cannot be shared."""
     if max_context > shape.positions:
         raise ConfigError(
-            f"rollout.max_context={max_context} is more than the model's {shape.positions} positions",
+            f"rollout.max_context={max_context} is more than the model's {shape.positions} "
+            "positions",
             code="context_exceeds_model",
         )
     if shape.heads % tensor_parallel:
         raise ConfigError(
-            f"verl.tensor_parallel={tensor_parallel} cannot share the model's {shape.heads} attention heads; choose a divisor",
+            f"verl.tensor_parallel={tensor_parallel} cannot share the model's {shape.heads} "
+            "attention heads; choose a divisor",
             code="indivisible_tensor_parallel",
         )
 

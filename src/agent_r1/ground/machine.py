@@ -22,16 +22,20 @@ from agent_r1.ground.device import dtype_on, resolve_device
 from agent_r1.ground.hardware import GIB
 
 OPEN_FILES = 65536
-"""Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every possible file are slow."""
+"""Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every
+possible file are slow."""
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Device files of NVIDIA's driver, of Windows' driver inside WSL, and of AMD's driver."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""Hidden from vLLM: its sleep mode has its own memory pool, which expandable segments break (vllm#40812, trl#5794)."""
+"""Hidden from vLLM: its sleep mode has its own memory pool, which expandable segments break
+(vllm#40812, trl#5794)."""
 
 
 def cores() -> int:
     """Count the cores that this process may use, by affinity and the container's quota."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    count = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdigit() and period.strip().isdigit():
         count = min(count, max(1, round(int(quota) / int(period))))
@@ -41,7 +45,8 @@ def cores() -> int:
 def raise_file_limit() -> int:
     """Raise this process's limit of open files to the hard limit, and return it.
 
-    Each episode under way has a connection to its model server, and a login shell allows 1,024. Child processes inherit the limit.
+    Each episode under way has a connection to its model server, and a login shell allows 1,024.
+    Child processes inherit the limit.
     """
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     soft, hard = (OPEN_FILES if limit == resource.RLIM_INFINITY else limit for limit in limits)
@@ -56,7 +61,10 @@ def available_memory() -> int | None:
     """Return the free bytes of the machine or the container, or None if unknown."""
     free = _found(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
     amounts = [int(free) * 1024] if free else []
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
+    limit, used = (
+        _read("/sys/fs/cgroup/memory.max").strip(),
+        _read("/sys/fs/cgroup/memory.current").strip(),
+    )
     if limit.isdigit() and used.isdigit():
         # A container counts the file cache as used, but it can be reclaimed.
         reclaimable = int(_found(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
@@ -82,7 +90,8 @@ class GpuHere:
     mib: int
     driver: str
     capability: float | None = None
-    """CUDA's number for what the hardware can do: 7.5 is a T4, 8.0 an A100, 9.0 an H100. None where nvidia-smi is too old."""
+    """CUDA's number for what the hardware can do: 7.5 is a T4, 8.0 an A100, 9.0 an H100. None where
+    nvidia-smi is too old."""
 
     @property
     def too_old(self) -> bool:
@@ -99,12 +108,22 @@ def gpus_here() -> list[GpuHere]:
     if program is None:
         return []
     for more in (",compute_cap", ""):  # drivers before 510 do not know compute_cap
-        query = [program, f"--query-gpu=name,memory.total,driver_version{more}", "--format=csv,noheader"]
+        query = [
+            program,
+            f"--query-gpu=name,memory.total,driver_version{more}",
+            "--format=csv,noheader",
+        ]
         with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(query, capture_output=True, text=True, timeout=5, check=True).stdout
+            answer = subprocess.run(
+                query, capture_output=True, text=True, timeout=5, check=True
+            ).stdout
             form = r"(.+), (\d+) MiB, ([\d.]+)(?:, ([\d.]+))?"
             lines = (re.fullmatch(form, line.strip()) for line in answer.splitlines())
-            return [GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4])) for line in lines if line]
+            return [
+                GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4]))
+                for line in lines
+                if line
+            ]
     return []
 
 
@@ -117,7 +136,8 @@ def torch_sees_gpu() -> bool:
 
 
 def device_names(device: str, dtype: str) -> tuple[str, str]:
-    """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not import PyTorch."""
+    """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not
+    import PyTorch."""
     if device == "cpu" or (device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
         return "cpu", dtype_on("cpu", dtype)
     device, resolved = resolve_device(device, dtype)
@@ -141,7 +161,11 @@ def _read(path: str) -> str:
 def describe_machine() -> str:
     """Describe the hardware for a report: cores, processor, memory and GPU."""
     memory = total_memory()
-    processor = _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo") or platform.processor() or platform.machine()
+    processor = (
+        _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo")
+        or platform.processor()
+        or platform.machine()
+    )
     parts = [f"{cores()} core{'s' if cores() > 1 else ''} of {processor.strip()}"]
     if memory:
         parts.append(f"{memory / GIB:.0f} GB")
@@ -164,7 +188,9 @@ def read_pins(text: str) -> dict[str, str]:
         if re.search(r"; *sys_platform == \"(\w+)\"|$", line)[1] in (None, sys.platform)
     ]
     pins = re.findall(
-        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)", "\n".join(here), re.MULTILINE
+        r"^[ \t]*([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?[ \t]*==[ \t]*([^\s;#]+)",
+        "\n".join(here),
+        re.MULTILINE,
     )
     return {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pins}
 
@@ -177,7 +203,8 @@ def same_version(have: str | None, want: str) -> bool:
 def set_threads(threads: int) -> None:
     """Set PyTorch's number of threads; 0 means one per core that this process may use.
 
-    PyTorch's default counts the machine's cores; more threads than a container may run wait for one another.
+    PyTorch's default counts the machine's cores; more threads than a container may run wait for one
+    another.
     """
     import torch
 
@@ -187,8 +214,8 @@ def set_threads(threads: int) -> None:
 def matmul_rate(threads: int) -> float:
     """Measure the FLOP/s of a float32 product of the tiny model's size.
 
-    The fastest of three counts, in about 0.01 s. NumPy computes it, because PyTorch takes seconds to import. NumPy reads
-    the number of threads when it is imported.
+    The fastest of three counts, in about 0.01 s. NumPy computes it, because PyTorch takes seconds
+    to import. NumPy reads the number of threads when it is imported.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads or cores()))
     import numpy as np
@@ -207,7 +234,10 @@ def gpu_matmul_rate(dtype: str) -> float:
     """Measure the FLOP/s of the same products on the GPU for 0.1 s."""
     import torch
 
-    a, b = (torch.randn(*size, device="cuda", dtype=getattr(torch, dtype)) for size in ((4096, 128), (128, 384)))
+    a, b = (
+        torch.randn(*size, device="cuda", dtype=getattr(torch, dtype))
+        for size in ((4096, 128), (128, 384))
+    )
     a @ b
     count, start = 0, time.perf_counter()
     while time.perf_counter() - start < 0.1:

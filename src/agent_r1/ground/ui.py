@@ -31,10 +31,23 @@ def say(text: str) -> None:
 def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     """Yield `advance(note="")` of a progress bar; without a terminal it prints some lines."""
     if sys.stdout.isatty():
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
 
-        columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(*columns, TextColumn("{task.fields[note]}"), console=console(), transient=True) as bar:
+        columns = (
+            TextColumn("  {task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(
+            *columns, TextColumn("{task.fields[note]}"), console=console(), transient=True
+        ) as bar:
             task = bar.add_task(title, total=total, note="")
             yield lambda note="": bar.update(task, advance=1, note=note)
         return
@@ -50,9 +63,11 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
     yield advance
 
 
-# Characters that control the terminal or reorder the line: C0 and C1 controls (ESC, CR), zero-width and bidirectional
-# marks. Lone surrogates are not valid UTF-8.
-_ACTING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+# Characters that control the terminal or reorder the line: C0 and C1 controls (ESC, CR), zero-width
+# and bidirectional marks. Lone surrogates are not valid UTF-8.
+_ACTING = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
+)
 
 
 def clean(text: str) -> str:

@@ -1,8 +1,8 @@
 """Find and open a model for chat, evaluation and export.
 
-In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`: policy, chat format,
-tools and the configuration that it was trained with. Next: `chat.py` and `compare.py` run the training episode loop
-with it.
+In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`:
+policy, chat format, tools and the configuration that it was trained with. Next: `chat.py` and
+`compare.py` run the training episode loop with it.
 
 There are two backends:
 
@@ -58,14 +58,15 @@ class Agent:
     at_once: int = 1
     """Concurrent episodes: as many as all engines decode at a time."""
     lead: list[Message] | None = None
-    """Messages before each question, instead of those in the data set's rows; None: as in the rows."""
+    """Messages before each question, instead of those in the data set's rows; None: as in the
+    rows."""
 
     @property
     def made_from_nothing(self) -> bool:
         """Return whether this is our tiny model.
 
-        It was trained on single questions only. A second question in a conversation it answers at once, from the
-        first question's passages.
+        It was trained on single questions only. A second question in a conversation it answers at
+        once, from the first question's passages.
         """
         model = self.config.model
         return model.path is None and len(self.chat.tokenizer) <= model.vocab_size
@@ -97,37 +98,59 @@ def open_agent(
             from agent_r1.inference.serve import gpus_for, vllm_server
 
             gpus = gpus_for(config.trainer) if all_gpus else 0
-            server = stack.enter_context(vllm_server(model, config.rollout, config.trainer, gpus=gpus))
+            server = stack.enter_context(
+                vllm_server(model, config.rollout, config.trainer, gpus=gpus)
+            )
             place = server.url, server.api_key, server.name
-            policy = ServerPolicy(*place, chat.stop_ids, server.diagnose, seeded=gpus == 0)  # a chat has few requests
+            policy = ServerPolicy(
+                *place, chat.stop_ids, server.diagnose, seeded=gpus == 0
+            )  # a chat has few requests
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
-        agent = Agent(policy, chat, tools, config, model, config.rollout.max_concurrent_episodes * max(1, gpus))
+        agent = Agent(
+            policy,
+            chat,
+            tools,
+            config,
+            model,
+            config.rollout.max_concurrent_episodes * max(1, gpus),
+        )
         agent.lead = _leading_messages(agent, prompt)
         yield agent
 
 
-def _in_process(model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig) -> Policy:
+def _in_process(
+    model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig
+) -> Policy:
     device, dtype = resolve_device(trainer.device, trainer.dtype)
     network = model_files.load_model(model, device, dtype)
-    # With training's number of slots, the cache of a large model would not fit: keep it below 2 GiB.
+    # With training's number of slots, the cache of a large model would not fit: keep it below 2
+    # GiB.
     shape = network.shape
-    per_slot = 2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
+    per_slot = (
+        2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
+    )
     slots = max(1, min(rollout.max_concurrent_episodes, 2**31 // per_slot))
     return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=rollout.max_context)
 
 
 def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
-    """Return the messages of `Agent.lead`: foreign models need instructions, unless their data set has them."""
+    """Return the messages of `Agent.lead`: foreign models need instructions, unless their data set
+    has them."""
     if prompt is None:
-        if own_settings(agent.model) or messages(agent.config.data.data_source, "")[:-1] or agent.made_from_nothing:
+        if (
+            own_settings(agent.model)
+            or messages(agent.config.data.data_source, "")[:-1]
+            or agent.made_from_nothing
+        ):
             return None
         prompt = instructions(agent.tools, dialect_of(agent.config.env).describes_format)
     return [{"role": "system", "content": prompt}] if prompt else []
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
-    """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in training)."""
+    """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in
+    training)."""
     c, workspace = agent.config, Workspace(agent.config)
     world = (
         f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
@@ -143,7 +166,8 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     r, tools = c.rollout, offered_tools(agent.tools, c.env)
     sampled = r.temperature if temperature is None else temperature
     return (
-        f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; prompt: {told}; "
+        f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; "
+        f"prompt: {told}; "
         f"temperature {sampled:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
     )
 
@@ -151,18 +175,24 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
 def short_name(model: Path) -> str:
     """Shorten a model's path by the part that all our folders share."""
     root, folder = home().resolve(), model.resolve()
-    return str(folder.relative_to(root) if folder.is_relative_to(root) else model).removesuffix("/model")
+    return str(folder.relative_to(root) if folder.is_relative_to(root) else model).removesuffix(
+        "/model"
+    )
 
 
 def fit_context(config: Config, model: Path) -> Config:
     """Limit the context of `config` to the model's length."""
-    longest = model_files.read_config(model).get("max_position_embeddings") or config.rollout.max_context
+    longest = (
+        model_files.read_config(model).get("max_position_embeddings") or config.rollout.max_context
+    )
     if longest >= config.rollout.max_context:
         return config
-    return config.model_copy(update={"rollout": config.rollout.model_copy(update={"max_context": longest})})
+    return config.model_copy(
+        update={"rollout": config.rollout.model_copy(update={"max_context": longest})}
+    )
 
 
-# -------------------------------------------------------------------------------------------------------- its tools
+# ---------------------------------------------------------------------------------------- its tools
 
 
 def make_tools_of(config: Config) -> dict[str, BaseTool]:
@@ -175,7 +205,10 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
     workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not workspace.needs_index)
     if config.data.facts.get("generated") and not there:
-        say("the data of this model is not on this machine; it is generated now (stages data and index)")
+        say(
+            "the data of this model is not on this machine; it is generated now (stages data and "
+            "index)"
+        )
         workspace.make_task()
     return workspace.load_tools()
 
@@ -187,7 +220,7 @@ def user_tools(names: list[str]) -> dict[str, BaseTool]:
     return {made.name: made for made in (own_tool(name, "--tools") for name in names)}
 
 
-# ----------------------------------------------------------------------------------------------- find a model
+# ------------------------------------------------------------------------------------- find a model
 
 
 def find_model(
@@ -201,13 +234,15 @@ def find_model(
 ) -> tuple[Path, Config]:
     """Find a model folder and the configuration that it acts with; default: the newest run's.
 
-    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`. `demo` is the trained
-    agent that a recipe ships. Raises AgentR1Error that lists the existing runs.
+    `hf_path` is a folder or a name on the hub; for `preset` and `overrides` see `settings_for`.
+    `demo` is the trained agent that a recipe ships. Raises AgentR1Error that lists the existing
+    runs.
     """
     others = [x for x in (checkpoint_dir, hf_path, demo or None) if x is not None]
     if len(others) > 1 or (others and step is not None) or (demo and run is not None):
         raise ConfigError(
-            "name one model: --run and --step, or --checkpoint-dir, or --model, or --demo", code="exclusive_options"
+            "name one model: --run and --step, or --checkpoint-dir, or --model, or --demo",
+            code="exclusive_options",
         )
     if demo:
         model = model_folder(tables.resolve("agent", "demo", "--demo"))
@@ -223,16 +258,22 @@ def find_model(
 def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     """Return a run's checkpoint folder; by default the last step of the newest run."""
     place = home() / "runs"
-    runs = {path.parent.name: list_checkpoints(path) for path in place.glob("*/checkpoints") if list_checkpoints(path)}
+    runs = {
+        path.parent.name: list_checkpoints(path)
+        for path in place.glob("*/checkpoints")
+        if list_checkpoints(path)
+    }
     if not runs:
         raise AgentR1Error(
-            f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`, or talk to the agent that "
+            f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`, or "
+            "talk to the agent that "
             "ships with agent-r1: `agent-r1 chat --demo`",
             code="missing_run",
         )
     if run is not None and run not in runs:
         raise AgentR1Error(
-            f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}", code="missing_run"
+            f"there is no trained run {run!r} in {place}; there are: {', '.join(sorted(runs))}",
+            code="missing_run",
         )
     name = run or max(runs, key=lambda name: runs[name][-1].stat().st_mtime)
     steps = {int(path.name[5:]): path for path in runs[name]}
@@ -246,7 +287,8 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
 
 
 def newest_step(folder: Path) -> Path:
-    """Return `folder`, or its last step if it holds the steps of a run. A folder with SHA256SUMS is verified."""
+    """Return `folder`, or its last step if it holds the steps of a run. A folder with SHA256SUMS is
+    verified."""
     if (folder / SUMS).is_file():
         verify_sums(folder)
     if (folder / "model").is_dir() or not folder.is_dir():
@@ -272,15 +314,18 @@ def model_folder(checkpoint: Path) -> Path:
             return folder
     if not checkpoint.is_dir():
         raise AgentR1Error(
-            f"the folder {checkpoint} does not exist; give a checkpoint or a model", code="missing_checkpoint"
+            f"the folder {checkpoint} does not exist; give a checkpoint or a model",
+            code="missing_checkpoint",
         )
     if find_shards(checkpoint):
         raise AgentR1Error(
-            f"{checkpoint} was written by verl; convert it to a model with `agent-r1 export --checkpoint-dir {checkpoint}`",
+            f"{checkpoint} was written by verl; convert it to a model with `agent-r1 export "
+            f"--checkpoint-dir {checkpoint}`",
             code="unconverted_checkpoint",
         )
     raise AgentR1Error(
-        f"{checkpoint} is not a complete model (it has no config.json); make or download it again", code="damaged_model"
+        f"{checkpoint} is not a complete model (it has no config.json); make or download it again",
+        code="damaged_model",
     )
 
 
@@ -289,8 +334,8 @@ def settings_for(
 ) -> Config:
     """Choose the configuration that a model acts with, and apply `overrides`.
 
-    The first that exists: `preset`, `run`, the model's own, the newest run's, the laptop preset. Foreign models get
-    longer turns.
+    The first that exists: `preset`, `run`, the model's own, the newest run's, the laptop preset.
+    Foreign models get longer turns.
     """
     own = own_settings(model)
     if preset is not None:
@@ -307,7 +352,10 @@ def settings_for(
     if own is not None:
         return changed(config, list(overrides))
     r, trained = config.rollout, config.model
-    room = {"max_tokens_per_turn": max(512, r.max_tokens_per_turn), "max_context": max(4096, r.max_context)}
+    room = {
+        "max_tokens_per_turn": max(512, r.max_tokens_per_turn),
+        "max_context": max(4096, r.max_context),
+    }
     # Check against this model's length (`fit_context`), not the tiny model's.
     other = trained.model_copy(update={"path": str(model)})
     sections = {"rollout": r.model_copy(update=room), "model": other}

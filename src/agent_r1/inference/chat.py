@@ -1,14 +1,14 @@
 """Chat with an agent, and see its thoughts, calls, results and answer: `agent-r1 chat`.
 
-In: an `Agent` (agent.py) and questions that a person types, pipes or passes. Out: a conversation on the screen, or
-lines of JSON.
+In: an `Agent` (agent.py) and questions that a person types, pipes or passes. Out: a conversation on
+the screen, or lines of JSON.
 
     terminal           a prompt and commands (/help)
     standard input     each line as if it were typed
     --question "..."   one question; the exit code tells whether there was an answer
 
-`conversation.py` asks and `screen.py` shows. Every failure while the agent acts becomes one sentence and the next
-prompt.
+`conversation.py` asks and `screen.py` shows. Every failure while the agent acts becomes one
+sentence and the next prompt.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import Agent, describe, open_agent, own_settings, user_tools
-from agent_r1.inference.conversation import Conversation, Exchange, exchange_record, no_answer, same_context
+from agent_r1.inference.conversation import (
+    Conversation,
+    Exchange,
+    exchange_record,
+    no_answer,
+    same_context,
+)
 from agent_r1.inference.screen import Screen, footer
 from agent_r1.rollout.records import evaluation_records, question_of
 from agent_r1.viewer.tokens import token_table
@@ -39,12 +45,13 @@ from agent_r1.workspace import Workspace
 
 SUGGESTIONS = 5
 OUTSIDE = (
-    "this agent knows one small world, and your question names nothing in it: do not trust the answer (a chat lists "
+    "this agent knows one small world, and your question names nothing in it: do not trust the "
+    "answer (a chat lists "
     "questions that it can answer)"
 )
 
 
-# ------------------------------------------------------------------------------------------------------- the commands
+# ------------------------------------------------------------------------------------- the commands
 
 
 class Repl:
@@ -61,14 +68,16 @@ class Repl:
     ):
         self.agent, self.screen, self.as_json = agent, screen, as_json
         self.typed = typed
-        """Whether a person types. In a script Ctrl-C ends the script, and empty lines are ignored."""
+        """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
+        ignored."""
         self.known = known_questions(agent.config)
         self.world = only_world(agent)
         self.suggestions = suggest(self.known)
         self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
         self.failed: str | None = None
         """The last failure, if any; a script that is not typed exits with it."""
-        # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and only that.
+        # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and
+        # only that.
         self._runner = resources.enter_context(asyncio.Runner())
         self.commands: dict[str, tuple[str, Callable[[], None]]] = {
             "/help": ("list commands, and questions to ask", self.help),
@@ -103,30 +112,42 @@ class Repl:
             self.failed = "interrupted; the conversation is as it was before"
         except AgentR1Error as error:
             self.failed = str(error)
-        except Exception as error:  # a bug of ours, of a library or of a tool must not end the conversation
+        except (
+            Exception
+        ) as error:  # a bug of ours, of a library or of a tool must not end the conversation
             self.failed = f"{type(error).__name__}: {error}"
         if self.as_json:
-            print(json.dumps({"question": line[:1000], "answer": None, "error": self.failed}), flush=True)
+            print(
+                json.dumps({"question": line[:1000], "answer": None, "error": self.failed}),
+                flush=True,
+            )
         else:
             self.screen.note(self.failed)
 
     def command(self, name: str) -> None:
         if name not in self.commands:
-            hint = nearest(name[1:40], [known[1:] for known in self.commands])  # the slash makes all of them similar
-            raise AgentR1Error(f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command")
+            hint = nearest(
+                name[1:40], [known[1:] for known in self.commands]
+            )  # the slash makes all of them similar
+            raise AgentR1Error(
+                f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command"
+            )
         self.commands[name][1]()
 
     def ask_suggested(self, number: int) -> None:
         if not 1 <= number <= len(self.suggestions):
             raise AgentR1Error(
-                f"there is no question {number}; choose 1 to {len(self.suggestions)}", code="index_out_of_range"
+                f"there is no question {number}; choose 1 to {len(self.suggestions)}",
+                code="index_out_of_range",
             )
         self.screen.say(self.suggestions[number - 1], "bold")
         self.ask(self.suggestions[number - 1])
 
     def ask(self, question: str) -> None:
         """Put a question to the agent and show everything that happens."""
-        follows = self.conversation.memory and self.conversation.exchanges  # it may refer to what was said before
+        follows = (
+            self.conversation.memory and self.conversation.exchanges
+        )  # it may refer to what was said before
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
         exchange = self._runner.run(self.conversation.ask(question))
@@ -136,12 +157,16 @@ class Repl:
             print(json.dumps(exchange_record(exchange, self.agent)), flush=True)
             return
         if reason is not None:
-            self.screen.note(f"{reason}; ask again for a new sample, or forget the conversation with /clear")
+            self.screen.note(
+                f"{reason}; ask again for a new sample, or forget the conversation with /clear"
+            )
         self.screen.say(footer(exchange), "dim")
 
     def last(self) -> Exchange:
         if not self.conversation.exchanges:
-            raise AgentR1Error("no question was asked yet; ask one first, or type 1", code="nothing_asked")
+            raise AgentR1Error(
+                "no question was asked yet; ask one first, or type 1", code="nothing_asked"
+            )
         return self.conversation.exchanges[-1]
 
     def help(self) -> None:
@@ -157,7 +182,10 @@ class Repl:
 
     def tools(self) -> None:
         for tool in self.agent.tools.values():
-            self.screen.say(f"  {tool.name}({', '.join(tool.parameters.get('properties', {}))})  {tool.description}")
+            self.screen.say(
+                f"  {tool.name}({', '.join(tool.parameters.get('properties', {}))})  "
+                f"{tool.description}"
+            )
         if not self.agent.tools:
             self.screen.say("  none; add one with --tools FILE.py:NAME")
 
@@ -174,7 +202,9 @@ class Repl:
         t, say = self.last().trajectory, self.screen.say
         say(f"the episode ended with: {t.stop_reason.value}")
         if not self.last().known:
-            say("no reward: the right answer is not known; /help lists questions with known answers")
+            say(
+                "no reward: the right answer is not known; /help lists questions with known answers"
+            )
             return
         if len(right := t.row["reward_model"]["ground_truth"]):
             say(f"expected: {' | '.join(right)}")
@@ -182,15 +212,23 @@ class Repl:
             "calls": t.process,
             "outcome": t.reward - t.process - sum(t.reward_parts.values()),
         }  # without its own names
-        parts = t.reward_parts | {name: value for name, value in others.items() if abs(value) > 1e-9}
-        say(f"reward {t.reward:+.2f}:  " + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items()))
-        say("measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()), "dim")
+        parts = t.reward_parts | {
+            name: value for name, value in others.items() if abs(value) > 1e-9
+        }
+        say(
+            f"reward {t.reward:+.2f}:  "
+            + "  ".join(f"{name} {value:+.2f}" for name, value in parts.items())
+        )
+        say(
+            "measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()),
+            "dim",
+        )
 
     def clear(self) -> None:
         self.conversation.exchanges = []
 
 
-# ------------------------------------------------------------------------------------------------ suggested questions
+# ------------------------------------------------------------------------------ suggested questions
 
 
 def known_questions(config: Config) -> list[Row]:
@@ -204,7 +242,11 @@ def known_questions(config: Config) -> list[Row]:
 def only_world(agent: Agent) -> set[str]:
     """Return all titles of the passages, for a model that knows nothing else; else empty."""
     corpus = Workspace(agent.config).data / "corpus.jsonl"
-    if not tables.stated("tool", agent.tools, "index") or not agent.made_from_nothing or not corpus.exists():
+    if (
+        not tables.stated("tool", agent.tools, "index")
+        or not agent.made_from_nothing
+        or not corpus.exists()
+    ):
         return set()
     return {
         passage.title.partition(" (")[0] for passage in read_corpus(corpus)
@@ -216,11 +258,16 @@ def suggest(rows: list[Row]) -> list[str]:
     by_kind: dict[str, list[str]] = {}
     for row in rows:
         by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(question_of(row))
-    rounds = [questions[n] for n in range(SUGGESTIONS) for questions in by_kind.values() if n < len(questions)]
+    rounds = [
+        questions[n]
+        for n in range(SUGGESTIONS)
+        for questions in by_kind.values()
+        if n < len(questions)
+    ]
     return rounds[:SUGGESTIONS]
 
 
-# -------------------------------------------------------------------------------------------------------- the command
+# -------------------------------------------------------------------------------------- the command
 
 
 @contextmanager
@@ -258,9 +305,15 @@ def run_chat(
         config.rollout.temperature = temperature
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(errors="replace")  # broken UTF-8 in a pasted text or a narrow locale must not end the chat
+        stream.reconfigure(
+            errors="replace"
+        )  # broken UTF-8 in a pasted text or a narrow locale must not end the chat
     typed = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
-    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    plain = (
+        not sys.stdout.isatty()
+        or bool(os.environ.get("NO_COLOR"))
+        or os.environ.get("TERM") == "dumb"
+    )
     console = Console(highlight=False, color_system=None if plain else "auto", stderr=as_json)
     with ExitStack() as resources:
         with _opening(typed):

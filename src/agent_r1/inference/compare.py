@@ -1,7 +1,8 @@
 """Evaluate any model on any questions, and compare two: `agent-r1 eval --model A [--model B]`.
 
-In: model folders and rows. Out: an eval card per model, a line of JSON per question, and for two models the
-difference with its confidence interval. The episode loop, tools and limits are those of training.
+In: model folders and rows. Out: an eval card per model, a line of JSON per question, and for two
+models the difference with its confidence interval. The episode loop, tools and limits are those of
+training.
 """
 
 from __future__ import annotations
@@ -44,26 +45,42 @@ def evaluate_models(
     """Evaluate each model, print its card, and compare two.
 
     Args:
-        out: Folder for all results; an interrupted evaluation with the same settings continues there.
+        out: Folder for all results; an interrupted evaluation with the same settings continues
+        there.
         condition: See `condition_of`.
-        as_trained: The models are of a run, and without a `prompt` they are asked in the words of its rows.
+        as_trained: The models are of a run, and without a `prompt` they are asked in the words of
+        its rows.
     """
     if not rows:
-        raise AgentR1Error("there are no questions; raise --limit or choose another split", code="no_records")
+        raise AgentR1Error(
+            "there are no questions; raise --limit or choose another split", code="no_records"
+        )
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
     rows, tools = condition_of(condition).apply(config, rows) if condition else (rows, None)
     if out is not None:
-        made_of = [[weights_hash(model) for model in models], config, rows, split, backend, temperature, prompt]
+        made_of = [
+            [weights_hash(model) for model in models],
+            config,
+            rows,
+            split,
+            backend,
+            temperature,
+            prompt,
+        ]
         made_of += [condition] if condition else []
-        _claim(out, {"models": [str(model) for model in models], "evaluation": fingerprint(*made_of)})
+        _claim(
+            out, {"models": [str(model) for model in models], "evaluation": fingerprint(*made_of)}
+        )
     cards, measured = [], []
     for number, model in enumerate(models, 1):
         with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
             agent.lead = None if as_trained and prompt is None else agent.lead
             say(describe(agent, backend, temperature))
             facts = {"condition": condition} if condition else {}
-            card, done = _evaluate(agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts)
+            card, done = _evaluate(
+                agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts
+            )
         before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
@@ -82,7 +99,7 @@ def evaluate_models(
     return cards
 
 
-# ----------------------------------------------------------------------------------------------------- one evaluation
+# ----------------------------------------------------------------------------------- one evaluation
 
 
 def play_rows(
@@ -95,17 +112,34 @@ def play_rows(
     """Play an episode for each row, as in training; see `evaluate`."""
     c = agent.config
     loop = make_loop(agent.policy, agent.chat, agent.tools, c.rollout, c.env)
-    return evaluate(loop, rows, temperature=temperature, seed=c.seed, on_done=on_done, at_once=agent.at_once, done=done)
+    return evaluate(
+        loop,
+        rows,
+        temperature=temperature,
+        seed=c.seed,
+        on_done=on_done,
+        at_once=agent.at_once,
+        done=done,
+    )
 
 
-def full_card(agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any) -> Card:
+def full_card(
+    agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any
+) -> Card:
     """Make the eval card, with its provenance."""
     c = agent.config
     retriever = (
-        facts.get("condition") or Workspace(c).retriever if tables.stated("tool", agent.tools, "index") else "none"
+        facts.get("condition") or Workspace(c).retriever
+        if tables.stated("tool", agent.tools, "index")
+        else "none"
     )
     card = eval_card(
-        trajectories, model=str(agent.model), split=split, seed=c.seed, retriever=retriever, started=started
+        trajectories,
+        model=str(agent.model),
+        split=split,
+        seed=c.seed,
+        retriever=retriever,
+        started=started,
     )
     if said := facts.get("condition"):
         card |= condition_of(said).report(trajectories, c.seed)
@@ -140,7 +174,9 @@ def _evaluate(
             advance(f"{name} {fmean(scores):.2f}")
 
         done = play_rows(agent, rows, temperature, on_done, before)
-    return full_card(agent, done, split, start, temperature=temperature, resumed=len(before), **facts), done
+    return full_card(
+        agent, done, split, start, temperature=temperature, resumed=len(before), **facts
+    ), done
 
 
 def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
@@ -150,10 +186,16 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
     trajectories = []
     for r in records:
         steps = [Step([], [], [], step["reward"], info=step["info"]) for step in r["steps"]]
-        for row, first in zip(r["rows"][:1], steps[:1], strict=True):  # both are empty if nothing was sampled
+        for row, first in zip(
+            r["rows"][:1], steps[:1], strict=True
+        ):  # both are empty if nothing was sampled
             first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
         row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])
-        kept = {"reward_parts": r["reward_parts"], "metrics": r["metrics"], "score_name": r.get("score_name")}
+        kept = {
+            "reward_parts": r["reward_parts"],
+            "metrics": r["metrics"],
+            "score_name": r.get("score_name"),
+        }
         trajectories.append(Trajectory(steps, r["group_id"], stop, row, **kept))
     return trajectories
 
@@ -161,8 +203,13 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
 def _claim(out: Path, settings: dict[str, Any]) -> None:
     """Create `out`, or check that it contains a part of the same evaluation."""
     out.mkdir(parents=True, exist_ok=True)
-    if (out / "settings.json").exists() and json.loads((out / "settings.json").read_text()) != settings:
-        raise AgentR1Error(f"{out} has another evaluation; choose another --out, or delete it", code="other_contents")
+    if (out / "settings.json").exists() and json.loads(
+        (out / "settings.json").read_text()
+    ) != settings:
+        raise AgentR1Error(
+            f"{out} has another evaluation; choose another --out, or delete it",
+            code="other_contents",
+        )
     _write(out / "settings.json", settings)
 
 
@@ -175,7 +222,9 @@ def _print_comparison(c: dict[str, Any]) -> None:
     em = c["score_name"] == "em"
     low, high = c["ci95"]
     say(
-        f"second minus first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
+        f"second minus first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % "
+        f"{low:+.3f} to {high:+.3f}), "
         f"exact {'McNemar' if em else 'sign test'} p = {c['p_mcnemar' if em else 'p_sign']:.2g}; "
-        f"{'right' if em else 'better'} only in the first {c['only_first']}, only in the second {c['only_second']}, of {c['n']}"
+        f"{'right' if em else 'better'} only in the first {c['only_first']}, only in the second "
+        f"{c['only_second']}, of {c['n']}"
     )

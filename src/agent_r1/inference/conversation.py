@@ -1,11 +1,11 @@
 """Hold a conversation with an agent: the training episode loop, one question after another.
 
-In: an `Agent` (agent.py) and questions. Out: an `Exchange` for each; a watcher is called while it happens. Next:
-`chat.py`.
+In: an `Agent` (agent.py) and questions. Out: an `Exchange` for each; a watcher is called while it
+happens. Next: `chat.py`.
 
-A question is one episode, with the turn, token and tool budgets of training. A follow-up is an episode whose first
-observation continues the ids of the last one: sampled tokens are never encoded again. So the conversation is what the
-model would read if it were trained on conversations.
+A question is one episode, with the turn, token and tool budgets of training. A follow-up is an
+episode whose first observation continues the ids of the last one: sampled tokens are never encoded
+again. So the conversation is what the model would read if it were trained on conversations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Observation, Row, Sampling, Step, StepResult, StopReason, Trajectory
+from agent_r1.core import (
+    Action,
+    Observation,
+    Row,
+    Sampling,
+    Step,
+    StepResult,
+    StopReason,
+    Trajectory,
+)
 from agent_r1.data.prompts import messages
 from agent_r1.env import brings_tools, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error
@@ -24,7 +33,8 @@ from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
 
 
 class Watcher:
-    """Define the callbacks of one episode. The base class ignores them; `screen.Screen` shows them."""
+    """Define the callbacks of one episode. The base class ignores them; `screen.Screen` shows
+    them."""
 
     def stream(self, text: str) -> None:
         """Receive the text of the turn so far, each time that tokens arrive."""
@@ -49,16 +59,22 @@ class Exchange:
     known: bool
     """Whether the right answer is known, so that the reward has a meaning."""
     start: int
-    """Tokens of the conversation before this question, which the episode started with; 0 for a new conversation."""
+    """Tokens of the conversation before this question, which the episode started with; 0 for a new
+    conversation."""
 
 
 class Conversation(AgentEnvLoop):
     """Ask the agent and remember. `known` questions keep their rows, and so get a reward."""
 
-    def __init__(self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None):
+    def __init__(
+        self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None
+    ):
         r, env = agent.config.rollout, agent.config.env
         super().__init__(
-            agent.policy, agent.chat, Limits.from_settings(r, env), lambda row: make_env(row, agent.tools, env)
+            agent.policy,
+            agent.chat,
+            Limits.from_settings(r, env),
+            lambda row: make_env(row, agent.tools, env),
         )
         self.agent, self.watcher = agent, watcher or Watcher()
         self.exchanges: list[Exchange] = []
@@ -66,11 +82,14 @@ class Conversation(AgentEnvLoop):
         self.memory = not agent.made_from_nothing
         """Whether a question continues the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
-        # The same messages before the question as in training: a system message, if the task has one.
+        # The same messages before the question as in training: a system message, if the task has
+        # one.
         as_trained = (
             known[0]["prompt"]
             if known
-            else messages(agent.config.data.data_source, "", describes_format=dialect_of(env).describes_format)
+            else messages(
+                agent.config.data.data_source, "", describes_format=dialect_of(env).describes_format
+            )
         )
         self._leading_messages = as_trained[:-1] if agent.lead is None else agent.lead
         self._seed, self._asked = seed, 0
@@ -83,21 +102,25 @@ class Conversation(AgentEnvLoop):
     async def ask(self, question: str) -> Exchange:
         """Ask one question.
 
-        Raises the policy's errors, and AgentR1Error for a question that no context can hold; then the conversation is
-        unchanged.
+        Raises the policy's errors, and AgentR1Error for a question that no context can hold; then
+        the conversation is unchanged.
         """
-        first = dialect_of(self.agent.config.env).first_observation(self._row(question)["prompt"], self.agent.tools)
+        first = dialect_of(self.agent.config.env).first_observation(
+            self._row(question)["prompt"], self.agent.tools
+        )
         n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
         if n >= room:
             raise AgentR1Error(
-                f"the question alone takes {n} tokens, and the model's context has {room}; ask a shorter question",
+                f"the question alone takes {n} tokens, and the model's context has {room}; ask a "
+                "shorter question",
                 code="prompt_too_long",
             )
         past = same_context(self.exchanges) if self.memory else []
         exchange = await self._episode(question, past)
         if past and exchange.trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW:
             self.watcher.note(
-                f"the conversation no longer fits into the model's {room} tokens; a new one begins with this question"
+                f"the conversation no longer fits into the model's {room} tokens; a new one begins "
+                "with this question"
             )
             exchange = await self._episode(question, [])
         if exchange.trajectory.steps:
@@ -108,12 +131,18 @@ class Conversation(AgentEnvLoop):
         self._asked += 1
         self._turn_ids = []
         self._history = [step for exchange in past for step in exchange.trajectory.steps]
-        start = len(self._history[-1].observation_ids + self._history[-1].action_ids) if self._history else 0
+        start = (
+            len(self._history[-1].observation_ids + self._history[-1].action_ids)
+            if self._history
+            else 0
+        )
         seed, begun = derive_seed(self._seed, "chat", self._asked), time.perf_counter()
         sampling = Sampling(self.limits.max_tokens_per_turn, self.temperature)
         task = Task(self._row(question, follow_up=bool(past)), "chat", f"chat-{self._asked}", seed)
         trajectory = await self.run(task, sampling)
-        return Exchange(question, trajectory, time.perf_counter() - begun, question in self._known, start)
+        return Exchange(
+            question, trajectory, time.perf_counter() - begun, question in self._known, start
+        )
 
     def _row(self, question: str, follow_up: bool = False) -> Row:
         """Make the row of a question; without a known answer it has no ground truth."""
@@ -125,10 +154,15 @@ class Conversation(AgentEnvLoop):
             "agent_name": self.agent.config.env.name,
         }
         row = self._known.get(question, unknown)
-        prompt = ([] if follow_up else self._leading_messages) + [{"role": "user", "content": question}]
-        return row | {"prompt": prompt, "env_kwargs": (row.get("env_kwargs") or {}) | {"tools": list(self.agent.tools)}}
+        prompt = ([] if follow_up else self._leading_messages) + [
+            {"role": "user", "content": question}
+        ]
+        return row | {
+            "prompt": prompt,
+            "env_kwargs": (row.get("env_kwargs") or {}) | {"tools": list(self.agent.tools)},
+        }
 
-    # ----------------------------------------------------------------------------------------- hooks of the episode loop
+    # -------------------------------------------------------------------- hooks of the episode loop
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         if self._history and not steps:  # a follow-up: the tools were described before
@@ -139,7 +173,8 @@ class Conversation(AgentEnvLoop):
     def _on_token(self, session: str | None, ids: list[int]) -> None:
         if session == f"chat-{self._asked}":
             self._turn_ids += ids
-            # A character may need several tokens; until the last of them arrives, it decodes to U+FFFD.
+            # A character may need several tokens; until the last of them arrives, it decodes to
+            # U+FFFD.
             self.watcher.stream(self.chat.turn_text(self._turn_ids).rstrip("\ufffd"))
 
     def on_action(self, action: Action) -> None:
@@ -156,14 +191,15 @@ def same_context(exchanges: list[Exchange]) -> list[Exchange]:
     return exchanges[begun[-1] :] if begun else exchanges
 
 
-# --------------------------------------------------------------------------------------------------- results
+# ------------------------------------------------------------------------------------------ results
 
 
 def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
     """Split a turn into (kind, text) parts, in the dialect of `env`; never raises.
 
-    Of a streaming turn (`whole` False) the parts only grow. In a complete turn without call or answer, the plain text
-    is the answer. A model that was not trained to mark answers writes so, and such a turn ends the episode.
+    Of a streaming turn (`whole` False) the parts only grow. In a complete turn without call or
+    answer, the plain text is the answer. A model that was not trained to mark answers writes so,
+    and such a turn ends the episode.
     """
     spoken = dialect_of(env)
     text = text if whole else spoken.partial_tag.sub("", text)
@@ -190,30 +226,41 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
     None if there is one, or if the environment ended the episode without needing one.
     """
     env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
-    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")  # a call ended the episode
+    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get(
+        "tool_calls"
+    )  # a call ended the episode
     if done or final_answer(exchange, agent) is not None:
         return None
     unknown = not exchange.known and brings_tools(env.name)
     foreign = (
-        "; only questions of the test set have what this environment needs: type 1 for one of them" if unknown else ""
+        "; only questions of the test set have what this environment needs: type 1 for one of them"
+        if unknown
+        else ""
     )
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",
         StopReason.MAX_TURNS: f"no answer: its {env.max_turns} turns are used up",
         StopReason.MAX_TOKENS: f"cut off: a turn has {rollout.max_tokens_per_turn} tokens",
-        StopReason.CONTEXT_OVERFLOW: f"no answer: the context of {rollout.max_context} tokens is full",
-        StopReason.TOOL_BUDGET: f"no answer: it asked for more than {env.max_tool_calls} tool calls",
+        StopReason.CONTEXT_OVERFLOW: f"no answer: the context of {rollout.max_context} tokens is "
+        "full",
+        StopReason.TOOL_BUDGET: f"no answer: it asked for more than {env.max_tool_calls} tool "
+        "calls",
         StopReason.INVALID_CALLS: f"no answer: {env.max_invalid_calls} invalid calls in a row",
         StopReason.TIME_OUT: f"no answer within {env.episode_timeout_s:g} s",
-        StopReason.ERROR: f"no answer: the environment failed ({exchange.trajectory.error}){foreign}",
+        StopReason.ERROR: "no answer: the environment failed "
+        f"({exchange.trajectory.error}){foreign}",
     }[exchange.trajectory.stop_reason]
 
 
 def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
     """Make one line of `--json`."""
     t = exchange.trajectory
-    known = {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics} if exchange.known else {}
+    known = (
+        {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics}
+        if exchange.known
+        else {}
+    )
     return {
         "question": exchange.question,
         "answer": final_answer(exchange, agent),

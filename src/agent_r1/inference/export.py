@@ -1,11 +1,12 @@
 """Export a checkpoint as a folder for vLLM, `transformers`, the hub and `agent-r1 chat`.
 
-In: a checkpoint of the local loop or of verl. Out: weights as safetensors, tokenizer, chat template, generation
-settings as trained, the run's configuration, and a model card. Next: `serve.py`.
+In: a checkpoint of the local loop or of verl. Out: weights as safetensors, tokenizer, chat
+template, generation settings as trained, the run's configuration, and a model card. Next:
+`serve.py`.
 
-The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's shards are merged.
-Then `transformers` must compute the checkpoint's log-probabilities from the exported folder, token by token, on
-episodes of the run. Otherwise the export is deleted.
+The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's
+shards are merged. Then `transformers` must compute the checkpoint's log-probabilities from the
+exported folder, token by token, on episodes of the run. Otherwise the export is deleted.
 """
 
 from __future__ import annotations
@@ -30,28 +31,38 @@ from agent_r1.training.fsdp_merge import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
 
 MEAN, MOST = 3e-4, 1e-2
-"""Most that rounding may change a log-probability between checkpoint and export, both in float32: the mean, and the 99th
-percentile of sampled tokens. The maximum is useless: sums over 28 layers and 152,000 logits change their order, and some
-unlikely token is always far off. Measured with random weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: mean 2e-5, at
-most 1e-4; mean .10 for weights rounded to bfloat16. Another model differs by whole nats."""
+"""Most that rounding may change a log-probability between checkpoint and export, both in float32:
+the mean, and the 99th percentile of sampled tokens. The maximum is useless: sums over 28 layers and
+152,000 logits change their order, and some unlikely token is always far off. Measured with random
+weights in Qwen2.5-0.5B's shape, 400 tokens, on a CPU: mean 2e-5, at most 1e-4; mean .10 for weights
+rounded to bfloat16. Another model differs by whole nats."""
 RECORD = "export.json"
 MODEL_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "config.json")
-TOKENIZER_PATTERNS = ("*token*.json", "vocab.json", "merges.txt", "*.jinja", "generation_config.json")
+TOKENIZER_PATTERNS = (
+    "*token*.json",
+    "vocab.json",
+    "merges.txt",
+    "*.jinja",
+    "generation_config.json",
+)
 """Files that are copied from a model folder; no *.bin, which can contain code."""
 TokenRow = tuple[list[int], list[int]]
 """Token ids, and for each whether it was sampled."""
 
 
-def export(checkpoint: Path, config: Config | None, target: Path | None = None, base: Path | None = None) -> Path:
+def export(
+    checkpoint: Path, config: Config | None, target: Path | None = None, base: Path | None = None
+) -> Path:
     """Write `target` from a checkpoint folder (or a model folder) and return it.
 
     Args:
         config: What it was trained with, or None if unknown.
         target: Default: `export/` in the run's folder, or next to a checkpoint without a run.
-        base: Model folder with the shape and tokenizer of verl's shards, instead of those that verl saved.
+        base: Model folder with the shape and tokenizer of verl's shards, instead of those that verl
+        saved.
 
-    Raises AgentR1Error if the checkpoint is damaged, the copy computes something else, or `target` has other
-    contents.
+    Raises AgentR1Error if the checkpoint is damaged, the copy computes something else, or `target`
+    has other contents.
     """
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
@@ -62,7 +73,9 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
     weights = f"{weights_hash(source)}-{base}"
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         if not (target / RECORD).is_file():
-            raise AgentR1Error(f"{target} has other contents; choose another --target-dir", code="other_contents")
+            raise AgentR1Error(
+                f"{target} has other contents; choose another --target-dir", code="other_contents"
+            )
         if json.loads((target / RECORD).read_text())["weights"] == weights:
             say(f"export: already done, in {target}")
             return target
@@ -76,8 +89,10 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
             raise AgentR1Error(
-                f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of a sampled token (at most "
-                f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the export was not kept: it "
+                f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of "
+                "a sampled token (at most "
+                f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the "
+                "export was not kept: it "
                 "does not have the checkpoint's weights",
                 code="wrong_conversion",
             )
@@ -94,13 +109,14 @@ def export(checkpoint: Path, config: Config | None, target: Path | None = None, 
         }
         (part / RECORD).write_text(json.dumps(record, indent=2) + "\n")
     say(
-        f"  log-probabilities of {len(gaps)} sampled tokens: checkpoint and export differ by at most {largest:.1e}, "
+        f"  log-probabilities of {len(gaps)} sampled tokens: checkpoint and export differ by at "
+        f"most {largest:.1e}, "
         f"{mean:.1e} on average\n  {time.perf_counter() - begin:.1f} s, in {target}"
     )
     return target
 
 
-# ----------------------------------------------------------------------------------------------------------- weights
+# ------------------------------------------------------------------------------------------ weights
 
 
 def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
@@ -112,7 +128,8 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     for name in ("config.json", "tokenizer.json"):
         if not (base / name).is_file():
             raise AgentR1Error(
-                f"{base} has no {name}, and shards contain only weights; name the start model with --base-model PATH|OWNER/NAME",
+                f"{base} has no {name}, and shards contain only weights; name the start model with "
+                "--base-model PATH|OWNER/NAME",
                 code="missing_base_model",
             )
     write_merged(source, base, part)
@@ -126,28 +143,38 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
             shutil.copyfile(file, target / file.name)
 
 
-# ------------------------------------------------------------------------------------------------------------ parity
+# ------------------------------------------------------------------------------------------- parity
 
 
 def logprob_differences(ours: AnyModel, theirs: AnyModel, rows: list[TokenRow]) -> Tensor:
     """Return |difference| of the log-probabilities of all sampled tokens, concatenated [A]."""
     return torch.cat(
-        [(token_logprobs(ours, i) - token_logprobs(theirs, i)).abs()[torch.tensor(mask).bool()] for i, mask in rows]
+        [
+            (token_logprobs(ours, i) - token_logprobs(theirs, i)).abs()[torch.tensor(mask).bool()]
+            for i, mask in rows
+        ]
     )
 
 
 def _rows(checkpoint: Path) -> list[TokenRow]:
     """Return some of the run's episodes; without a run, random byte tokens."""
     for folder in checkpoint.resolve().parents[:3]:
-        for file in (folder / "rollouts" / "eval.jsonl", *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1]):
-            rows = [(r["input_ids"], r["action_mask"]) for record in read_jsonl(file)[:8] for r in record["rows"]]
+        for file in (
+            folder / "rollouts" / "eval.jsonl",
+            *sorted((folder / "rollouts").glob("step_*.jsonl"))[::-1],
+        ):
+            rows = [
+                (r["input_ids"], r["action_mask"])
+                for record in read_jsonl(file)[:8]
+                for r in record["rows"]
+            ]
             if rows:
                 return rows
     ids = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0)).tolist()
     return [(row, [0] + [1] * 63) for row in ids]
 
 
-# ------------------------------------------------------------------------------------------- files next to the
+# -------------------------------------------------------------------------------- files next to the
 # weights
 
 
@@ -199,9 +226,23 @@ The chat template in this folder is the one that the model was trained with.
 
     {command}
 """
-PACKAGED = " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
+PACKAGED = (
+    " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
+)
 SHOWN = (
-    *("dataset", "split", "n", "score_name", "score", "score_ci95", "em", "em_ci95", "f1", "reward", "reward_ci95"),
+    *(
+        "dataset",
+        "split",
+        "n",
+        "score_name",
+        "score",
+        "score_ci95",
+        "em",
+        "em_ci95",
+        "f1",
+        "reward",
+        "reward_ci95",
+    ),
     *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
 )
 """Keys of the eval card that the model card has, too."""
@@ -215,13 +256,22 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
     measured = checkpoint.name == last and (run / "eval.json").is_file()
     card = json.loads((run / "eval.json").read_text()) if measured else {}
     scheme = tables.scheme_of(config.model.path)
-    table = ["| evaluation | |", "|---|---|", *(f"| {key} | {card[key]} |" for key in SHOWN if key in card)]
+    table = [
+        "| evaluation | |",
+        "|---|---|",
+        *(f"| {key} | {card[key]} |" for key in SHOWN if key in card),
+    ]
     return (HEAD + MODEL_CARD).format(
-        name=run.name if measured else checkpoint.name, gap=gap, tokens=tokens,
+        name=run.name if measured else checkpoint.name,
+        gap=gap,
+        tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
-        algorithm=config.algorithm, steps=config.trainer.steps, preset=config.preset, seed=config.seed,
+        algorithm=config.algorithm,
+        steps=config.trainer.steps,
+        preset=config.preset,
+        seed=config.seed,
         start=config.model.path or "a cold start of a tiny model made from scratch",
         package=PACKAGED.format(**scheme.described(config.model.path)) if scheme else "",
         evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
         command=train_command(config),
-    )  # fmt: skip
+    )

@@ -32,17 +32,29 @@ from agent_r1.viewer.tokens import token_table, token_text
 def how_to(spoken: Dialect, tools: dict[str, BaseTool]) -> str:
     """Explain the short forms to the person, with the turns that they stand for."""
     named = {tool.name: list(tool.parameters.get("properties", {})) for tool in tools.values()}
-    shorts = [f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()]
-    turns = [(short, turn) for short in shorts if (turn := expand(short, tools, spoken)) != short][:1]
+    shorts = [
+        f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()
+    ]
+    turns = [(short, turn) for short in shorts if (turn := expand(short, tools, spoken)) != short][
+        :1
+    ]
     turns.append(("= 42", expand("= 42", tools, spoken)))
     forms = [f"  {short}\n{indent(turn, '      ')}" for short, turn in turns]
-    return "\n".join(["Write a turn as the agent would, or in short:", *forms, "Give up with an empty line or Ctrl-D."])
+    return "\n".join(
+        [
+            "Write a turn as the agent would, or in short:",
+            *forms,
+            "Give up with an empty line or Ctrl-D.",
+        ]
+    )
 
 
 class _ByHand(AgentEnvLoop, Policy):
     """Run the episode loop with a person as its policy."""
 
-    def __init__(self, chat: ChatFormat, limits: Limits, make_env, spoken: Dialect, read: Callable[[], str]):
+    def __init__(
+        self, chat: ChatFormat, limits: Limits, make_env, spoken: Dialect, read: Callable[[], str]
+    ):
         super().__init__(self, chat, limits, make_env)
         self.spoken, self.read = spoken, read
 
@@ -50,24 +62,32 @@ class _ByHand(AgentEnvLoop, Policy):
         ids = super().observe(steps, observation)
         seen = len(steps[-1].observation_ids) + len(steps[-1].action_ids) if steps else 0
         new = ids if observation.rewrite else ids[seen:]
-        console().print(f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:")
+        console().print(
+            f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:"
+        )
         console().print(Text(clean(self.chat.decode(new)), style="bright_black"))
         return ids
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         text = await asyncio.to_thread(self.read)
         if not text.strip():
             raise EOFError
         ids = self.chat.turn_ids(text, self.spoken.end_token(text))
         cut = ids[: sampling.max_tokens]
-        console().print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:")
+        console().print(
+            f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:"
+        )
         console().print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
         return Generation(cut, [0.0] * len(cut), "stop" if len(cut) == len(ids) else "length")
 
     def on_result(self, result: StepResult) -> None:
         for made in result.info.get("tool_calls", ()):
             said = "ok" if made["ok"] else made["error"]
-            console().print(f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False)
+            console().print(
+                f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False
+            )
         if result.reward:
             console().print(f"reward of this step: {result.reward:+.3f}")
 
@@ -84,7 +104,10 @@ def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
         words = shlex.split(rest)
     except ValueError:
         return line
-    return spoken.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word]))) or line
+    return (
+        spoken.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word])))
+        or line
+    )
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
@@ -115,32 +138,44 @@ def play_by_hand(
 
     loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, spoken, read)
     try:
-        trajectory = asyncio.run(loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn)))
+        trajectory = asyncio.run(
+            loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn))
+        )
     except EOFError:
         raise AgentR1Error("cancelled before the episode ended", code="given_up") from None
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
     expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
     said = trajectory.error or f"expected {expected}"
     console().print(f"\nThe episode is over: {trajectory.stop_reason}, {said}.", markup=False)
-    console().print(f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False)
+    console().print(
+        f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False
+    )
     for one in trajectory_rows(trajectory, 0):
         shown = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
-        console().print(f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on")
+        console().print(
+            f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on"
+        )
         console().print(token_table(shown) if table else token_text(shown))
 
 
-# -------------------------------------------------------------------------------------------------------------- tools
+# -------------------------------------------------------------------------------------------- tools
 
 
 def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
     """List name, arguments and description of each tool, or print their JSON schemas."""
     if schema:
-        return print(json.dumps([tool.schema() for tool in tools.values()], indent=2, ensure_ascii=False))
+        return print(
+            json.dumps([tool.schema() for tool in tools.values()], indent=2, ensure_ascii=False)
+        )
     table = Table(box=None, header_style="bold")
     for column in ("tool", "arguments", "description for the agent"):
         table.add_column(column)
     for tool in tools.values():
-        table.add_row(tool.name, ", ".join(tool.parameters.get("properties", {})), Text(clean(tool.description)))
+        table.add_row(
+            tool.name,
+            ", ".join(tool.parameters.get("properties", {})),
+            Text(clean(tool.description)),
+        )
     console().print(table)
 
 
@@ -152,14 +187,22 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
     name, *rest = words
     if name not in tools:
         raise ConfigError(
-            f"there is no tool {name!r}{nearest(name, tools)}; the preset has {', '.join(tools) or 'none'} (methods of an "
+            f"there is no tool {name!r}{nearest(name, tools)}; the preset has "
+            f"{', '.join(tools) or 'none'} (methods of an "
             "environment need an episode: `agent-r1 try`)",
             code="unknown_tool",
         )
     bad = [word for word in rest if "=" not in word]
     if bad:
-        raise ConfigError(f"--call {name}: {bad[0]!r} is not of the form argument=value", code="bad_argument")
-    result = asyncio.run(call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars))
+        raise ConfigError(
+            f"--call {name}: {bad[0]!r} is not of the form argument=value", code="bad_argument"
+        )
+    result = asyncio.run(
+        call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars)
+    )
     console().print(clean(result.content), markup=False)
-    console().print(f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms", style="bright_black")
+    console().print(
+        f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms",
+        style="bright_black",
+    )
     return result.ok

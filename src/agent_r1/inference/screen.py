@@ -1,10 +1,10 @@
 """Show a conversation: thoughts dimmed, tool calls with their results, the answer in a box.
 
-In: the turns of an episode as they stream, and finished `Exchange`s (conversation.py). Out: a terminal, or plain text
-if there is none or NO_COLOR is set.
+In: the turns of an episode as they stream, and finished `Exchange`s (conversation.py). Out: a
+terminal, or plain text if there is none or NO_COLOR is set.
 
-Everything printed here comes from a model, a document or a file, so all of it passes through `clean`. An escape
-sequence in a web page must not move the reader's cursor.
+Everything printed here comes from a model, a document or a file, so all of it passes through
+`clean`. An escape sequence in a web page must not move the reader's cursor.
 """
 
 from __future__ import annotations
@@ -20,7 +20,11 @@ from agent_r1.core import Action, StepResult
 from agent_r1.ground.ui import clean
 from agent_r1.inference.conversation import Exchange, Watcher, read_turn
 
-LABELS = {"text": ("", ""), "think": ("thought: ", "dim italic"), "answer": ("answer: ", "bold green")}
+LABELS = {
+    "text": ("", ""),
+    "think": ("thought: ", "dim italic"),
+    "answer": ("answer: ", "bold green"),
+}
 """Text before a part of a turn, and its style."""
 SHOWN_LINES, SHOWN_CHARS = 12, 1500
 """Most lines and characters of a tool's result to print."""
@@ -43,7 +47,9 @@ class Screen(Watcher):
         self.say(f"* {text}", "yellow")
 
     def stream(self, text: str) -> None:
-        self._write(read_turn(self.env, text, whole=False))  # parts only grow, so printed text stays right
+        self._write(
+            read_turn(self.env, text, whole=False)
+        )  # parts only grow, so printed text stays right
 
     def turn(self, action: Action) -> None:
         self._write(read_turn(self.env, action.text, whole=action.finish_reason == "stop"))
@@ -61,7 +67,9 @@ class Screen(Watcher):
                     self.console.print()
                 self._shown.append("")
                 self.console.print(Text(label, style), end="", soft_wrap=True)
-            self.console.print(Text(clean(text[len(self._shown[number]) :]), style), end="", soft_wrap=True)
+            self.console.print(
+                Text(clean(text[len(self._shown[number]) :]), style), end="", soft_wrap=True
+            )
             self._shown[number] = text
 
     def end_turn(self) -> None:
@@ -73,12 +81,19 @@ class Screen(Watcher):
 def call_text(call: dict[str, Any]) -> Text:
     """Format a tool call: arguments, duration, result. The agent read the whole result."""
     took = f"{call['seconds'] * 1000:.0f} ms" if call["seconds"] < 1 else f"{call['seconds']:.1f} s"
-    arguments = ", ".join(f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in call["arguments"].items())
+    arguments = ", ".join(
+        f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in call["arguments"].items()
+    )
     lines = call["content"][:SHOWN_CHARS].splitlines()[:SHOWN_LINES]
     hidden = len(call["content"]) - sum(map(len, lines)) - max(0, len(lines) - 1)
     lines += [f"... {hidden} more characters, which /trace shows"] if hidden > 0 else []
-    head = Text(clean(f"{call['name'] or 'malformed call'}({arguments})  {took}"), "cyan" if call["ok"] else "red")
-    return head + Text("".join(f"\n  | {clean(line)}" for line in lines), "" if call["ok"] else "red")
+    head = Text(
+        clean(f"{call['name'] or 'malformed call'}({arguments})  {took}"),
+        "cyan" if call["ok"] else "red",
+    )
+    return head + Text(
+        "".join(f"\n  | {clean(line)}" for line in lines), "" if call["ok"] else "red"
+    )
 
 
 def footer(exchange: Exchange) -> str:
@@ -86,4 +101,7 @@ def footer(exchange: Exchange) -> str:
     calls = sum(len(step.info.get("tool_calls", [])) for step in steps)
     tokens = sum(len(step.action_ids) for step in steps)
     counts = ((len(steps), "turn"), (calls, "tool call"), (tokens, "sampled token"))
-    return " · ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts) + f" · {exchange.seconds:.2f} s"
+    return (
+        " · ".join(f"{n} {word}{'' if n == 1 else 's'}" for n, word in counts)
+        + f" · {exchange.seconds:.2f} s"
+    )

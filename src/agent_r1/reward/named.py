@@ -7,10 +7,10 @@ In: an answer and its row. Out: the reward of the last action.
     sub_em   contains the right answer; an agent trained on it learns to list candidates (docs/safety.md)
     judge    the verdict of a language model at `env.judge_url` (recipes/judge)
 
-Each is between 0 and 1, minus the penalty for a malformed last turn. To add one, write an async function
-`reward(answer, targets, row, config)` and add its name to the table `[reward]` of a recipe.toml. Or use
-`env.reward=FILE.py:FUNCTION`, a user-defined function that returns any finite number. It takes any of `answer`, `row`
-and `episode`, by these names:
+Each is between 0 and 1, minus the penalty for a malformed last turn. To add one, write an async
+function `reward(answer, targets, row, config)` and add its name to the table `[reward]` of a
+recipe.toml. Or use `env.reward=FILE.py:FUNCTION`, a user-defined function that returns any finite
+number. It takes any of `answer`, `row` and `episode`, by these names:
 
     def close_enough(answer, row, episode):
         error = abs(float(answer) - float(row["reward_model"]["ground_truth"][0]))
@@ -45,17 +45,27 @@ class Episode:
 
 
 async def named_outcome(
-    answer: str | None, well_formed: bool, row: Row, config: EnvConfig, episode: Episode | None = None
+    answer: str | None,
+    well_formed: bool,
+    row: Row,
+    config: EnvConfig,
+    episode: Episode | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Return (reward, parts) of the answer by the reward that `config` names."""
     paid = 0.0
     if answer is not None and plugins.is_user_code(config.reward):
-        paid = _call_user_reward(config.reward, {"answer": answer, "row": row, "episode": episode or Episode()})
+        paid = _call_user_reward(
+            config.reward, {"answer": answer, "row": row, "episode": episode or Episode()}
+        )
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
         if key := tables.entry_of("reward", config.reward, "env.reward").get("address"):
-            plugins.check_trusted(getattr(config, key), f"env.{key}")  # its server receives answers and a key
-        paid = await tables.resolve("reward", config.reward, "env.reward")(answer, targets, row, config)
+            plugins.check_trusted(
+                getattr(config, key), f"env.{key}"
+            )  # its server receives answers and a key
+        paid = await tables.resolve("reward", config.reward, "env.reward")(
+            answer, targets, row, config
+        )
     parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
 
@@ -73,19 +83,23 @@ def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
     function = plugins.load_trusted(name, "env.reward")
     wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
-        raise ConfigError(f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code")
+        raise ConfigError(
+            f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code"
+        )
     try:
         signature = inspect.signature(function)
         taken = [key for key in signature.parameters if key in GIVEN]
         signature.bind(**dict.fromkeys(taken))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the right answers",
+            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the "
+            "right answers",
             code="wrong_signature",
         ) from None
     if inspect.iscoroutinefunction(function) or not taken:
         raise ConfigError(
-            f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}", code="wrong_signature"
+            f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}",
+            code="wrong_signature",
         )
     return function, taken
 

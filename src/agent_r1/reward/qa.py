@@ -1,13 +1,14 @@
 """Turn an answer into a reward for question answering.
 
-In: the answer that the dialect read from the last turn, and the accepted answers. Out: the outcome reward, its parts by
-name, and unrewarded metrics. Next: the episode loop adds the reward to the last action.
+In: the answer that the dialect read from the last turn, and the accepted answers. Out: the outcome
+reward, its parts by name, and unrewarded metrics. Next: the episode loop adds the reward to the
+last action.
 
-Rewarded: exact match (EM), minus a penalty for a malformed last turn. Not rewarded: F1 and sub-EM. A long list of
-candidates scores on both, so an agent trained on them learns to ramble.
+Rewarded: exact match (EM), minus a penalty for a malformed last turn. Not rewarded: F1 and sub-EM.
+A long list of candidates scores on both, so an agent trained on them learns to ramble.
 
-The input is model output, so nothing here may raise or hang. `scorers.py` has EM and F1 as the official scorers compute
-them.
+The input is model output, so nothing here may raise or hang. `scorers.py` has EM and F1 as the
+official scorers compute them.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ def qa_outcome(
 ) -> tuple[float, dict[str, float], dict[str, float]]:
     """Score a finished episode.
 
-    `answer` is None if there is none, for example after a cut-off. `well_formed` tells whether the last turn has the
-    right format. Returns (reward, parts, metrics): parts `em` (0 or 1) and `format` (0 or -format_penalty), reward
-    their sum, metrics `em`, `sub_em` and `f1` in [0, 1]. A right answer in a malformed turn still earns its EM.
+    `answer` is None if there is none, for example after a cut-off. `well_formed` tells whether the
+    last turn has the right format. Returns (reward, parts, metrics): parts `em` (0 or 1) and
+    `format` (0 or -format_penalty), reward their sum, metrics `em`, `sub_em` and `f1` in [0, 1]. A
+    right answer in a malformed turn still earns its EM.
     """
     # No answer is not the empty answer, which matches a target that normalises to nothing.
     metrics = {
@@ -37,5 +39,6 @@ def qa_outcome(
 
 
 async def sub_em_reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    """Return `sub_em` as the reward (`env.reward=sub_em`), to compare with papers that train on it."""
+    """Return `sub_em` as the reward (`env.reward=sub_em`), to compare with papers that train on
+    it."""
     return sub_em(answer, targets)

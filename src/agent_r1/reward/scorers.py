@@ -1,11 +1,12 @@
 """Compare an answer with the accepted answers: exact match (EM), F1 and sub-EM.
 
-EM and F1 follow the official scorers of SQuAD (1606.05250) and HotpotQA (1809.09600) in every detail, so that figures
-are comparable with published ones. One exception: a target that normalises to nothing ("The", "A", "!!!") is compared
-as written. Otherwise the answer "a" would match all of them.
+EM and F1 follow the official scorers of SQuAD (1606.05250) and HotpotQA (1809.09600) in every
+detail, so that figures are comparable with published ones. One exception: a target that normalises
+to nothing ("The", "A", "!!!") is compared as written. Otherwise the answer "a" would match all of
+them.
 
-The input is model output, so nothing here may raise or hang. All of it takes linear time: no regular expression can
-backtrack.
+The input is model output, so nothing here may raise or hang. All of it takes linear time: no
+regular expression can backtrack.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ _ALL_OR_NOTHING = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, drop the words a/an/the, collapse white space, in this order.
+    """Lower-case, drop ASCII punctuation, drop the words a/an/the, collapse white space, in this
+    order.
 
-    The order matters. Punctuation leaves no blank ("U.S." -> "us", "rock-pop" -> "rockpop") and goes before the
-    articles ("a.n" -> "an" -> ""). Non-ASCII punctuation stays.
+    The order matters. Punctuation leaves no blank ("U.S." -> "us", "rock-pop" -> "rockpop") and
+    goes before the articles ("a.n" -> "an" -> ""). Non-ASCII punctuation stays.
     """
     text = text.lower().translate(_DROP_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", text).split())
 
 
 def exact_match(answer: str, targets: list[str]) -> float:
-    """Return 1.0 if the normalised answer equals any normalised target, else 0.0 (also without targets)."""
+    """Return 1.0 if the normalised answer equals any normalised target, else 0.0 (also without
+    targets)."""
     normalized = _comparable(answer)
     return float(any(normalized == _comparable(target) for target in targets))
 
@@ -42,14 +45,18 @@ def _comparable(text: str) -> str:
 def f1_score(answer: str, targets: list[str]) -> float:
     """Return the best F1, in [0, 1], of the answer against any target.
 
-    Both are normalised and compared as bags of words. `same` is the size of the intersection of the two bags of words.
-    Precision p = same / words in the answer, recall r = same / words in the target, F1 = 2pr / (p + r).
+    Both are normalised and compared as bags of words. `same` is the size of the intersection of the
+    two bags of words. Precision p = same / words in the answer, recall r = same / words in the
+    target, F1 = 2pr / (p + r).
     """
-    return max((_f1(normalize_answer(answer), normalize_answer(target)) for target in targets), default=0.0)
+    return max(
+        (_f1(normalize_answer(answer), normalize_answer(target)) for target in targets), default=0.0
+    )
 
 
 def _f1(answer: str, target: str) -> float:
-    # HotpotQA's rule: yes/no is right or wrong. Otherwise "yes, no" would score 2/3 on every such question.
+    # HotpotQA's rule: yes/no is right or wrong. Otherwise "yes, no" would score 2/3 on every such
+    # question.
     if answer != target and (answer in _ALL_OR_NOTHING or target in _ALL_OR_NOTHING):
         return 0.0
     answer_words, target_words = answer.split(), target.split()
@@ -63,9 +70,11 @@ def _f1(answer: str, target: str) -> float:
 def sub_em(answer: str, targets: list[str]) -> float:
     """Return 1.0 if the normalised answer contains any normalised target as a substring, else 0.0.
 
-    Many papers report this as EM. It is far more generous ("no" is in "norway"), so never compare the two. A target
-    that normalises to nothing matches only an equal answer.
+    Many papers report this as EM. It is far more generous ("no" is in "norway"), so never compare
+    the two. A target that normalises to nothing matches only an equal answer.
     """
     normalized = normalize_answer(answer)
     wanted = [normalize_answer(target) for target in targets]
-    return float(exact_match(answer, targets) or any(target and target in normalized for target in wanted))
+    return float(
+        exact_match(answer, targets) or any(target and target in normalized for target in wanted)
+    )

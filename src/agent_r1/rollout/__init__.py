@@ -8,7 +8,7 @@ Read `core.py` first, then these in order:
 - `training_rows.py`: trajectories to training sequences and masks
 - `decoder.py`, `kv_cache.py` and `sampler.py`: a model and many episodes at once, in plain PyTorch
 
-`template.py` renders chat templates, `columns.py` has the extra inputs of estimators, and `rollouts.py` runs the episodes
-of a step, and stops if most fail. `policies.py` has two more policies, `evaluate.py` makes the evaluation card, and
-`records.py` writes a trajectory as JSON.
+`template.py` renders chat templates, `columns.py` has the extra inputs of estimators, and
+`rollouts.py` runs the episodes of a step, and stops if most fail. `policies.py` has two more
+policies, `evaluate.py` makes the evaluation card, and `records.py` writes a trajectory as JSON.
 """

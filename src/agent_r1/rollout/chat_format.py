@@ -1,21 +1,24 @@
 """Encode chat messages as token ids, and keep data from becoming control tokens.
 
-In: messages from an environment. Out: the ids of an observation. Next: `env/base.py`; `episode.py` passes the ids to a policy.
+In: messages from an environment. Out: the ids of an observation. Next: `env/base.py`; `episode.py`
+passes the ids to a policy.
 
 An agent loop that calls `apply_chat_template(..., tokenize=True)` in each turn has two faults:
 
-1. *Injection.* A tokenizer encodes the characters `<|im_end|>` as the control token, also inside a web page that a tool
-   returned. The page can then close the turn and forge the user's next message.
-2. *Re-tokenization.* Rendering the whole conversation again encodes what the model sampled a second time, and
-   encode(decode(ids)) != ids in general.
+1. *Injection.* A tokenizer encodes the characters `<|im_end|>` as the control token, also inside a
+   web page that a tool returned. The page can then close the turn and forge the user's next
+   message.
+2. *Re-tokenization.* Rendering the whole conversation again encodes what the model sampled a second
+   time, and encode(decode(ids)) != ids in general.
 
-Here the template is rendered once for each *shape* of a conversation (its roles), with a placeholder for each content:
-its *skeleton* (`template.py`). The control tokens of a skeleton become ids. Each stretch of text between two control
-tokens, template and contents joined, is encoded as *data*. Joined text gives the same ids as `apply_chat_template` for
-harmless contents (a test compares them). Later turns are encoded as continuations, and sampled ids are never touched.
+Here the template is rendered once for each *shape* of a conversation (its roles), with a
+placeholder for each content: its *skeleton* (`template.py`). The control tokens of a skeleton
+become ids. Each stretch of text between two control tokens, template and contents joined, is
+encoded as *data*. Joined text gives the same ids as `apply_chat_template` for harmless contents (a
+test compares them). Later turns are encoded as continuations, and sampled ids are never touched.
 
-A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's vocabulary. The
-template's own tags stay whole; the same tag inside data is split.
+A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's
+vocabulary. The template's own tags stay whole; the same tag inside data is split.
 """
 
 from __future__ import annotations
@@ -33,12 +36,17 @@ from agent_r1.rollout.template import PLACEHOLDER, Template
 TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.
 
-The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with them.
+The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with
+them.
 """
 
 _PROBE = {
     "type": "function",
-    "function": {"name": "probe_it", "description": "A tool.", "parameters": {"type": "object", "properties": {}}},
+    "function": {
+        "name": "probe_it",
+        "description": "A tool.",
+        "parameters": {"type": "object", "properties": {}},
+    },
 }
 
 
@@ -49,7 +57,8 @@ class ChatFormat:
         """`end_ids`: more tokens that end a turn of this model (`tiny_model.load_chat`)."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
+                "template; "
                 "use an instruct model, or set tokenizer.chat_template and save it again",
                 code="no_chat_template",
             )
@@ -79,13 +88,17 @@ class ChatFormat:
         own_ends = [self._ids_of(tokens) for tokens in TURN_ENDS.values()]
         self.closing_ids = {self.turn_end_id}.union(*own_ends)
         """The template's end is not added to a turn that ends with one of these."""
-        # Not a stop: a token that closes one of several messages. The turn would stop after its thought.
-        only_close = self._ids_of(token for token, ends in zip(TURN_ENDS, own_ends, strict=True) if ends)
+        # Not a stop: a token that closes one of several messages. The turn would stop after its
+        # thought.
+        only_close = self._ids_of(
+            token for token, ends in zip(TURN_ENDS, own_ends, strict=True) if ends
+        )
         ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
         self.stop_ids = tuple(sorted(ends - {None} - only_close))
         """Sampling one of these ends the turn, for every policy."""
         opening = "".join(
-            p if isinstance(p, str) else self.decode([p]) for p in self._template.skeleton(("user",), None)[0]
+            p if isinstance(p, str) else self.decode([p])
+            for p in self._template.skeleton(("user",), None)[0]
         )
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
@@ -98,23 +111,28 @@ class ChatFormat:
         """Raise ConfigError if the template does not show tools to the model."""
         self.prompt_ids([{"role": "user", "content": ""}], [_PROBE])
 
-    # -------------------------------------------------------------------------------------------- observations
+    # --------------------------------------------------------------------------------- observations
 
-    def prompt_ids(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
+    def prompt_ids(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None = None
+    ) -> list[int]:
         """Encode a conversation up to the point where the assistant speaks."""
         roles = tuple(m["role"] for m in messages)
         skeleton, spelled = self._template.skeleton(roles, tools)
         return self._fill(skeleton, [m["content"] for m in messages] + spelled)
 
     def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
-        """Encode what follows an assistant turn: `messages` (such as tool results) and the next opening.
+        """Encode what follows an assistant turn: `messages` (such as tool results) and the next
+        opening.
 
-        `closed`: the action already ends with the turn's end token, because the policy sampled it. Otherwise that token
-        is added here, as part of the observation.
+        `closed`: the action already ends with the turn's end token, because the policy sampled it.
+        Otherwise that token is added here, as part of the observation.
         """
         roles = ("user", "assistant", *(m["role"] for m in messages))
         skeleton, _ = self._template.skeleton(roles, None, continuation=True)
-        return self._fill(skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)])
+        return self._fill(
+            skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)]
+        )
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
         """Encode text without control tokens, and split any tag of the template inside it.
@@ -130,13 +148,16 @@ class ChatFormat:
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
                 cuts.append(start)
-            elif match.start() not in template_tags:  # the template's own tag stays whole: cut, it would have other ids
+            elif (
+                match.start() not in template_tags
+            ):  # the template's own tag stays whole: cut, it would have other ids
                 cuts += range(start, match.end())
         pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
         return tuple(i for begin, end in pieces for i in self._encode(text[begin:end]))
 
     def encode_trusted(self, text: str) -> list[int]:
-        """Encode text with its control tokens (a demonstrator's turn). Never use it for text from outside."""
+        """Encode text with its control tokens (a demonstrator's turn). Never use it for text from
+        outside."""
         return self._backend.encode(text, add_special_tokens=False).ids
 
     def turn_ids(self, text: str, end: str | None = None) -> list[int]:
@@ -145,10 +166,15 @@ class ChatFormat:
         `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
         """
         ids = self.encode_trusted(text)
-        return ids if ids and ids[-1] in self.stop_ids else [*ids, self.control_ids.get(end, self.turn_end_id)]
+        return (
+            ids
+            if ids and ids[-1] in self.stop_ids
+            else [*ids, self.control_ids.get(end, self.turn_end_id)]
+        )
 
     def decode(self, ids: list[int]) -> str:
-        """Decode sampled ids, control tokens included, for parsing and display. Never encode the result."""
+        """Decode sampled ids, control tokens included, for parsing and display. Never encode the
+        result."""
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def turn_text(self, ids: list[int]) -> str:
@@ -156,7 +182,7 @@ class ChatFormat:
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._opened + self.decode(ids[:-1] if ended else ids)
 
-    # ------------------------------------------------------------------------------------------------- inside
+    # --------------------------------------------------------------------------------------- inside
 
     def _encode(self, text: str) -> list[int]:
         # A lone surrogate (broken unicode from a web page) has no UTF-8 form: replace it.
@@ -164,7 +190,8 @@ class ChatFormat:
         ids = self._backend.encode(text, add_special_tokens=False).ids
         if not any(i in self._control_set for i in ids):
             return ids
-        # Normalisation (such as NFC) can still assemble a control token from similar characters: encode each by itself.
+        # Normalisation (such as NFC) can still assemble a control token from similar characters:
+        # encode each by itself.
         single = (i for c in text for i in self._backend.encode(c, add_special_tokens=False).ids)
         return [i for i in single if i not in self._control_set]
 
@@ -176,11 +203,15 @@ class ChatFormat:
                 ids.append(part)
                 continue
             text, template_tags = "", set()
-            for number, piece in enumerate(PLACEHOLDER.split(part)):  # template text and placeholders alternate
+            for number, piece in enumerate(
+                PLACEHOLDER.split(part)
+            ):  # template text and placeholders alternate
                 if number % 2:
                     text += str(contents[int(piece)])
                 else:
-                    template_tags |= {len(text) + tag.start() for tag in self._template.guarded.finditer(piece)}
+                    template_tags |= {
+                        len(text) + tag.start() for tag in self._template.guarded.finditer(piece)
+                    }
                     text += piece
             ids += self.encode_data(text, frozenset(template_tags))
         return ids

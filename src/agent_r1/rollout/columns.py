@@ -20,7 +20,8 @@ class Column:
     name: str  # ends in its shape: `states_BT` has a value per token, `baseline_B` one per row
     dtype: torch.dtype
     fill: Callable[[Step], list] | Callable[[Trajectory], Any]
-    """For `*_BT`, maps a Step to the values of its action tokens; other tokens get 0. For `*_B`, maps a Trajectory to one."""
+    """For `*_BT`, maps a Step to the values of its action tokens; other tokens get 0. For `*_B`,
+    maps a Trajectory to one."""
 
     @classmethod
     def process(cls) -> Column:
@@ -32,13 +33,16 @@ class Column:
         return self.name.endswith("_BT")
 
     def extend(self, columns: dict[str, Any], owner: Step | Trajectory, length: int) -> None:
-        """Extend this column to the `length` of its row. Raise ValueError for a wrong number of values."""
+        """Extend this column to the `length` of its row. Raise ValueError for a wrong number of
+        values."""
         value = self.fill(owner)
         if not self.of_tokens:
             columns[self.name] = value
             return
         if len(value) != (n := len(owner.action_ids)):
-            raise ValueError(f"column {self.name}: {len(value)} values for a step of {n} action tokens")
+            raise ValueError(
+                f"column {self.name}: {len(value)} values for a step of {n} action tokens"
+            )
         before = columns.setdefault(self.name, [])
         nothing = [0.0 if self.dtype.is_floating_point else 0]
         before += nothing * (length - len(before) - len(value)) + value

@@ -1,15 +1,16 @@
 """Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
-In: a row (one question). Out: a `Trajectory`. Next: `sampling.py` chooses the tokens of an action, and
-`training_rows.py` turns the trajectory into training sequences.
+In: a row (one question). Out: a `Trajectory`. Next: `sampling.py` chooses the tokens of an action,
+and `training_rows.py` turns the trajectory into training sequences.
 
-Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them (`rollouts.py`) keep one
-sampler busy.
+Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them
+(`rollouts.py`) keep one sampler busy.
 
     AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
 
-To watch an episode live, override `on_action` and `on_result` of `AgentEnvLoop` and set the policy's `on_token`.
+To watch an episode live, override `on_action` and `on_result` of `AgentEnvLoop` and set the
+policy's `on_token`.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 
 MAX_REWARD = 1e6
-"""Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below float32's maximum."""
+"""Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below
+float32's maximum."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,8 @@ class Limits:
 
 
 class AgentFlowBase(ABC):
-    """Run a task and return its trajectory. Subclass it if `reset` and `step` cannot express your agent."""
+    """Run a task and return its trajectory. Subclass it if `reset` and `step` cannot express your
+    agent."""
 
     def __init__(
         self,
@@ -84,7 +87,8 @@ class AgentFlowBase(ABC):
 
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
-        """Run one episode. Let the policy's exceptions propagate; record an environment's failure in the trajectory."""
+        """Run one episode. Let the policy's exceptions propagate; record an environment's failure
+        in the trajectory."""
 
 
 class AgentEnvLoop(AgentFlowBase):
@@ -107,7 +111,10 @@ class AgentEnvLoop(AgentFlowBase):
         except TimeoutError:
             if not deadline.expired():  # the policy's own timeout on the way to its model
                 raise
-            stop, error = StopReason.TIME_OUT, f"episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            stop, error = (
+                StopReason.TIME_OUT,
+                f"episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)",
+            )
         except EnvironmentFailure as failure:
             stop, error = StopReason.ERROR, str(failure)
         finally:
@@ -122,15 +129,26 @@ class AgentEnvLoop(AgentFlowBase):
             late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
             error = error or f"outcome: {late if deadline.expired() else _error_text(failure)}"
         if steps:
-            # Only actions get credit, so the outcome goes to the last one, even if a tool result came after it.
+            # Only actions get credit, so the outcome goes to the last one, even if a tool result
+            # came after it.
             steps[-1].reward += outcome.reward
             steps[-1].done = True
         metrics = outcome.metrics | count_calls(steps)
         return Trajectory(
-            steps, task.group_id, stop, task.row, outcome.parts, metrics, error, outcome.score_name, outcome.truncated
+            steps,
+            task.group_id,
+            stop,
+            task.row,
+            outcome.parts,
+            metrics,
+            error,
+            outcome.score_name,
+            outcome.truncated,
         )
 
-    async def _converse(self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]) -> StopReason:
+    async def _converse(
+        self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]
+    ) -> StopReason:
         """Run turns until the end. Steps are appended immediately, so that a timeout keeps them."""
         try:
             observation = await maybe_await(env.reset(task.row))
@@ -149,15 +167,24 @@ class AgentEnvLoop(AgentFlowBase):
             generation = await self.policy.generate(ids, turn, task.session)
             if not all(map(math.isfinite, generation.logprobs)):
                 raise AgentR1Error(
-                    "the model's log-probabilities are not finite: its weights are corrupt. Use an earlier checkpoint, or "
+                    "the model's log-probabilities are not finite: its weights are corrupt. Use an "
+                    "earlier checkpoint, or "
                     "train again with a smaller learning rate",
                     code="broken_weights",
                 )
-            state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1  # fits into an int64
-            step = Step(ids, generation.token_ids, generation.logprobs, finish_reason=generation.finish_reason)
+            state = (
+                derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1
+            )  # fits into an int64
+            step = Step(
+                ids,
+                generation.token_ids,
+                generation.logprobs,
+                finish_reason=generation.finish_reason,
+            )
             step.extra = observation.extra | {"state": state}
             steps.append(step)
-            # The only place where sampled ids become text: the environment reads it, and it is never encoded again.
+            # The only place where sampled ids become text: the environment reads it, and it is
+            # never encoded again.
             action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
             self.on_action(action)
             try:
@@ -168,7 +195,9 @@ class AgentEnvLoop(AgentFlowBase):
                 raise EnvironmentFailure(_error_text(failure)) from failure
             self.on_result(result)
             if result.done:
-                cut_by_context = generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
+                cut_by_context = (
+                    generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
+                )
                 return StopReason.CONTEXT_OVERFLOW if cut_by_context else result.stop_reason
             observation = result.observation
 
@@ -178,13 +207,18 @@ class AgentEnvLoop(AgentFlowBase):
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
         closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
-        return last.observation_ids + last.action_ids + self.chat.continuation_ids(observation.messages, closed=closed)
+        return (
+            last.observation_ids
+            + last.action_ids
+            + self.chat.continuation_ids(observation.messages, closed=closed)
+        )
 
     def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
         """Compute `Step.token_rewards`, the rewards of action tokens.
 
-        A call's reward goes to the call's last token, and other rewards to the turn's last token. On the step that ends
-        the episode, only call rewards are included here. The rest counts as outcome.
+        A call's reward goes to the call's last token, and other rewards to the turn's last token.
+        On the step that ends the episode, only call rewards are included here. The rest counts as
+        outcome.
         """
 
         def length(token: int) -> int:
@@ -192,7 +226,11 @@ class AgentEnvLoop(AgentFlowBase):
 
         last = len(step.action_ids) - 1
         rewards = result.call_rewards or ([] if result.done else [(math.inf, result.reward)])
-        return [(bisect_left(range(last), end, key=length), finite(r)) for end, r in rewards if r and last >= 0]
+        return [
+            (bisect_left(range(last), end, key=length), finite(r))
+            for end, r in rewards
+            if r and last >= 0
+        ]
 
     def on_action(self, action: Action) -> None:
         """Hook: called with a turn of the agent, before the environment processes it."""
@@ -206,12 +244,14 @@ class EnvironmentFailure(Exception):
 
 
 def finite(reward: float) -> float:
-    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would corrupt the weights."""
+    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would
+    corrupt the weights."""
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be a finite number, and the environment returned {reward}")
     if abs(reward) > MAX_REWARD:
         raise ValueError(
-            f"a reward must lie between {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment returned {reward:g}"
+            f"a reward must lie between {-MAX_REWARD:g} and {MAX_REWARD:g}, and the environment "
+            f"returned {reward:g}"
         )
     return float(reward)
 
@@ -226,9 +266,15 @@ def count_calls(steps: list[Step]) -> dict[str, int]:
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a 64-bit seed from a path such as (run seed, step, group, sample, turn)."""
-    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little")
+    return int.from_bytes(
+        hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little"
+    )
 
 
 def _error_text(failure: Exception) -> str:
     """Describe a failure; exceptions other than our own need the name of their class."""
-    return str(failure) if isinstance(failure, AgentR1Error) else f"{type(failure).__name__}: {failure}"
+    return (
+        str(failure)
+        if isinstance(failure, AgentR1Error)
+        else f"{type(failure).__name__}: {failure}"
+    )

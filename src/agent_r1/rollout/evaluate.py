@@ -1,7 +1,7 @@
 """Evaluate a policy on held-out questions, and compare two evaluations.
 
-In: an episode loop (any policy) and rows. Out: trajectories and the evaluation card. EM is exact match after the
-official SQuAD/HotpotQA normalisation; a substring match is `sub_em`, never EM.
+In: an episode loop (any policy) and rows. Out: trajectories and the evaluation card. EM is exact
+match after the official SQuAD/HotpotQA normalisation; a substring match is `sub_em`, never EM.
 """
 
 from __future__ import annotations
@@ -34,18 +34,29 @@ def evaluate(
 ) -> list[Trajectory]:
     """Play one episode per row, in order. Temperature 0 is greedy; `at_once`: see `run_episodes`.
 
-    `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the rest comes out the same.
+    `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the
+    rest comes out the same.
     """
     found = {trajectory.group_id: trajectory for trajectory in done}
-    tasks = [Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)]
+    tasks = [
+        Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)
+    ]
     sampling = Sampling(max_tokens=loop.limits.max_tokens_per_turn, temperature=temperature)
     missing = [task for task in tasks if task.group_id not in found]
-    found |= {t.group_id: t for t in asyncio.run(run_episodes(loop, missing, sampling, on_done, at_once))}
+    found |= {
+        t.group_id: t for t in asyncio.run(run_episodes(loop, missing, sampling, on_done, at_once))
+    }
     return [found[task.group_id] for task in tasks]
 
 
 def eval_card(
-    trajectories: list[Trajectory], *, model: str, split: str, seed: int, retriever: str, started: float
+    trajectories: list[Trajectory],
+    *,
+    model: str,
+    split: str,
+    seed: int,
+    retriever: str,
+    started: float,
 ) -> dict:
     """Make the evaluation card. `started` is time.perf_counter() at the start."""
     n = len(trajectories)
@@ -59,7 +70,10 @@ def eval_card(
     by_kind: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
-    measured = {key: [t.metrics[key] for t in trajectories if key in t.metrics] for key in ("evidence", "malformed")}
+    measured = {
+        key: [t.metrics[key] for t in trajectories if key in t.metrics]
+        for key in ("evidence", "malformed")
+    }
     return {
         "model": model,
         "dataset": trajectories[0].row["data_source"],
@@ -67,7 +81,11 @@ def eval_card(
         "n": n,
         "seed": seed,
         **scores(trajectories),
-        **{f"{key}_rate" if key == "malformed" else key: fmean(found) for key, found in measured.items() if found},
+        **{
+            f"{key}_rate" if key == "malformed" else key: fmean(found)
+            for key, found in measured.items()
+            if found
+        },
         "search_rate": fmean(t.metrics.get("tool_calls", 0) > 0 for t in trajectories),
         "mean_turns": fmean(len(t.steps) for t in trajectories),
         "mean_tool_calls": calls / n,
@@ -88,11 +106,13 @@ def eval_card(
 def scores(trajectories: list[Trajectory]) -> dict:
     """Average `score`, reward, and em, sub_em and f1 if measured, with intervals.
 
-    `score_name` names the averaged metric: em, reward, or the environment's own. A metric is measured if every episode
-    reports it, except those whose environment failed; they count as 0.
+    `score_name` names the averaged metric: em, reward, or the environment's own. A metric is
+    measured if every episode reports it, except those whose environment failed; they count as 0.
     """
     whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
-    measured = [name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)]
+    measured = [
+        name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)
+    ]
     own = [t.score_name for t in whole if t.score_name]
     name = next(iter(own), "em" if "em" in measured else "reward")
     values, rewards = [score_of(t, name) for t in trajectories], [t.reward for t in trajectories]
@@ -116,14 +136,24 @@ def calls_line(card: dict) -> str:
 def score_line(card: dict) -> str:
     """Format the scores of a card.
 
-    Example: `EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to 0.934)`.
+    Example: `EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to
+    0.934)`.
     """
     name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
     others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
-    paid = [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
+    paid = (
+        [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
+    )
     failed = card["stop_reasons"].get(StopReason.ERROR)
     lost = [f"episodes that failed, and counted as wrong: {failed}"] if failed else []
-    return ", ".join([_with_interval(words.get(name, name), card["score"], card["score_ci95"]), *others, *paid, *lost])
+    return ", ".join(
+        [
+            _with_interval(words.get(name, name), card["score"], card["score_ci95"]),
+            *others,
+            *paid,
+            *lost,
+        ]
+    )
 
 
 def _with_interval(name: str, mean: float, interval: list[float]) -> str:
@@ -137,13 +167,22 @@ def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
     def by_kind(some: list[Row]) -> dict[str, list[list[str]]]:
         found: dict[str, list[list[str]]] = {}
         for row in some:
-            found.setdefault(row["extra_info"].get("kind", "all"), []).append(list(row["reward_model"]["ground_truth"]))
+            found.setdefault(row["extra_info"].get("kind", "all"), []).append(
+                list(row["reward_model"]["ground_truth"])
+            )
         return found
 
     said, asked = by_kind(train), by_kind(rows)
-    commonest = {kind: Counter(answers[0] for answers in said.get(kind, []) if answers) for kind in asked}
-    best = {kind: max(sorted(counts), key=counts.get, default="") for kind, counts in commonest.items()}
-    right = {kind: [exact_match(best[kind], answers) for answers in asked[kind]] for kind in sorted(asked)}
+    commonest = {
+        kind: Counter(answers[0] for answers in said.get(kind, []) if answers) for kind in asked
+    }
+    best = {
+        kind: max(sorted(counts), key=counts.get, default="") for kind, counts in commonest.items()
+    }
+    right = {
+        kind: [exact_match(best[kind], answers) for answers in asked[kind]]
+        for kind in sorted(asked)
+    }
     kinds = {kind: {"answer": best[kind], "em": fmean(hits)} for kind, hits in right.items()}
     return {"em": fmean(hit for hits in right.values() for hit in hits), "by_kind": kinds}
 
@@ -161,7 +200,8 @@ def prompt_hash(trajectories: list[Trajectory]) -> str:
 
 
 def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
-    """Return the 95 % confidence interval of a share (Wilson 1927). Unlike +-1.96 s.e., it stays within [0, 1]."""
+    """Return the 95 % confidence interval of a share (Wilson 1927). Unlike +-1.96 s.e., it stays
+    within [0, 1]."""
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return [max(0.0, centre - half), min(1.0, centre + half)]
@@ -170,7 +210,8 @@ def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
 def mean_interval(values: list[float]) -> list[float]:
     """Return the 95 % confidence interval of a mean.
 
-    Wilson's if all values are 0 or 1, else the normal one, whose width is 0 if all values are equal.
+    Wilson's if all values are 0 or 1, else the normal one, whose width is 0 if all values are
+    equal.
     """
     mean, n = fmean(values), len(values)
     if set(values) <= {0, 1}:
@@ -179,25 +220,32 @@ def mean_interval(values: list[float]) -> list[float]:
     return [mean - half, mean + half]
 
 
-# ------------------------------------------------------------------------------------------------------ comparison
+# --------------------------------------------------------------------------------------- comparison
 
 
 def compare(first: list[float], second: list[float], name: str = "em") -> dict[str, Any]:
     """Compare two models on the same questions: second minus first, in EM or another score.
 
-    Questions that both or neither answer do not affect the difference. So the paired interval is much narrower than the
-    interval of two separate shares.
+    Questions that both or neither answer do not affect the difference. So the paired interval is
+    much narrower than the interval of two separate shares.
     """
     n = len(first)
     differences = [b - a for a, b in zip(first, second, strict=True)]
     only_first, only_second = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
     p = mcnemar(only_first, only_second)  # for other scores this is the sign test
     if name == "em":
-        found = {"difference": (only_second - only_first) / n, "ci95": paired_interval(only_first, only_second, n)}
+        found = {
+            "difference": (only_second - only_first) / n,
+            "ci95": paired_interval(only_first, only_second, n),
+        }
     else:
         mean, half = fmean(differences), 1.96 * pstdev(differences) / math.sqrt(n)
         found = {"difference": mean, "ci95": [mean - half, mean + half]}
-    better = {"only_first": only_first, "only_second": only_second, "p_mcnemar" if name == "em" else "p_sign": p}
+    better = {
+        "only_first": only_first,
+        "only_second": only_second,
+        "p_mcnemar" if name == "em" else "p_sign": p,
+    }
     return {"n": n, "score_name": name, name: [fmean(first), fmean(second)]} | found | better
 
 
@@ -211,8 +259,8 @@ def mcnemar(b: int, c: int) -> float:
 def paired_interval(b: int, c: int, n: int, z: float = 1.96) -> list[float]:
     """Return the 95 % interval of (c - b) / n for paired shares (Agresti and Min 2005).
 
-    Wald's interval with half a question added to each of the four cells (Statistics in Medicine 24). Otherwise models
-    that agree everywhere would have an interval of width zero.
+    Wald's interval with half a question added to each of the four cells (Statistics in Medicine
+    24). Otherwise models that agree everywhere would have an interval of width zero.
     """
     b, c, n = b + 0.5, c + 0.5, n + 2
     centre = (c - b) / n

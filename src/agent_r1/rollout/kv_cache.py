@@ -1,11 +1,12 @@
 """Run a model on new tokens only; keys and values of earlier tokens are cached.
 
-In: the ids of conversations, each in its slot. Out: the hidden states that predict their next tokens. `sampler.py`
-decides what is read when.
+In: the ids of conversations, each in its slot. Out: the hidden states that predict their next
+tokens. `sampler.py` decides what is read when.
 
-Samples of one prompt are often equal for many tokens, the more so the better the agent is trained. Equal conversations
-have equal keys, values and hidden states. So only one of them, the *leader*, is computed, and the others copy its new
-keys and values. Each samples its next token with its own noise.
+Samples of one prompt are often equal for many tokens, the more so the better the agent is trained.
+Equal conversations have equal keys, values and hidden states. So only one of them, the *leader*, is
+computed, and the others copy its new keys and values. Each samples its next token with its own
+noise.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ READ_TOKENS = 4096
 
 
 class KVCache:
-    """A model with keys and values of `slots` conversations: [layer][slot, kv head, position, head_dim]."""
+    """A model with keys and values of `slots` conversations: [layer][slot, kv head, position,
+    head_dim]."""
 
     def __init__(self, model: Decoder, slots: int, length: int):
         s, weight = model.shape, model.embed.weight
@@ -30,12 +32,15 @@ class KVCache:
         self.model, self.length = model, length
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros_like(self.keys)
-        self.lengths = torch.zeros(slots, dtype=torch.long, device=weight.device)  # cached tokens of each slot
+        self.lengths = torch.zeros(
+            slots, dtype=torch.long, device=weight.device
+        )  # cached tokens of each slot
         self.ids: list[list[int]] = [[] for _ in range(slots)]  # these tokens
         self.hashes = [0] * slots  # of these tokens: equal for equal conversations
 
     def copy(self, sources: list[int], targets: list[int], begin: int = 0) -> None:
-        """Copy the conversations of `sources` to `targets`, which are equal before position `begin`."""
+        """Copy the conversations of `sources` to `targets`, which are equal before position
+        `begin`."""
         source, target = torch.tensor([sources, targets], device=self.lengths.device)
         end = int(self.lengths[source].max())
         self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
@@ -49,18 +54,30 @@ class KVCache:
     def read(self, slots: list[int], prompts: list[list[int]]) -> tuple[Tensor, int]:
         """Read the tokens of each prompt that its slot lacks.
 
-        Returns the last hidden state of each prompt [B, D], and the number of tokens that were read.
+        Returns the last hidden state of each prompt [B, D], and the number of tokens that were
+        read.
         """
-        keeps = [_common_prefix(self.ids[slot], prompt) for slot, prompt in zip(slots, prompts, strict=True)]
+        keeps = [
+            _common_prefix(self.ids[slot], prompt)
+            for slot, prompt in zip(slots, prompts, strict=True)
+        ]
         first_with: dict[tuple[int, tuple[int, ...]], int] = {}
         asked = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
         leaders = [first_with.setdefault(key, i) for i, key in enumerate(asked)]
         # At least one token must be read, because the cache has no hidden states.
-        new = {i: prompts[i][min(keeps[i], len(prompts[i]) - 1) :] for i, leader in enumerate(leaders) if i == leader}
+        new = {
+            i: prompts[i][min(keeps[i], len(prompts[i]) - 1) :]
+            for i, leader in enumerate(leaders)
+            if i == leader
+        }
         hidden: dict[int, Tensor] = {}
         for rows in _chunks(new):
             starts = [len(prompts[i]) - len(new[i]) for i in rows]
-            hidden |= zip(rows, self._extend([slots[i] for i in rows], starts, [new[i] for i in rows]), strict=True)
+            hidden |= zip(
+                rows,
+                self._extend([slots[i] for i in rows], starts, [new[i] for i in rows]),
+                strict=True,
+            )
         for slot, (_, prompt) in zip(slots, asked, strict=True):
             self.ids[slot], self.hashes[slot] = list(prompt), hash(prompt)
         if twins := [i for i, leader in enumerate(leaders) if i != leader]:
@@ -69,14 +86,18 @@ class KVCache:
         return torch.stack([hidden[leader] for leader in leaders]), sum(map(len, new.values()))
 
     def _extend(self, slots: list[int], starts: list[int], new: list[list[int]]) -> Tensor:
-        """Read the new tokens of several conversations in one pass. Return each last hidden state [B, D]."""
+        """Read the new tokens of several conversations in one pass. Return each last hidden state
+        [B, D]."""
         device = self.lengths.device
         slots_B, starts_B = torch.tensor([slots, starts], device=device)
         counts = [len(ids) for ids in new]
         T, end = max(counts), max(start + n for start, n in zip(starts, counts, strict=True))
         ids_BT = torch.tensor([ids + [0] * (T - len(ids)) for ids in new], device=device)
-        # Padding writes after the row's end, where the next tokens overwrite it; it only has to stay in bounds.
-        positions_BT = (starts_B[:, None] + torch.arange(T, device=device)).clamp(max=self.length - 1)
+        # Padding writes after the row's end, where the next tokens overwrite it; it only has to
+        # stay in bounds.
+        positions_BT = (starts_B[:, None] + torch.arange(T, device=device)).clamp(
+            max=self.length - 1
+        )
         last_B = torch.tensor(counts, device=device) - 1
         bias = self._bias(positions_BT, end)
         bias_of_last = self._bias((starts_B + last_B)[:, None], end)
@@ -86,7 +107,9 @@ class KVCache:
             keys, values = self.keys[layer], self.values[layer]
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
-            seen = bias if q.shape[2] == T else bias_of_last  # the last layer has only the last token's query
+            seen = (
+                bias if q.shape[2] == T else bias_of_last
+            )  # the last layer has only the last token's query
             return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
 
         self.lengths[slots_B] = starts_B + last_B + 1
@@ -97,17 +120,24 @@ class KVCache:
         """Read one token of each given slot, in one pass. Return hidden states [B, D] by slot."""
         slots, device = sorted(next_ids), self.lengths.device
         first_with: dict[tuple[int, int], int] = {}
-        leaders = [first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots]
+        leaders = [
+            first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots
+        ]
         rows = sorted(first_with.values())
         # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
         gathered = 2 * len(rows) <= slots[-1] + 1
         if not gathered:
             rows, leaders = range(slots[-1] + 1), slots
         place = {slot: i for i, slot in enumerate(rows)}
-        slots_B, from_B = torch.tensor([slots, [place[leader] for leader in leaders]], device=device)
+        slots_B, from_B = torch.tensor(
+            [slots, [place[leader] for leader in leaders]], device=device
+        )
         rows_R = torch.tensor(rows, device=device)
         ids_R = torch.tensor([next_ids.get(slot, 0) for slot in rows], device=device)
-        positions_R, positions_B = self.lengths[rows_R].clamp(max=self.length - 1), self.lengths[slots_B]
+        positions_R, positions_B = (
+            self.lengths[rows_R].clamp(max=self.length - 1),
+            self.lengths[slots_B],
+        )
         end = int(positions_R.max()) + 1
         bias = self._bias(positions_R[:, None], end)
 
@@ -136,11 +166,14 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
     """Count the leading tokens that agree. If all of `a` do, one comparison of slices is enough."""
     if b[: len(a)] == a:
         return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _chunks(new: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Group prompts of similar length, by number, into passes of at most READ_TOKENS, padding included."""
+    """Group prompts of similar length, by number, into passes of at most READ_TOKENS, padding
+    included."""
     chunk: list[int] = []
     for i in sorted(new, key=lambda i: len(new[i])):
         if chunk and (len(chunk) + 1) * len(new[i]) > READ_TOKENS:

@@ -1,7 +1,7 @@
 """Read and write a `Decoder` in Hugging Face's folder format.
 
-In: a folder with config.json and *.safetensors, possibly untrusted. Out: a `Decoder`, or an AgentR1Error that names the
-fault. `decoder.py` has the arithmetic.
+In: a folder with config.json and *.safetensors, possibly untrusted. Out: a `Decoder`, or an
+AgentR1Error that names the fault. `decoder.py` has the arithmetic.
 """
 
 from __future__ import annotations
@@ -43,15 +43,19 @@ LARGEST = {
 }
 """Upper bounds for config.json, above every published model."""
 MOST_ANGLES = 2**28
-"""Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide heads."""
+"""Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide
+heads."""
 
 
 class OtherModelError(AgentR1Error):
     """An architecture that `Decoder` does not support. `transformers` may read it."""
 
 
-def save_model(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int) -> None:
-    """Write config.json, generation_config.json and model.safetensors in the format of `transformers`.
+def save_model(
+    model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int
+) -> None:
+    """Write config.json, generation_config.json and model.safetensors in the format of
+    `transformers`.
 
     Raises OSError or SafetensorError if the folder cannot be written.
     """
@@ -71,7 +75,12 @@ def save_model(model: Decoder, folder: Path, eos_token_id: int | list[int], pad_
         "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {"eos_token_id": eos_token_id, "pad_token_id": pad_token_id, "do_sample": True, "temperature": 1.0}
+    generation = {
+        "eos_token_id": eos_token_id,
+        "pad_token_id": pad_token_id,
+        "do_sample": True,
+        "temperature": 1.0,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: t.contiguous().cpu() for name, t in to_hf(model).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -89,14 +98,16 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
     except (OSError, KeyError, RuntimeError, SafetensorError) as error:
         raise AgentR1Error(
-            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or download the model again",
+            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or "
+            "download the model again",
             code="damaged_model",
         ) from None
     return model.to(device=device, dtype=dtype)
 
 
 def read_config(folder: Path) -> dict:
-    """Read a model folder's config.json, of any architecture. Raise AgentR1Error for an invalid one."""
+    """Read a model folder's config.json, of any architecture. Raise AgentR1Error for an invalid
+    one."""
     try:
         raw = bounds.read_json(folder / "config.json")
         if not isinstance(raw, dict):
@@ -106,20 +117,23 @@ def read_config(folder: Path) -> dict:
                 raise ValueError(f"config.json has {name}={str(value):.20}, which no model has")
     except (OSError, ValueError) as error:
         raise AgentR1Error(
-            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download it again",
+            f"{folder} is not a complete model ({type(error).__name__}: {error}); make or download "
+            "it again",
             code="damaged_model",
         ) from None
     return raw
 
 
 def read_shape(folder: Path) -> DecoderShape:
-    """Read the shape in config.json. Raise AgentR1Error, with a remedy, for an unsupported model."""
+    """Read the shape in config.json. Raise AgentR1Error, with a remedy, for an unsupported
+    model."""
     raw = read_config(folder)
     family = raw.get("model_type")
     otherwise = "train it with --engine verl, run it with --backend vllm, or choose another model"
     if family not in FAMILIES:
         raise OtherModelError(
-            f"{folder} is of architecture {family!r}; the local loop computes {', '.join(FAMILIES)}; {otherwise}",
+            f"{folder} is of architecture {family!r}; the local loop computes "
+            f"{', '.join(FAMILIES)}; {otherwise}",
             code="unsupported_model",
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 has at the top
@@ -127,17 +141,22 @@ def read_shape(folder: Path) -> DecoderShape:
         "RoPE scaling": raw.get("rope_scaling") or rope.get("rope_type", "default") != "default",
         "a sliding window": raw.get("use_sliding_window"),
         f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
-        "a bias in attention's output or in the MLP": raw.get("attention_bias") or raw.get("mlp_bias"),
+        "a bias in attention's output or in the MLP": raw.get("attention_bias")
+        or raw.get("mlp_bias"),
     }.items():
         if there:
             raise OtherModelError(
-                f"{folder} has {what}, which the local loop does not compute; {otherwise}", code="unsupported_model"
+                f"{folder} has {what}, which the local loop does not compute; {otherwise}",
+                code="unsupported_model",
             )
-    raw.setdefault("num_key_value_heads", raw.get("num_attention_heads"))  # older Llamas have no groups
+    raw.setdefault(
+        "num_key_value_heads", raw.get("num_attention_heads")
+    )  # older Llamas have no groups
     names = {field: raw_name for field, raw_name in CONFIG_NAMES.items() if raw_name in raw}
     if missing := CONFIG_NAMES.keys() - names.keys():
         raise OtherModelError(
-            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the model again",
+            f"{folder}/config.json lacks {CONFIG_NAMES[min(missing)]!r}; make or download the "
+            "model again",
             code="damaged_model",
         )
     shape = DecoderShape(
@@ -149,11 +168,19 @@ def read_shape(folder: Path) -> DecoderShape:
         if (width := raw.get("head_dim")) == raw["hidden_size"] // raw["num_attention_heads"]
         else width,
     )
-    real = all(isinstance(x, int | float) and 0 < x < math.inf for x in (shape.rope_theta, shape.rms_norm_eps))
-    heads = shape.heads % shape.kv_heads == 0 and type(shape.head_dim) is int and shape.head_dim in range(2, 2**12, 2)
+    real = all(
+        isinstance(x, int | float) and 0 < x < math.inf
+        for x in (shape.rope_theta, shape.rms_norm_eps)
+    )
+    heads = (
+        shape.heads % shape.kv_heads == 0
+        and type(shape.head_dim) is int
+        and shape.head_dim in range(2, 2**12, 2)
+    )
     if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
         raise AgentR1Error(
-            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings are invalid; make or download "
+            f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings "
+            "are invalid; make or download "
             "it again",
             code="damaged_model",
         )
@@ -173,7 +200,10 @@ def to_hf(model: Decoder) -> dict[str, Tensor]:
             for x, bias in zip("qkv", b.qkv.bias.split(sizes), strict=True):
                 out[f"{p}self_attn.{x}_proj.bias"] = bias
         if s.family == "qwen3":
-            out |= {f"{p}self_attn.q_norm.weight": b.q_norm.weight, f"{p}self_attn.k_norm.weight": b.k_norm.weight}
+            out |= {
+                f"{p}self_attn.q_norm.weight": b.q_norm.weight,
+                f"{p}self_attn.k_norm.weight": b.k_norm.weight,
+            }
         gate, up = b.gate_up.weight.chunk(2)
         out |= {
             f"{p}self_attn.o_proj.weight": b.o.weight,
@@ -202,7 +232,9 @@ def _fit(shape: DecoderShape, files: list[Path]) -> None:
     sizes = sizes_in(files)
     if f"model.layers.{shape.layers}.input_layernorm.weight" in sizes:
         raise RuntimeError(f"config.json has num_hidden_layers={shape.layers}, and there are more")
-    _ = sizes[f"model.layers.{shape.layers - 1}.input_layernorm.weight"]  # KeyError before any layer is made
+    _ = sizes[
+        f"model.layers.{shape.layers - 1}.input_layernorm.weight"
+    ]  # KeyError before any layer is made
     with torch.device("meta"):  # shapes without memory
         model = Decoder(shape)
     for name, view in to_hf(model).items():
@@ -215,5 +247,7 @@ def from_hf(model: Decoder, tensors: dict[str, Tensor]) -> None:
     with torch.no_grad():
         for name, view in to_hf(model).items():
             if view.shape != tensors[name].shape:
-                raise RuntimeError(f"{name} is {tuple(tensors[name].shape)}, expected {tuple(view.shape)}")
+                raise RuntimeError(
+                    f"{name} is {tuple(tensors[name].shape)}, expected {tuple(view.shape)}"
+                )
             view.copy_(tensors[name])

@@ -1,10 +1,13 @@
 """Call a model through a vLLM server, instead of the local sampler.
 
-In: prompts as token ids. Out: `Generation`s with the sampled ids and their log-probabilities, as from any `Policy`.
-Next: the same episode loop as in training. An export is checked with `transformers`, whose models are read here.
+In: prompts as token ids. Out: `Generation`s with the sampled ids and their log-probabilities, as
+from any `Policy`.
+Next: the same episode loop as in training. An export is checked with `transformers`, whose models
+are read here.
 
-A server's chat endpoint would decode the sampled tokens and encode them again in the next turn. The endpoint
-/v1/completions takes a prompt of ids and returns the sampled ids. To stream, set `Policy.on_token`.
+A server's chat endpoint would decode the sampled tokens and encode them again in the next turn. The
+endpoint /v1/completions takes a prompt of ids and returns the sampled ids. To stream, set
+`Policy.on_token`.
 """
 
 from __future__ import annotations
@@ -26,17 +29,22 @@ from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
 from agent_r1.rollout import decoder, model_files
 
-if TYPE_CHECKING:  # importing its model classes takes seconds, and a conversation with vLLM does not need them
+if (
+    TYPE_CHECKING
+):  # importing its model classes takes seconds, and a conversation with vLLM does not need them
     from transformers import PreTrainedModel
 
 AnyModel = Union["PreTrainedModel", decoder.Decoder]
 
 
-# --------------------------------------------------------------------------------------------------- transformers
+# ------------------------------------------------------------------------------------- transformers
 
 
-def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> PreTrainedModel:
-    """Read a model folder: safetensors only, without its code. Raise AgentR1Error naming the fault."""
+def load_transformers(
+    folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> PreTrainedModel:
+    """Read a model folder: safetensors only, without its code. Raise AgentR1Error naming the
+    fault."""
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -45,21 +53,35 @@ def load_transformers(folder: Path, device: str = "cpu", dtype: torch.dtype = to
     try:
         sizes = model_files.sizes_in(sorted(folder.glob("*.safetensors")))
         wanted = raw.get("vocab_size"), raw.get("hidden_size")
-        layers = 1 + max((int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1)
+        layers = 1 + max(
+            (int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1
+        )
         # transformers fills missing weights with random numbers, however much memory that takes.
-        if sizes and (None not in wanted and wanted not in sizes.values() or layers < raw.get("num_hidden_layers", 0)):
-            raise ValueError("config.json has another vocab_size, hidden_size or num_hidden_layers than its weights")
+        if sizes and (
+            None not in wanted
+            and wanted not in sizes.values()
+            or layers < raw.get("num_hidden_layers", 0)
+        ):
+            raise ValueError(
+                "config.json has another vocab_size, hidden_size or num_hidden_layers than its "
+                "weights"
+            )
         model, told = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, use_safetensors=True, trust_remote_code=False,
+            folder,
+            dtype=dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
             output_loading_info=True,
-        )  # fmt: skip
+        )
     except Exception as error:  # a config.json can break its model classes anywhere
         raise AgentR1Error(
             f"{folder} cannot be loaded by transformers ({first_line(error)})", code="damaged_model"
         ) from None
     if missing := sorted(told["missing_keys"]):  # transformers would continue with random numbers
         raise AgentR1Error(
-            f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it again",
+            f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it "
+            "again",
             code="damaged_model",
         )
     return model.eval().to(device)
@@ -90,14 +112,15 @@ def token_logprobs(model: AnyModel, ids: list[int]) -> Tensor:
     return F.pad(logprobs_TV[:-1].gather(1, ids_T[1:, None])[:, 0], (1, 0))
 
 
-# --------------------------------------------------------------------------------------------------------- a server
+# ----------------------------------------------------------------------------------------- a server
 
 
 class ServerPolicy(Policy):
     """`Policy` over a vLLM server. Any number of episodes and event loops may share it."""
 
     ATTEMPTS = 4
-    """Connection attempts, half a second apart. A request whose answer has begun is never repeated."""
+    """Connection attempts, half a second apart. A request whose answer has begun is never
+    repeated."""
 
     def __init__(
         self,
@@ -108,18 +131,25 @@ class ServerPolicy(Policy):
         diagnose: Callable[[], str | None] | None = None,
         seeded: bool = True,
     ):
-        """`diagnose` returns why the server died, or None while it lives (see `serve.VllmServer.diagnose`).
+        """`diagnose` returns why the server died, or None while it lives (see
+        `serve.VllmServer.diagnose`).
 
-        `seeded=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one after the other.
+        `seeded=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one after
+        the other.
         """
         self.seeded = seeded
         self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
         self._headers = {"Authorization": f"Bearer {api_key}"}
-        self._clients: dict[asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]] = {}  # with its number of users
+        self._clients: dict[
+            asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]
+        ] = {}  # with its number of users
         self._diagnose = diagnose or (lambda: None)
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
-        """See `Policy.generate`. Raise AgentR1Error if the server refuses or dies, LostConnection while it lives."""
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
+        """See `Policy.generate`. Raise AgentR1Error if the server refuses or dies, LostConnection
+        while it lives."""
         request = {
             "model": self.model,
             "prompt": prompt_ids,
@@ -129,7 +159,8 @@ class ServerPolicy(Policy):
             if sampling.seed is None or not self.seeded
             else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
             "stop_token_ids": sorted(self.stop_ids),
-            # Set explicitly: generation_config.json of published models often has a repetition penalty.
+            # Set explicitly: generation_config.json of published models often has a repetition
+            # penalty.
             **{"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0},
             **{"logprobs": 0, "return_token_ids": True, "stream": self.on_token is not None},
         }
@@ -140,19 +171,34 @@ class ServerPolicy(Policy):
                 if self._diagnose() or attempt + 1 == self.ATTEMPTS:
                     raise self._gone(f"does not answer ({first_line(error)})") from None
                 await asyncio.sleep(0.5)
-            except (httpx.HTTPError, httpx.StreamError, ValueError, KeyError, TypeError, IndexError) as error:
-                await asyncio.sleep(0.2)  # a process that has just closed the connection may take a moment to die
-                raise self._gone(f"broke off ({type(error).__name__}: {first_line(error)})") from None
+            except (
+                httpx.HTTPError,
+                httpx.StreamError,
+                ValueError,
+                KeyError,
+                TypeError,
+                IndexError,
+            ) as error:
+                await asyncio.sleep(
+                    0.2
+                )  # a process that has just closed the connection may take a moment to die
+                raise self._gone(
+                    f"broke off ({type(error).__name__}: {first_line(error)})"
+                ) from None
         raise AssertionError("unreachable")
 
     async def _ask(self, request: dict[str, Any], session: str | None) -> Generation:
         token_ids: list[int] = []
         logprobs: list[float] = []
         # Leaving the block aborts the request.
-        async with self._client() as client, client.stream("POST", f"{self.url}/completions", json=request) as response:
+        async with (
+            self._client() as client,
+            client.stream("POST", f"{self.url}/completions", json=request) as response,
+        ):
             if response.status_code != 200:
                 raise AgentR1Error(
-                    f"the model server refused ({response.status_code}): {_reason(await response.aread())}",
+                    f"the model server refused ({response.status_code}): "
+                    f"{_reason(await response.aread())}",
                     code="server_refused",
                 )
             async for choice in _choices(response, request["stream"]):
@@ -162,9 +208,12 @@ class ServerPolicy(Policy):
                 if new and self.on_token is not None:
                     self.on_token(session, new)
                 if choice["finish_reason"] is not None:
-                    if choice["finish_reason"] not in ("stop", "length") or len(token_ids) != len(logprobs):
+                    if choice["finish_reason"] not in ("stop", "length") or len(token_ids) != len(
+                        logprobs
+                    ):
                         raise AgentR1Error(
-                            f"the model server ended a turn with {choice['finish_reason']!r}; see its log",
+                            f"the model server ended a turn with {choice['finish_reason']!r}; see "
+                            "its log",
                             code="server_failed",
                         )
                     return Generation(token_ids, logprobs, choice["finish_reason"])
@@ -178,8 +227,9 @@ class ServerPolicy(Policy):
         """
         loop = asyncio.get_running_loop()
 
-        # trust_env: the loopback needs no proxy. No read timeout: a turn may queue, and the episode has a deadline. As
-        # many connections as episodes; idle ones expire before vLLM drops them (5 s).
+        # trust_env: the loopback needs no proxy. No read timeout: a turn may queue, and the episode
+        # has a deadline. As many connections as episodes; idle ones expire before vLLM drops them
+        # (5 s).
         client, users = self._clients.get(loop) or (
             httpx.AsyncClient(
                 timeout=httpx.Timeout(5.0, read=None, pool=None), trust_env=False, verify=False,
@@ -199,7 +249,11 @@ class ServerPolicy(Policy):
     def _gone(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         said = f"the model server at {self.url} {what}; {cause or 'is it running? its log may say more'}"
-        return AgentR1Error(said, code="server_gone") if cause else LostConnection(said, code="lost_connection")
+        return (
+            AgentR1Error(said, code="server_gone")
+            if cause
+            else LostConnection(said, code="lost_connection")
+        )
 
 
 async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict[str, Any]]:
@@ -213,7 +267,10 @@ async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict
             continue
         event = json.loads(data)
         if "error" in event:
-            raise AgentR1Error(f"the model server failed in mid-answer: {_reason(data.encode())}", code="server_failed")
+            raise AgentR1Error(
+                f"the model server failed in mid-answer: {_reason(data.encode())}",
+                code="server_failed",
+            )
         if event["choices"]:
             yield {"logprobs": None} | event["choices"][0]
 

@@ -1,7 +1,7 @@
 """Write a trajectory as one line of JSON.
 
-In: trajectories and their training sequences. Out: records for `rollouts/*.jsonl`, with tokens as text and ids. Next:
-`viewer/tokens.py` draws one; chat, report and `inspect` read them too.
+In: trajectories and their training sequences. Out: records for `rollouts/*.jsonl`, with tokens as
+text and ids. Next: `viewer/tokens.py` draws one; chat, report and `inspect` read them too.
 """
 
 from __future__ import annotations
@@ -86,14 +86,23 @@ def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict
             for x_BT in (batch.advantages_BT, batch.values_BT)
         )
         yield trajectory_record(
-            trajectory, trajectory_rows(trajectory, number, [PROCESS]), advantages, chat, step, values
+            trajectory,
+            trajectory_rows(trajectory, number, [PROCESS]),
+            advantages,
+            chat,
+            step,
+            values,
         )
 
 
-def evaluation_records(trajectories: list[Trajectory], chat: ChatFormat) -> Iterator[dict[str, Any]]:
+def evaluation_records(
+    trajectories: list[Trajectory], chat: ChatFormat
+) -> Iterator[dict[str, Any]]:
     """Yield the records of an evaluation, without advantages."""
     for number, trajectory in enumerate(trajectories):
-        yield trajectory_record(trajectory, trajectory_rows(trajectory, number, [PROCESS]), None, chat, None)
+        yield trajectory_record(
+            trajectory, trajectory_rows(trajectory, number, [PROCESS]), None, chat, None
+        )
 
 
 def write_rollouts(path: Path, records: Iterator[dict[str, Any]]) -> None:

@@ -1,8 +1,9 @@
 """Run many episodes at once, and stop if most of them fail.
 
-In: tasks, or the number of a training step. Out: trajectories, or `Played`: the episodes for the batch and the metrics.
-Next: `training_rows.py`. `Rollouts` plays each prompt several times; a wrapper has an inner `Rollouts` and changes its
-result (`Greedy`, and `Refilled` in recipes/credit).
+In: tasks, or the number of a training step. Out: trajectories, or `Played`: the episodes for the
+batch and the metrics.
+Next: `training_rows.py`. `Rollouts` plays each prompt several times; a wrapper has an inner
+`Rollouts` and changes its result (`Greedy`, and `Refilled` in recipes/credit).
 """
 
 from __future__ import annotations
@@ -24,11 +25,16 @@ from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, 
 from agent_r1.rollout.sampler import LocalPolicy
 
 MAX_LOST_SHARE = 0.05
-"""Share of an evaluation's episodes that may lose their connection. They count as wrong, so this bounds the error."""
+"""Share of an evaluation's episodes that may lose their connection. They count as wrong, so this
+bounds the error."""
 
 
 def make_flow(
-    policy: Policy, chat: ChatFormat, make_env: Callable[[Row], AgentEnv], rollout: RolloutConfig, env: EnvConfig
+    policy: Policy,
+    chat: ChatFormat,
+    make_env: Callable[[Row], AgentEnv],
+    rollout: RolloutConfig,
+    env: EnvConfig,
 ) -> AgentFlowBase:
     """Make the flow that `rollout.flow` names, or the generic loop."""
     flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
@@ -40,7 +46,8 @@ def load_flow(name: str) -> type[AgentFlowBase]:
     found = plugins.load_trusted(name, "rollout.flow")
     if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
         raise ConfigError(
-            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase (agent_r1.rollout.episode)",
+            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase "
+            "(agent_r1.rollout.episode)",
             code="wrong_code",
         )
     return found
@@ -55,11 +62,11 @@ async def run_episodes(
 ) -> list[Trajectory]:
     """Run tasks concurrently, and return their trajectories in the same order.
 
-    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline while they wait for
-    the policy.
+    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline
+    while they wait for the policy.
 
-    A lost connection to a model server ends one episode; any other exception of a policy is raised unchanged. Raises
-    AgentR1Error if most episodes failed through no fault of the agent.
+    A lost connection to a model server ends one episode; any other exception of a policy is raised
+    unchanged. Raises AgentR1Error if most episodes failed through no fault of the agent.
     """
     tasks, lost = list(tasks), []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
@@ -71,7 +78,9 @@ async def run_episodes(
             except LostConnection as error:
                 lost.append(str(error))
                 refuse_lost(lost, len(tasks))
-                trajectory = Trajectory([], task.group_id, StopReason.ERROR, task.row, error=str(error))
+                trajectory = Trajectory(
+                    [], task.group_id, StopReason.ERROR, task.row, error=str(error)
+                )
         if on_done is not None:
             on_done(trajectory)
         return trajectory
@@ -79,7 +88,9 @@ async def run_episodes(
     try:
         async with asyncio.TaskGroup() as group:  # cancels the others if one raises
             jobs = [group.create_task(one(task)) for task in tasks]
-    except ExceptionGroup as failures:  # the first cause is enough, and the command line expects a plain error
+    except (
+        ExceptionGroup
+    ) as failures:  # the first cause is enough, and the command line expects a plain error
         raise failures.exceptions[0] from None
     trajectories = [job.result() for job in jobs]
     refuse_failures(trajectories)
@@ -99,9 +110,14 @@ class Rollouts:
     """Episodes of a step: each prompt `rollout.samples_per_prompt` times."""
 
     def __init__(
-        self, flow: AgentFlowBase, policy: LocalPolicy, tasks: Callable[[int, int], list[Task]], rollout: RolloutConfig
+        self,
+        flow: AgentFlowBase,
+        policy: LocalPolicy,
+        tasks: Callable[[int, int], list[Task]],
+        rollout: RolloutConfig,
     ):
-        """`tasks(step, again)` lists a step's episodes, prompt by prompt; `again` counts rounds with other prompts."""
+        """`tasks(step, again)` lists a step's episodes, prompt by prompt; `again` counts rounds
+        with other prompts."""
         self.flow, self.policy, self.tasks, self.rollout = flow, policy, tasks, rollout
 
     def play(self, step: int) -> Played:
@@ -109,35 +125,59 @@ class Rollouts:
         return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
-        """Return the episodes to learn from, all that were played, and measurements. By default, all are learned from."""
+        """Return the episodes to learn from, all that were played, and measurements. By default,
+        all are learned from."""
         episodes = self.episodes(step)
         return episodes, episodes, {}
 
     def episodes(
-        self, step: int, again: int = 0, prompts: int | None = None, *, samples: int | None = None, greedy: bool = False
+        self,
+        step: int,
+        again: int = 0,
+        prompts: int | None = None,
+        *,
+        samples: int | None = None,
+        greedy: bool = False,
     ) -> list[Trajectory]:
         """Play the first `prompts` of a round; only the first `samples` of each."""
         r = self.rollout
         G, tasks = r.samples_per_prompt, self.tasks(step, again)
-        tasks = [t for i, t in enumerate(tasks) if i // G < (prompts or len(tasks)) and i % G < (samples or G)]
+        tasks = [
+            t
+            for i, t in enumerate(tasks)
+            if i // G < (prompts or len(tasks)) and i % G < (samples or G)
+        ]
         sampling = Sampling(r.max_tokens_per_turn, 0.0 if greedy else r.temperature)
-        return asyncio.run(run_episodes(self.flow, tasks, sampling, at_once=r.max_concurrent_episodes))
+        return asyncio.run(
+            run_episodes(self.flow, tasks, sampling, at_once=r.max_concurrent_episodes)
+        )
 
 
-def tasks_of_step(questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0) -> list[Task]:
+def tasks_of_step(
+    questions: list[Row], step: int, rollout: RolloutConfig, seed: int, again: int = 0
+) -> list[Task]:
     """List the episodes of a step, prompt by prompt.
 
-    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's randomness depends only on
-    (seed, step, prompt, sample), so a resumed run repeats it.
+    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's
+    randomness depends only on (seed, step, prompt, sample), so a resumed run repeats it.
     """
     n, per_step = len(questions), rollout.prompts_per_step
     chosen = _places(n, step, per_step, seed)
     if again:  # asking a question twice in a step would make two groups with two baselines
         asked = set(chosen)
-        others = [place for place in epoch_order(n, step, derive_seed(seed, "again")) if place not in asked]
+        others = [
+            place
+            for place in epoch_order(n, step, derive_seed(seed, "again"))
+            if place not in asked
+        ]
         chosen = others[(again - 1) * per_step : again * per_step]
     return [
-        Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", derive_seed(seed, "rollout", step, p, g))
+        Task(
+            questions[place],
+            f"{step}-{p}",
+            f"{step}-{p}-{g}",
+            derive_seed(seed, "rollout", step, p, g),
+        )
         for p, place in enumerate(chosen, start=again * per_step)
         for g in range(rollout.samples_per_prompt)
     ]
@@ -183,7 +223,7 @@ def greedy_score(greedy: Trajectory) -> float:
     return float("nan") if greedy.stop_reason.failed else greedy.reward
 
 
-# ------------------------------------------------------------------------------- failures that are not the agent's
+# ---------------------------------------------------------------- failures that are not the agent's
 
 
 def refuse_failures(trajectories: list[Trajectory]) -> None:
@@ -195,7 +235,8 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
     if len(broken) * 2 > len(trajectories):
         cause = broken[0].error or broken[0].stop_reason
         raise AgentR1Error(
-            f"{len(broken)} of {len(trajectories)} episodes failed, the first: {cause}", code="episodes_failed"
+            f"{len(broken)} of {len(trajectories)} episodes failed, the first: {cause}",
+            code="episodes_failed",
         )
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
     failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
@@ -206,7 +247,8 @@ def refuse_lost(causes: list[str], episodes: int) -> None:
     """Raise AgentR1Error if more than MAX_LOST_SHARE of the episodes lost their model server."""
     if len(causes) > max(1, MAX_LOST_SHARE * episodes):
         raise AgentR1Error(
-            f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}", code="server_gone"
+            f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}",
+            code="server_gone",
         )
 
 
@@ -214,13 +256,15 @@ def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
     """Raise AgentR1Error if most of many tool calls failed through no fault of the agent."""
     if failed > max(4, calls / 2):  # a few may always fail
         raise AgentR1Error(
-            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the tool",
+            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the "
+            "tool",
             code="tools_failed",
         )
 
 
 def first_failed_call(trajectory: Trajectory) -> str | None:
-    """Return the message of the first tool failure, or None. An invalid call is the agent's fault and not counted."""
+    """Return the message of the first tool failure, or None. An invalid call is the agent's fault
+    and not counted."""
     calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
     failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
     return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")

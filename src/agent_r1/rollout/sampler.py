@@ -1,18 +1,22 @@
 """Sample from a local model, with continuous batching and a KV cache for each episode.
 
-In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale vLLM does. `decoder.py`
-is the network, `kv_cache.py` its cache, `sampling.py` the choice of a token.
+In: prompts from many episodes, as they come. Out: `Generation`s. It implements `Policy`; at scale
+vLLM does. `decoder.py` is the network, `kv_cache.py` its cache, `sampling.py` the choice of a
+token.
 
-An agent's episode alternates between a few dozen sampled tokens and a tool result. Two methods make this cheap:
+An agent's episode alternates between a few dozen sampled tokens and a tool result. Two methods make
+this cheap:
 
-* **Continuous batching.** Each pass decodes one token of every running episode. An episode that calls a tool leaves the
-  batch and returns with the result.
-* **A cache across turns.** The next prompt is all tokens so far plus the tool's result. The cache has the keys and
-  values of the former, so only the new tokens are read (the *extension*). Frameworks that send each turn as a new
-  request read the whole conversation again, unless a prefix cache still has it.
+* **Continuous batching.** Each pass decodes one token of every running episode. An episode that
+  calls a tool leaves the batch and returns with the result.
+* **A cache across turns.** The next prompt is all tokens so far plus the tool's result. The cache
+  has the keys and values of the former, so only the new tokens are read (the *extension*).
+  Frameworks that send each turn as a new request read the whole conversation again, unless a prefix
+  cache still has it.
 
-One trap: the last sampled token, usually `<|im_end|>`, was never fed to the model, so the cache is one token short of
-the conversation. The extension starts at the first token that the cache lacks, not at the tool's text.
+One trap: the last sampled token, usually `<|im_end|>`, was never fed to the model, so the cache is
+one token short of the conversation. The extension starts at the first token that the cache lacks,
+not at the tool's text.
 """
 
 from __future__ import annotations
@@ -53,7 +57,9 @@ class SamplerStats:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     entropy: float = 0.0  # sum over the sampled tokens, in nats
-    seconds: float = 0.0  # in the model; the rest of a rollout's time goes to environments and the event loop
+    seconds: float = (
+        0.0  # in the model; the rest of a rollout's time goes to environments and the event loop
+    )
 
     def mean_entropy(self) -> dict[str, float]:
         """Return the step's metric: the mean entropy in nats."""
@@ -65,15 +71,18 @@ IDLE_TURNS = 100
 
 
 class LocalPolicy(Policy):
-    """`Policy` over a `Decoder` in this process. One instance serves all episodes of its event loop."""
+    """`Policy` over a `Decoder` in this process. One instance serves all episodes of its event
+    loop."""
 
     exact = True
-    """Whether it samples from the trainer's weights with the trainer's arithmetic, apart from a smaller dtype's rounding."""
+    """Whether it samples from the trainer's weights with the trainer's arithmetic, apart from a
+    smaller dtype's rounding."""
 
     def __init__(self, model: Decoder, stop_ids: tuple[int, ...], *, slots: int, max_context: int):
         if max_context > model.shape.max_position:
             raise AgentR1Error(
-                f"a context of {max_context} tokens is longer than the model's {model.shape.max_position}; "
+                f"a context of {max_context} tokens is longer than the model's "
+                f"{model.shape.max_position}; "
                 "lower rollout.max_context",
                 code="context_exceeds_model",
             )
@@ -93,13 +102,16 @@ class LocalPolicy(Policy):
             self.model.load_state_dict(actor.state_dict())
         self.stats = SamplerStats()
 
-    # ---------------------------------------------------------------------------------------- the Policy protocol
+    # -------------------------------------------------------------------------- the Policy protocol
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         """See `Policy.generate`. Raise AgentR1Error if the prompt leaves no room for a token."""
         if len(prompt_ids) >= self.max_context:
             raise AgentR1Error(
-                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}", code="prompt_too_long"
+                f"a prompt of {len(prompt_ids)} tokens fills the context of {self.max_context}",
+                code="prompt_too_long",
             )
         if session is None:
             session = f"one-shot-{next(self._numbers)}"
@@ -121,7 +133,7 @@ class LocalPolicy(Policy):
         if slot is not None:
             self._running.pop(slot, None)
 
-    # --------------------------------------------------------------------------------------------------- scheduling
+    # ----------------------------------------------------------------------------------- scheduling
 
     async def _run(self) -> None:
         """Read new prompts, decode one token per request, let the episodes act; repeat."""
@@ -129,8 +141,8 @@ class LocalPolicy(Policy):
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
-                # A pass over few tokens costs nearly as much as one over many. So new requests wait for some more
-                # while others are being decoded.
+                # A pass over few tokens costs nearly as much as one over many. So new requests wait
+                # for some more while others are being decoded.
                 start = time.perf_counter()
                 if len(self._waiting) >= max(1, len(self._running) // 2):
                     reading = self._admit()
@@ -139,10 +151,12 @@ class LocalPolicy(Policy):
                 if self._running:
                     self._decode()
                 self.stats.seconds += time.perf_counter() - start
-                # Yield twice: once for environments to send their tool calls, once for the search that they share.
+                # Yield twice: once for environments to send their tool calls, once for the search
+                # that they share.
                 await asyncio.sleep(0)
-                # A timer would let the clock decide which requests join the next batch, and a batch's size changes the
-                # last bits of a logit. So yield with sleep(0). After many idle turns a tool is really waiting: sleep.
+                # A timer would let the clock decide which requests join the next batch, and a
+                # batch's size changes the last bits of a logit. So yield with sleep(0). After many
+                # idle turns a tool is really waiting: sleep.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
             self._fail(error, reading)
@@ -168,7 +182,8 @@ class LocalPolicy(Policy):
         return admitted
 
     def _compact(self) -> None:
-        """Move live slots to the front if finished episodes left gaps. Decoding covers slots 0..n-1."""
+        """Move live slots to the front if finished episodes left gaps. Decoding covers slots
+        0..n-1."""
         live = sorted(self._slot_of.items(), key=lambda item: item[1])
         if not live or len(live) > 0.75 * (live[-1][1] + 1):
             return
@@ -190,18 +205,28 @@ class LocalPolicy(Policy):
 
     def _decode(self) -> None:
         """Sample one more token for every running episode."""
-        hidden_BD = self.cache.decode({slot: request.token_ids[-1] for slot, request in self._running.items()})
+        hidden_BD = self.cache.decode(
+            {slot: request.token_ids[-1] for slot, request in self._running.items()}
+        )
         self._sample([self._running[slot] for slot in sorted(self._running)], hidden_BD)
 
     @torch.inference_mode()
     def _sample(self, requests: list[_Request], hidden_BD: Tensor) -> None:
         """Sample one token for each request; finished requests leave the batch."""
-        temperature = torch.tensor([r.sampling.temperature for r in requests], device=hidden_BD.device)[:, None]
-        uniform = torch.tensor([r.noise[len(r.token_ids)] for r in requests], device=hidden_BD.device)
-        tokens, logprobs, entropies = sample_tokens(self.model.logits(hidden_BD).float(), temperature, uniform)
+        temperature = torch.tensor(
+            [r.sampling.temperature for r in requests], device=hidden_BD.device
+        )[:, None]
+        uniform = torch.tensor(
+            [r.noise[len(r.token_ids)] for r in requests], device=hidden_BD.device
+        )
+        tokens, logprobs, entropies = sample_tokens(
+            self.model.logits(hidden_BD).float(), temperature, uniform
+        )
         self.stats.decode_tokens += len(requests)
         self.stats.entropy += entropies.sum().item()
-        for request, token, logprob in zip(requests, tokens.tolist(), logprobs.tolist(), strict=True):
+        for request, token, logprob in zip(
+            requests, tokens.tolist(), logprobs.tolist(), strict=True
+        ):
             request.token_ids.append(token)
             request.logprobs.append(logprob)
             if self.on_token is not None:

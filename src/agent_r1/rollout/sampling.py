@@ -1,7 +1,7 @@
 """Sample tokens, and measure the log-probabilities with which they were sampled.
 
-In: logits. Out: tokens and their log-probabilities, which the trainer's ratios divide by. Next: `training_rows.py`.
-`sampler.py` calls these functions; at scale vLLM samples.
+In: logits. Out: tokens and their log-probabilities, which the trainer's ratios divide by. Next:
+`training_rows.py`. `sampler.py` calls these functions; at scale vLLM samples.
 """
 
 from __future__ import annotations
@@ -17,21 +17,33 @@ from agent_r1.core import Sampling
 def draw_noise(sampling: Sampling) -> list[float]:
     """Draw one uniform number for each token of a turn.
 
-    Noise belongs to the request, not to the batch. So an episode's samples do not depend on other episodes or on the
-    order of tool results, and a resumed run repeats an uninterrupted one.
+    Noise belongs to the request, not to the batch. So an episode's samples do not depend on other
+    episodes or on the order of tool results, and a resumed run repeats an uninterrupted one.
     """
-    seed = sampling.seed if sampling.seed is not None else int.from_bytes(np.random.bytes(8), "little")
-    return np.random.Generator(np.random.Philox(key=seed)).random(sampling.max_tokens, dtype=np.float32).tolist()
+    seed = (
+        sampling.seed if sampling.seed is not None else int.from_bytes(np.random.bytes(8), "little")
+    )
+    return (
+        np.random.Generator(np.random.Philox(key=seed))
+        .random(sampling.max_tokens, dtype=np.float32)
+        .tolist()
+    )
 
 
-def sample_tokens(logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample from softmax(logits / temperature) by inverting its cumulative distribution at `uniform_B` in [0, 1).
+def sample_tokens(
+    logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample from softmax(logits / temperature) by inverting its cumulative distribution at
+    `uniform_B` in [0, 1).
 
-    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered* distribution, which the
-    trainer recomputes. Temperature 0 takes the most likely token, with both measured at temperature 1.
+    Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered*
+    distribution, which the trainer recomputes. Temperature 0 takes the most likely token, with both
+    measured at temperature 1.
     """
     greedy = temperature_B1[:, 0] == 0
-    logprobs = F.log_softmax(logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1)
+    logprobs = F.log_softmax(
+        logits_BV / torch.where(temperature_B1 == 0, 1.0, temperature_B1), dim=-1
+    )
     probs = logprobs.exp()
     entropies = -(probs * logprobs).nansum(dim=-1)  # a forbidden token's 0 * -inf counts as 0
     cdf = probs.cumsum(dim=-1)

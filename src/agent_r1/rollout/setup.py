@@ -1,6 +1,7 @@
 """Make the configured episode loop, and check that the model can use its dialect.
 
-In: a policy, tools, settings. Out: the loop, or a ConfigError. `episode.py` has the loop, which knows no environment.
+In: a policy, tools, settings. Out: the loop, or a ConfigError. `episode.py` has the loop, which
+knows no environment.
 """
 
 from __future__ import annotations
@@ -31,8 +32,10 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     spoken = dialect_of(env)
     if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
         raise ConfigError(
-            f"env.name={env.name} requires the control token {missing[0]}, which this model lacks; set model.path to a model that "
-            "was trained with it (GPT-OSS for harmony), or choose another dialect, such as env.name=hermes",
+            f"env.name={env.name} requires the control token {missing[0]}, which this model lacks; "
+            "set model.path to a model that "
+            "was trained with it (GPT-OSS for harmony), or choose another dialect, such as "
+            "env.name=hermes",
             code="missing_control_tokens",
         )
     if tools and spoken.system_prompt({}) is None:

@@ -1,7 +1,8 @@
 """Render a chat template once per shape of a conversation, with placeholders for the contents.
 
-In: roles and tools. Out: a *skeleton*, the template's control tokens and texts. `chat_format.py` fills it with data.
-A template is a program that came with the model, so its time is limited, and its failures become errors of one line.
+In: roles and tools. Out: a *skeleton*, the template's control tokens and texts. `chat_format.py`
+fills it with data. A template is a program that came with the model, so its time is limited, and
+its failures become errors of one line.
 """
 
 from __future__ import annotations
@@ -22,10 +23,12 @@ PLACEHOLDER = re.compile(f"{_OPEN}(\\d+){_CLOSE}")
 _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<={_CLOSE})\\s*(<[^<>\\s]+>)")
 
 Skeleton = tuple[list[int | str], list[str]]
-"""Control ids and text runs with placeholders; and the control tokens or tags that the tools' descriptions spell."""
+"""Control ids and text runs with placeholders; and the control tokens or tags that the tools'
+descriptions spell."""
 
 RENDER_S = 3.0
-"""Limit for rendering a chat template, which takes milliseconds. A downloaded template could loop for ever."""
+"""Limit for rendering a chat template, which takes milliseconds. A downloaded template could loop
+for ever."""
 
 
 def _in_time() -> Callable[..., Any]:
@@ -55,24 +58,33 @@ class Template:
         self.tokenizer, self.control_ids = tokenizer, control_ids
         self._control = _any_of(control_ids)
         self.guarded = _any_of({*control_ids, *self._tags_beside_data()})
-        """What data must not spell: control tokens, and the tags in which the template encloses data."""
+        """What data must not spell: control tokens, and the tags in which the template encloses
+        data."""
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
 
     def render(self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None = None) -> str:
         """Render the template for these roles, with a placeholder for each content."""
-        messages = [{"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)]
-        # Without thinking, Qwen3's template opens each turn with an empty thought. Thinking would use up a turn of a
-        # few hundred tokens. Other templates ignore the argument.
+        messages = [
+            {"role": role, "content": f"{_OPEN}{i}{_CLOSE}"} for i, role in enumerate(roles)
+        ]
+        # Without thinking, Qwen3's template opens each turn with an empty thought. Thinking would
+        # use up a turn of a few hundred tokens. Other templates ignore the argument.
         before = sys.gettrace()
         sys.settrace(_in_time())
         try:
             return self.tokenizer.apply_chat_template(
-                messages, tools=tools, add_generation_prompt=True, tokenize=False, enable_thinking=False
+                messages,
+                tools=tools,
+                add_generation_prompt=True,
+                tokenize=False,
+                enable_thinking=False,
             )
         except Exception as error:  # a template is a program that came with the model
             raise ConfigError(
-                f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be rendered "
-                f"({type(error).__name__}: {first_line(error)}); use an instruct model with another template",
+                f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} cannot be "
+                "rendered "
+                f"({type(error).__name__}: {first_line(error)}); use an instruct model with "
+                "another template",
                 code="broken_template",
             ) from None
         finally:
@@ -81,18 +93,26 @@ class Template:
     def _tags_beside_data(self) -> set[str]:
         """Find each literal `<...>` that the template puts directly before or after a content."""
         tags: set[str] = set()
-        for roles in (("user", "assistant"), ("system", "user"), ("user", "assistant", "tool", "tool")):
+        for roles in (
+            ("user", "assistant"),
+            ("system", "user"),
+            ("user", "assistant", "tool", "tool"),
+        ):
             with contextlib.suppress(ConfigError):  # a template may refuse a role
-                tags |= {tag for pair in _BESIDE_DATA.findall(self.render(roles)) for tag in pair if tag}
+                tags |= {
+                    tag for pair in _BESIDE_DATA.findall(self.render(roles)) for tag in pair if tag
+                }
         return tags
 
     def skeleton(
         self, roles: tuple[str, ...], tools: list[dict[str, Any]] | None, continuation: bool = False
     ) -> Skeleton:
-        """Return control ids and text runs (with placeholders) for these roles, rendered once and cached.
+        """Return control ids and text runs (with placeholders) for these roles, rendered once and
+        cached.
 
-        `continuation` keeps only what follows message 1, the assistant's. The second result is every control token or
-        tag spelled in the descriptions of `tools`: data, whose placeholders follow those of the messages.
+        `continuation` keeps only what follows message 1, the assistant's. The second result is
+        every control token or tag spelled in the descriptions of `tools`: data, whose placeholders
+        follow those of the messages.
         """
         key = (roles, json.dumps(tools) if tools else None, continuation)
         if key not in self._skeletons:
@@ -115,8 +135,10 @@ class Template:
             for name in (tool["function"]["name"] for tool in tools or ()):
                 if text.count(name) <= bare.count(name):
                     raise ConfigError(
-                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} does not show the tools to the "
-                        "model; use a model whose template does, describe them in the prompt (env.name=react), or use none "
+                        f"the chat template of {getattr(self.tokenizer, 'name_or_path', '?')!r} "
+                        "does not show the tools to the "
+                        "model; use a model whose template does, describe them in the prompt "
+                        "(env.name=react), or use none "
                         "(env.tools=[])",
                         code="template_shows_no_tools",
                     )

@@ -1,14 +1,15 @@
 """Convert trajectories to training rows with action masks and rewards.
 
-In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next: `training/advantages.py`.
+In: `Trajectory`. Out: `TrainingRow`s and, padded, a `Batch` of tensors. Next:
+`training/advantages.py`.
 
-**The row rule.** A step whose observation extends all tokens so far joins the row; any other step begins a new row. An
-environment that appends gives one row per episode; each rewrite of the context adds one. Statistics are per trajectory,
-so each row has its trajectory's number.
+**The row rule.** A step whose observation extends all tokens so far joins the row; any other step
+begins a new row. An environment that appends gives one row per episode; each rewrite of the context
+adds one. Statistics are per trajectory, so each row has its trajectory's number.
 
-**The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It gates the policy
-loss, KL, entropy, value loss and the recursion of GAE. Unlike in single-turn RL, tokens that the policy did not choose
-(tool results, templates) also follow its first action.
+**The action mask** is 1 on sampled tokens and 0 on all others (prompt, tool results, template). It
+gates the policy loss, KL, entropy, value loss and the recursion of GAE. Unlike in single-turn RL,
+tokens that the policy did not choose (tool results, templates) also follow its first action.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ class TrainingRow:
     """One sequence of T tokens; the lists have length T."""
 
     trajectory: int
-    """Index of the trajectory in its batch. A trajectory's rows are consecutive and in time order."""
+    """Index of the trajectory in its batch. A trajectory's rows are consecutive and in time
+    order."""
     group_id: str
     input_ids: list[int] = field(default_factory=list)
     action_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)  # at sampling time; 0 where the mask is 0
     rewards: list[float] = field(default_factory=list)
-    """A call's reward on the call's last token, a step's other reward on its last action token. The reward of a
-    step without action tokens is on the last action token before it, or the next one if there is none."""
-    step_ids: list[int] = field(default_factory=list)  # index of an action token's step; -1 for observations
+    """A call's reward on the call's last token, a step's other reward on its last action token. The
+    reward of a step without action tokens is on the last action token before it, or the next one if
+    there is none."""
+    step_ids: list[int] = field(
+        default_factory=list
+    )  # index of an action token's step; -1 for observations
     truncated: bool = False  # `Trajectory.truncated`
     columns: dict[str, Any] = field(default_factory=dict)
     """`Column.name` -> one value per token, or one for the row."""
@@ -52,7 +57,9 @@ class TrainingRow:
         self.step_ids += [step if sampled else -1] * n
 
 
-def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column] = ()) -> list[TrainingRow]:
+def trajectory_rows(
+    trajectory: Trajectory, index: int, columns: Sequence[Column] = ()
+) -> list[TrainingRow]:
     """Return the training rows of one trajectory, with `columns`; none if nothing was sampled."""
     rows: list[TrainingRow] = []
     paid_to, owed = None, 0.0
@@ -66,7 +73,8 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
         row._extend(step.action_ids, step.action_logprobs, number)
         for column in columns:
             column.extend(row.columns, step if column.of_tokens else trajectory, len(row.input_ids))
-        # A step may have sampled nothing. Its reward goes to the last sampled token before it, or else to the next one.
+        # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
+        # else to the next one.
         owed += step.reward - sum(reward for _, reward in step.token_rewards)
         for token, reward in step.token_rewards:
             row.rewards[token - len(step.action_ids)] += reward
@@ -82,11 +90,14 @@ def trajectory_rows(trajectory: Trajectory, index: int, columns: Sequence[Column
 class Batch:
     """Rows padded on the right to the longest. Everything is 0 on padding.
 
-    Under verl, a batch serves the estimators only, and `ids_BT`, `logprobs_BT` and `lengths_B` are None.
+    Under verl, a batch serves the estimators only, and `ids_BT`, `logprobs_BT` and `lengths_B` are
+    None.
     """
 
     ids_BT: Tensor | None = None  # int64
-    logprobs_BT: Tensor | None = None  # float32, log pi_old: recorded while sampling, or recomputed before an update
+    logprobs_BT: Tensor | None = (
+        None  # float32, log pi_old: recorded while sampling, or recomputed before an update
+    )
     lengths_B: Tensor | None = None  # int64, tokens without padding
     mask_BT: Tensor  # float32, the action mask
     rewards_BT: Tensor  # float32, each reward on the action token that earned it
@@ -98,7 +109,9 @@ class Batch:
     columns: Columns = field(default_factory=Columns)  # what the estimator declares
     metrics: dict[str, float] = field(default_factory=dict)  # for the step's line in metrics.jsonl
 
-    steps_BT: Tensor | None = None  # int64, index of an action token's step in its trajectory; 0 also on padding
+    steps_BT: Tensor | None = (
+        None  # int64, index of an action token's step in its trajectory; 0 also on padding
+    )
     truncated_B: Tensor | None = None  # bool, `Trajectory.truncated`; None: no row is
     values_BT: Tensor | None = None
     """float32. V(s_t) at action token t: the critic's value of the state *before* the token."""
@@ -125,10 +138,12 @@ class Batch:
     def __getitem__(self, index: Tensor) -> Batch:
         """Return the rows at `index` (int64), cut to the longest of them."""
         T = int(self.lengths_B[index].max())
-        part = self._with(lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index])
+        part = self._with(
+            lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index]
+        )
         return replace(part, groups=[self.groups[i] for i in index.tolist()], tree=None)
 
-    # ------------------------------------------------------------------------------------------- for estimators
+    # ------------------------------------------------------------------------------- for estimators
 
     def numbered(self) -> tuple[Tensor, int]:
         """Return [B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N.
@@ -143,7 +158,9 @@ class Batch:
     def members(self) -> dict[str, list[int]]:
         """Map each group to the numbers of its trajectories."""
         members: dict[str, list[int]] = {}
-        for group, trajectory in dict.fromkeys(zip(self.groups, self.numbered()[0].tolist(), strict=True)):
+        for group, trajectory in dict.fromkeys(
+            zip(self.groups, self.numbered()[0].tolist(), strict=True)
+        ):
             members.setdefault(group, []).append(trajectory)  # each once, even with several rows
         return members
 
@@ -159,9 +176,13 @@ class Batch:
 
     def refuse_truncated(self) -> None:
         """Raise ConfigError for truncated episodes: only a critic can value the rest."""
-        if self.truncated_B is not None and (cut := self.trajectory_B[self.truncated_B].unique()).numel():
+        if (
+            self.truncated_B is not None
+            and (cut := self.trajectory_B[self.truncated_B].unique()).numel()
+        ):
             raise ConfigError(
-                f"{len(cut)} episodes were truncated (Outcome.truncated), which requires a critic's value of the missing rest; use "
+                f"{len(cut)} episodes were truncated (Outcome.truncated), which requires a "
+                "critic's value of the missing rest; use "
                 "an estimator with a critic, such as ppo, or an environment that does not set it",
                 code="needs_critic",
             )
@@ -175,8 +196,16 @@ class Batch:
         return scatter(x_A, self.mask_BT.bool())
 
     def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        tensors = {name: change(name, value) for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **tensors, columns={name: change(name, value) for name, value in self.columns.items()})
+        tensors = {
+            name: change(name, value)
+            for name, value in vars(self).items()
+            if isinstance(value, Tensor)
+        }
+        return replace(
+            self,
+            **tensors,
+            columns={name: change(name, value) for name, value in self.columns.items()},
+        )
 
 
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
@@ -184,10 +213,14 @@ def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
 
 
-def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()) -> Batch:
+def collate(
+    rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()
+) -> Batch:
     """Pad rows to one batch. Raise ValueError if the rows' columns differ from `columns`."""
     T = max(len(row.input_ids) for row in rows)
-    if other := {name for row in rows for name in row.columns.keys() ^ {column.name for column in columns}}:
+    if other := {
+        name for row in rows for name in row.columns.keys() ^ {column.name for column in columns}
+    }:
         raise ValueError(f"rows and estimator differ in the columns {', '.join(sorted(other))}")
 
     def pad(lists: list[list], dtype: torch.dtype) -> Tensor:
@@ -195,7 +228,11 @@ def collate(rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), co
 
     def column_of(column: Column) -> Tensor:
         values = [row.columns[column.name] for row in rows]
-        return pad(values, column.dtype) if column.of_tokens else torch.tensor(values, dtype=column.dtype)
+        return (
+            pad(values, column.dtype)
+            if column.of_tokens
+            else torch.tensor(values, dtype=column.dtype)
+        )
 
     return Batch(
         ids_BT=pad([row.input_ids for row in rows], torch.long),

@@ -6,5 +6,6 @@
     searcher.py   the queries of all running episodes, batched and cached
     service.py    the same for other processes, over HTTP: both sides
 
-In: `corpus.jsonl` of room 1 (`data/`). Out: `Hit`s for the search tool of room 3 (`tool/search.py`).
+In: `corpus.jsonl` of room 1 (`data/`). Out: `Hit`s for the search tool of room 3
+(`tool/search.py`).
 """

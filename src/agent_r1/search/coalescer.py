@@ -1,20 +1,23 @@
-"""Answer concurrent questions of many coroutines as one batch. Next: `searcher.py`, and `BatchTool` (tool/batch.py).
+"""Answer concurrent questions of many coroutines as one batch. Next: `searcher.py`, and `BatchTool`
+(tool/batch.py).
 
-When the model has decoded a batch of turns, dozens of episodes ask at the same moment. One by one, each question would
-pay the fixed cost of an answer. So they are collected:
+When the model has decoded a batch of turns, dozens of episodes ask at the same moment. One by one,
+each question would pay the fixed cost of an answer. So they are collected:
 
     ask("Sosnum author") ──┐
     ask("Tulo country")   ──┼─ the same turn of the event loop ──▶ one call of `work` ──▶ all callers continue
     ask("Sosnum author") ──┘
 
-The first question of a turn schedules `_flush` after everything that is ready to run (`loop.call_soon` appends it to
-the queue). Until then, questions only queue.
+The first question of a turn schedules `_flush` after everything that is ready to run
+(`loop.call_soon` appends it to the queue). Until then, questions only queue.
 
-A thread does the work, one batch at a time. Questions that arrive meanwhile form the next batch. Slow work or a hanging
-service therefore delays only its callers, and a call's deadline (`call_tool`) applies.
+A thread does the work, one batch at a time. Questions that arrive meanwhile form the next batch.
+Slow work or a hanging service therefore delays only its callers, and a call's deadline
+(`call_tool`) applies.
 
-If tokens are sampled in this process too, the event loop waits for the answers, at most `BATCH_WAIT_S`. Otherwise the
-clock would decide which episodes share the sampler's next batch, and the batch changes the last digits of a log-prob.
+If tokens are sampled in this process too, the event loop waits for the answers, at most
+`BATCH_WAIT_S`. Otherwise the clock would decide which episodes share the sampler's next batch, and
+the batch changes the last digits of a log-prob.
 """
 
 from __future__ import annotations
@@ -49,11 +52,13 @@ class _Line:
 
 
 class Coalescer(Generic[Key, Value]):
-    """Batches for the coroutines of one thread. Event loops may follow one another (`asyncio.run` again and again).
+    """Batches for the coroutines of one thread. Event loops may follow one another (`asyncio.run`
+    again and again).
 
-    `work` runs in a thread. It gets different questions, in the order of first asking, and returns each answer or an
-    exception to raise. `recall` may answer a question without `work` (it gets the question and its number of callers,
-    and returns None for unknown). `learn` is called with every answer.
+    `work` runs in a thread. It gets different questions, in the order of first asking, and returns
+    each answer or an exception to raise. `recall` may answer a question without `work` (it gets the
+    question and its number of callers, and returns None for unknown). `learn` is called with every
+    answer.
     """
 
     def __init__(
@@ -101,7 +106,8 @@ class Coalescer(Generic[Key, Value]):
         self._answer(batch, found)
 
     def _set_to_work(self, line: _Line, new: Futures) -> Mapping[Any, Any]:
-        """Start work in a thread. Return the answers if this event loop waits for them and they came in time."""
+        """Start work in a thread. Return the answers if this event loop waits for them and they
+        came in time."""
         job: concurrent.futures.Future[Mapping[Any, Any]] = concurrent.futures.Future()
 
         def work() -> None:
@@ -111,7 +117,8 @@ class Coalescer(Generic[Key, Value]):
                 except BaseException as error:  # raised in the callers
                     job.set_result(dict.fromkeys(new, error))
 
-        # A daemon thread instead of a pool: hanging work must not keep the interpreter from exiting.
+        # A daemon thread instead of a pool: hanging work must not keep the interpreter from
+        # exiting.
         threading.Thread(target=work, name="batch", daemon=True).start()
         if line.loop in SAMPLING_HERE:
             concurrent.futures.wait([job], BATCH_WAIT_S)

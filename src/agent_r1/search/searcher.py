@@ -1,10 +1,11 @@
-"""Search for many episodes at once. In: queries of coroutines. Out: `Hit`s for the search tool (room 3).
+"""Search for many episodes at once. In: queries of coroutines. Out: `Hit`s for the search tool
+(room 3).
 
 `coalescer.py` collects concurrent queries: one encoding and one FAISS call answer all of them.
 
-Samples of one question repeat queries, also in later steps, so a cache keeps the latest. A cached query queues like a
-new one. An immediate answer would change its episode's place in the sampler's batch. A resumed run, whose cache is
-empty, would then differ in the last bits.
+Samples of one question repeat queries, also in later steps, so a cache keeps the latest. A cached
+query queues like a new one. An immediate answer would change its episode's place in the sampler's
+batch. A resumed run, whose cache is empty, would then differ in the last bits.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ class Searcher:
             results = self.index.search([text for text, _ in new], max(top_k for _, top_k in new))
             return {key: tuple(hits[: key[1]]) for key, hits in zip(new, results, strict=True)}
         except BaseException as error:  # raised in the callers
-            # One query may have failed the whole batch, so retry each alone. A service's own error holds for all.
+            # One query may have failed the whole batch, so retry each alone. A service's own error
+            # holds for all.
             if len(new) == 1 or isinstance(error, AgentR1Error):
                 return dict.fromkeys(new, error)
         return {key: answer for query in new for key, answer in self._look_up([query]).items()}

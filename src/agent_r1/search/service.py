@@ -3,22 +3,27 @@
     POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
     GET  /health                                           ->  what the index is made of, and counters
 
-The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt under any load. The
-other is the `Searcher`'s: while it encodes a batch, queries of all clients queue for the next. Everyone who can reach
-the port may ask. So body size, number and length of queries, top_k, time per request and waiting queries are limited.
-By default only this machine can connect.
+The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt
+under any load. The other is the `Searcher`'s: while it encodes a batch, queries of all clients
+queue for the next. Everyone who can reach the port may ask. So body size, number and length of
+queries, top_k, time per request and waiting queries are limited. By default only this machine can
+connect.
 
-The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the event loop makes one
-request. A run samples the same tokens as with a local index, if the service answers within `coalescer.BATCH_WAIT_S`. If the
-service dies during a run, the run says so and its episodes wait.
+The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the
+event loop makes one request. A run samples the same tokens as with a local index, if the service
+answers within `coalescer.BATCH_WAIT_S`. If the service dies during a run, the run says so and its
+episodes wait.
 
-The client also speaks Search-R1's form (PeterGriffinJin/Search-R1, search_r1/search/retrieval_server.py):
+The client also speaks Search-R1's form (PeterGriffinJin/Search-R1,
+search_r1/search/retrieval_server.py):
 
     POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
-                   ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"}, ...], ...]}
+                   ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"},
+                   ...], ...]}
 """
 
-# Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are local to `make_app`.
+# Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are
+# local to `make_app`.
 import asyncio
 import socket
 import sys
@@ -43,7 +48,7 @@ from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-# ------------------------------------------------------------------------------------------------------------- server
+# ------------------------------------------------------------------------------------------- server
 
 MAX_BODY = 1 << 20
 MAX_QUERIES = 256
@@ -78,14 +83,22 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         async for piece in request.stream():
             body += piece
             if len(body) > MAX_BODY:  # the header's length may be wrong or missing
-                raise HTTPException(413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"})
+                raise HTTPException(
+                    413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"}
+                )
         try:
             wanted = SearchRequest.model_validate_json(body)
         except ValidationError as error:
             raise HTTPException(422, _first(error)) from None
         if searcher.waiting + len(wanted.queries) > MAX_WAITING:
-            raise HTTPException(503, f"{searcher.waiting} queries are waiting; ask again later", {"Retry-After": "1"})
-        found = await asyncio.gather(*(searcher.ask(query, wanted.top_k) for query in wanted.queries))
+            raise HTTPException(
+                503,
+                f"{searcher.waiting} queries are waiting; ask again later",
+                {"Retry-After": "1"},
+            )
+        found = await asyncio.gather(
+            *(searcher.ask(query, wanted.top_k) for query in wanted.queries)
+        )
         return {"results": [[asdict(hit) for hit in hits] for hits in found]}
 
     @app.post("/search")
@@ -94,12 +107,22 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
             async with asyncio.timeout(timeout_s):
                 return await answer(request)
         except TimeoutError:
-            raise HTTPException(504, f"no answer within {timeout_s:g} s", {"Connection": "close"}) from None
+            raise HTTPException(
+                504, f"no answer within {timeout_s:g} s", {"Connection": "close"}
+            ) from None
 
     @app.get("/health")
     async def health() -> dict:
-        made_of = {key: index.made_of.get(key) for key in ("encoder", "dim", "count", "corpus_sha256", "index")}
-        return {"status": "ok", **made_of, "waiting": searcher.waiting, "stats": asdict(searcher.stats)}
+        made_of = {
+            key: index.made_of.get(key)
+            for key in ("encoder", "dim", "count", "corpus_sha256", "index")
+        }
+        return {
+            "status": "ok",
+            **made_of,
+            "waiting": searcher.waiting,
+            "stats": asdict(searcher.stats),
+        }
 
     return app
 
@@ -113,11 +136,16 @@ def _first(error: ValidationError) -> str:
 def open_port(host: str, port: int) -> socket.socket:
     """Open the port before the index is loaded. Raise AgentR1Error if it is in use."""
     if not 0 <= port < 65536:
-        raise ConfigError(f"--port {port}: give a port between 1 and 65535, or 0 for a free one", code="out_of_range")
+        raise ConfigError(
+            f"--port {port}: give a port between 1 and 65535, or 0 for a free one",
+            code="out_of_range",
+        )
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # With an explicit protocol, asyncio disables Nagle's algorithm, which would delay the second half of an answer
-        # by 40 ms, until the first is acknowledged.
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        # With an explicit protocol, asyncio disables Nagle's algorithm, which would delay the
+        # second half of an answer by 40 ms, until the first is acknowledged.
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -126,7 +154,8 @@ def open_port(host: str, port: int) -> socket.socket:
     except OSError as error:
         reason = error.strerror or error
         raise AgentR1Error(
-            f"cannot listen on {host}:{port} ({reason}); stop what uses it, or choose another with --port",
+            f"cannot listen on {host}:{port} ({reason}); stop what uses it, or choose another with "
+            "--port",
             code="port_in_use",
         ) from None
 
@@ -134,8 +163,8 @@ def open_port(host: str, port: int) -> socket.socket:
 def read_ahead(path: str | Path) -> None:
     """Read a file to its end, to fill the system's cache.
 
-    A query reads about 50 vectors all over a mapped file of gigabytes. From a network disk, the first minutes of a run
-    would wait for them.
+    A query reads about 50 vectors all over a mapped file of gigabytes. From a network disk, the
+    first minutes of a run would wait for them.
     """
     block = bytearray(1 << 24)
     with open(path, "rb", buffering=0) as file:
@@ -149,17 +178,23 @@ def serve_search(index: PassageIndex, listener: socket.socket) -> None:
 
     if mapped := getattr(index.vectors, "filename", None):
         threading.Thread(target=read_ahead, args=[mapped], daemon=True).start()
-    # The HTTP thread releases the interpreter at each system call and gets it back from the computing thread only after
-    # this long. Hence 842 queries/s from 200 clients instead of 570 with the default 5 ms (benchmarks/README.md).
+    # The HTTP thread releases the interpreter at each system call and gets it back from the
+    # computing thread only after this long. Hence 842 queries/s from 200 clients instead of 570
+    # with the default 5 ms (benchmarks/README.md).
     sys.setswitchinterval(0.0002)
     config = uvicorn.Config(
-        make_app(index), log_level="warning", access_log=False, timeout_keep_alive=30, timeout_graceful_shutdown=5,
-        limit_concurrency=2000, server_header=False,
-    )  # fmt: skip
+        make_app(index),
+        log_level="warning",
+        access_log=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=5,
+        limit_concurrency=2000,
+        server_header=False,
+    )
     uvicorn.Server(config).run(sockets=[listener])
 
 
-# ------------------------------------------------------------------------------------------------------------- client
+# ------------------------------------------------------------------------------------------- client
 
 REQUEST_QUERIES = 128
 """Queries per request; the service accepts `MAX_QUERIES`."""
@@ -199,8 +234,9 @@ def _hit(found: Retrieved) -> Hit:
 class RemoteIndex:
     """Client of a search service. Its calls block, like those of a local index.
 
-    A `url` that ends in /retrieve uses Search-R1's form. `timeout_s`: seconds per request. `wait_s`: seconds that a
-    search waits for a service that is gone or loading its index; `tell` reports it. `pause`: seconds between attempts.
+    A `url` that ends in /retrieve uses Search-R1's form. `timeout_s`: seconds per request.
+    `wait_s`: seconds that a search waits for a service that is gone or loading its index; `tell`
+    reports it. `pause`: seconds between attempts.
     """
 
     def __init__(
@@ -209,9 +245,12 @@ class RemoteIndex:
     ):  # fmt: skip
         self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
         self._foreign = SearchConfig(url=url).foreign
-        self._start = "start it again" if self._foreign else "start it with `agent-r1 search-server`"
+        self._start = (
+            "start it again" if self._foreign else "start it with `agent-r1 search-server`"
+        )
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
-        """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch takes time too."""
+        """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch
+        takes time too."""
         self._checked: tuple[str, str] | None = None
         self._base, self._timeout_s = self.url.removesuffix("/retrieve"), timeout_s
 
@@ -222,15 +261,23 @@ class RemoteIndex:
         """
         if self._foreign:
             self.search(["a"], 1)
-            self._tell(f"search: {self.url} does not say what it searches; what it finds is taken as it comes")
+            self._tell(
+                f"search: {self.url} does not say what it searches; what it finds is taken as it "
+                "comes"
+            )
             return
         health = self._ask("GET", "/health")
         made_with = health.get("encoder")
-        theirs = made_with.get("name") if isinstance(made_with, dict) else None, health.get("corpus_sha256")
+        theirs = (
+            made_with.get("name") if isinstance(made_with, dict) else None,
+            health.get("corpus_sha256"),
+        )
         if theirs != (encoder, corpus_sha256):
             raise AgentR1Error(
-                f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus {str(theirs[1])[:8]}, "
-                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this run's preset and overrides",
+                f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus "
+                f"{str(theirs[1])[:8]}, "
+                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this "
+                "run's preset and overrides",
                 code="service_of_other_index",
             )
         self._checked = encoder, corpus_sha256
@@ -242,24 +289,31 @@ class RemoteIndex:
             mine = queries[start : start + REQUEST_QUERIES]
             path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
             if self._foreign:
-                path, form, body = "/retrieve", RetrieveAnswer, {"queries": mine, "topk": top_k, "return_scores": True}
+                path, form, body = (
+                    "/retrieve",
+                    RetrieveAnswer,
+                    {"queries": mine, "topk": top_k, "return_scores": True},
+                )
             try:
                 hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
             except ValidationError as error:
                 raise AgentR1Error(
-                    f"{self.url} answers in an unknown form ({_first(error)}); is it a search service?",
+                    f"{self.url} answers in an unknown form ({_first(error)}); is it a search "
+                    "service?",
                     code="bad_answer",
                 ) from None
             if len(hits) != len(mine):
                 raise AgentR1Error(
-                    f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search service?",
+                    f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search "
+                    "service?",
                     code="bad_answer",
                 )
             found += hits
         return found
 
     def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Send one request; repeat it for `wait_s` seconds while the service is missing or overloaded."""
+        """Send one request; repeat it for `wait_s` seconds while the service is missing or
+        overloaded."""
         until, told = time.monotonic() + wait_s, False
         while True:
             try:
@@ -279,18 +333,21 @@ class RemoteIndex:
                 problem = f"does not answer ({first_line(error)})"
             except ValueError as error:
                 raise AgentR1Error(
-                    f"the search service at {self.url} cannot be used: {error}; is it a search service?",
+                    f"the search service at {self.url} cannot be used: {error}; is it a search "
+                    "service?",
                     code="bad_answer",
                 ) from None
             if time.monotonic() >= until:
                 self._wait_s = 0.0  # wait only once; the next search fails soon
                 raise AgentR1Error(
-                    f"the search service at {self.url} {problem}; {self._start}", code="server_unreachable"
+                    f"the search service at {self.url} {problem}; {self._start}",
+                    code="server_unreachable",
                 )
             if not told:
                 told = True
                 self._tell(
-                    f"the search service at {self.url} does not answer; waiting for it, up to {wait_s:.0f} s: "
+                    f"the search service at {self.url} does not answer; waiting for it, up to "
+                    f"{wait_s:.0f} s: "
                     f"{self._start}, as it was for this run"
                 )
             time.sleep(self._pause)
@@ -304,7 +361,9 @@ class RemoteIndex:
             answer = None
         if response.status != 200 or not isinstance(answer, dict):
             text = response.body[:1000].decode(errors="replace")
-            detail = answer.get("detail") if isinstance(answer, dict) else " ".join(text.split())[:100]
+            detail = (
+                answer.get("detail") if isinstance(answer, dict) else " ".join(text.split())[:100]
+            )
             other = "; one that speaks Search-R1's protocol is named search.url=http://HOST:PORT/retrieve"
             raise AgentR1Error(
                 f"the search service at {self.url} refused {path} ({response.status}: {detail})"

@@ -7,13 +7,15 @@
     calculator.py arithmetic
     batch.py      tools that answer many calls at once
 
-Recipes add others: recipes/code runs model-written programs, recipes/mcp offers the tools of MCP servers.
+Recipes add others: recipes/code runs model-written programs, recipes/mcp offers the tools of MCP
+servers.
 
-In: the names in `env.tools` and the resources of a run. Out: tools for the environments of room 4 (`env/`).
+In: the names in `env.tools` and the resources of a run. Out: tools for the environments of room 4
+(`env/`).
 
-To add a tool, write one file, and add its name to the table `[tool]` of names.toml or of a recipe.toml (steps in
-CONTRIBUTING.md). The name stands for a tool or for a maker, which takes the resources that it needs as keyword
-arguments.
+To add a tool, write one file, and add its name to the table `[tool]` of names.toml or of a
+recipe.toml (steps in CONTRIBUTING.md). The name stands for a tool or for a maker, which takes the
+resources that it needs as keyword arguments.
 """
 
 from __future__ import annotations
@@ -36,17 +38,28 @@ from agent_r1.tool.base import (
 from agent_r1.tool.function import tool
 
 __all__ = [
-    "BaseTool", "InvalidArgumentsError", "ToolCall", "ToolErrorKind", "ToolOutput", "ToolResult", "call_tool", "make_tools",
-    "own_tool", "tool",
-]  # fmt: skip
+    "BaseTool",
+    "InvalidArgumentsError",
+    "ToolCall",
+    "ToolErrorKind",
+    "ToolOutput",
+    "ToolResult",
+    "call_tool",
+    "make_tools",
+    "own_tool",
+    "tool",
+]
 
 
-def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: Any) -> dict[str, BaseTool]:
+def make_tools(
+    names: list[str], *, env: EnvConfig | None = None, **resources: Any
+) -> dict[str, BaseTool]:
     """Make the tools of those names, by the names that the agent uses.
 
-    A setting of `env` may add servers of tools, as `env.mcp` does: `NAME` stands for all tools of a server, `NAME.TOOL`
-    for one. `resources` are other inputs of tools: `searcher` (a Searcher) and `top_k` for search. Raises ConfigError
-    for an unknown name, with the nearest known one, for two tools of one name, and for a missing resource.
+    A setting of `env` may add servers of tools, as `env.mcp` does: `NAME` stands for all tools of a
+    server, `NAME.TOOL` for one. `resources` are other inputs of tools: `searcher` (a Searcher) and
+    `top_k` for search. Raises ConfigError for an unknown name, with the nearest known one, for two
+    tools of one name, and for a missing resource.
     """
     servers: dict[str, Callable[[str], list[BaseTool]]] = {}
     for servers_of in tables.asked_for("tool_server", env=env):
@@ -63,16 +76,21 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
             found = [make if isinstance(make, BaseTool) else make(env=env, **resources)]
         else:
             known = sorted([*tables.names("tool"), *servers])
-            hints = [", " + entry["hint"].format(name=server) for entry in tables.entries("tool_server").values()]
+            hints = [
+                ", " + entry["hint"].format(name=server)
+                for entry in tables.entries("tool_server").values()
+            ]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or name your own as "
+                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or "
+                "name your own as "
                 f"FILE.py:NAME{''.join(hints)}",
                 code="unknown_tool",
             )
         for one in found:
             if one.name in tools:
                 raise ConfigError(
-                    f"env.tools: {asked[one.name]} and {name} both have a tool called {one.name!r}; leave one out",
+                    f"env.tools: {asked[one.name]} and {name} both have a tool called "
+                    f"{one.name!r}; leave one out",
                     code="tool_name_taken",
                 )
             tools[one.name], asked[one.name] = one, name
@@ -80,18 +98,24 @@ def make_tools(names: list[str], *, env: EnvConfig | None = None, **resources: A
 
 
 def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
-    """Load a user-defined tool (`FILE.py:NAME`): a BaseTool, its class, or a typed and documented function.
+    """Load a user-defined tool (`FILE.py:NAME`): a BaseTool, its class, or a typed and documented
+    function.
 
     Raises ConfigError for anything else.
     """
     found = plugins.load_trusted(name, setting)
     is_class = isinstance(found, type)
-    if not isinstance(found, BaseTool) and not (issubclass(found, BaseTool) if is_class else callable(found)):
+    if not isinstance(found, BaseTool) and not (
+        issubclass(found, BaseTool) if is_class else callable(found)
+    ):
         raise ConfigError(
-            f"{setting}={name} is a {type(found).__name__}, not a tool; give a function or a BaseTool",
+            f"{setting}={name} is a {type(found).__name__}, not a tool; give a function or a "
+            "BaseTool",
             code="wrong_code",
         )
     try:
         return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
     except ConfigError as error:
-        raise ConfigError(f"{setting}: {plugins.source_location(found)}: {error}", code=error.code) from None
+        raise ConfigError(
+            f"{setting}: {plugins.source_location(found)}: {error}", code=error.code
+        ) from None

@@ -1,11 +1,11 @@
 """Check a tool's arguments against its JSON schema.
 
-In: the agent's arguments. Out: None, or one line about the fault. Next: `call_tool` in base.py returns the line to the
-agent. It names the argument, quotes its value and lists what is accepted. The messages of
-jsonschema repeat the whole value and do not tell what else is accepted.
+In: the agent's arguments. Out: None, or one line about the fault. Next: `call_tool` in base.py
+returns the line to the agent. It names the argument, quotes its value and lists what is accepted.
+The messages of jsonschema repeat the whole value and do not tell what else is accepted.
 
-The check shares the event loop with all episodes. Some rules may take hours, so of a server's schema, which is
-untrusted, only names and types are checked here. The server checks the rest.
+The check shares the event loop with all episodes. Some rules may take hours, so of a server's
+schema, which is untrusted, only names and types are checked here. The server checks the rest.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 class SchemaChecker:
-    """Checker of objects against a JSON schema; `foreign`: an untrusted one. `owner` is its tool in messages."""
+    """Checker of objects against a JSON schema; `foreign`: an untrusted one. `owner` is its tool in
+    messages."""
 
     def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
         self._schema, self._owner, self._foreign = schema, owner, foreign
 
     def compile(self) -> None:
-        """Compile the schema, which the first check does otherwise. Raises ConfigError for an invalid one."""
+        """Compile the schema, which the first check does otherwise. Raises ConfigError for an
+        invalid one."""
         _ = self._compiled
 
     @functools.cached_property
@@ -45,19 +47,22 @@ class SchemaChecker:
         except (ValueError, RecursionError) as error:
             why = "JSON nested too deeply" if isinstance(error, RecursionError) else error
             raise ConfigError(
-                f"{owner}: parameters is not a JSON schema ({why}); nest it less deeply", code="bad_schema"
+                f"{owner}: parameters is not a JSON schema ({why}); nest it less deeply",
+                code="bad_schema",
             ) from None
         except SchemaError as error:
             where = ".".join(map(str, error.absolute_path)) or "its top"
             raise ConfigError(
-                f"{owner}: parameters is not a JSON schema (at {where}: {error.message}); fix it", code="bad_schema"
+                f"{owner}: parameters is not a JSON schema (at {where}: {error.message}); fix it",
+                code="bad_schema",
             ) from None
         if schema.get("type") != "object":
             raise ConfigError(
                 f'{owner}: parameters must have "type": "object", because arguments are given by name',
                 code="bad_schema",
             )
-        # An empty registry: a remote reference must not be fetched, certainly not while an episode waits.
+        # An empty registry: a remote reference must not be fetched, certainly not while an episode
+        # waits.
         outline = _outline(schema) if self._foreign else schema
         return Draft202012Validator(outline, registry=Registry()), _accepted(schema)
 
@@ -68,24 +73,34 @@ class SchemaChecker:
             return f"arguments must be an object; {accepted}"
         try:
             return None if validator.is_valid(given) else f"{_wrong(validator, given)}; {accepted}"
-        except Exception:  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number
+        except (
+            Exception
+        ):  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number
             return "arguments are too large or nested too deeply"
 
 
 def _outline(schema: dict[str, Any]) -> dict[str, Any]:
     """Keep the names of a schema's arguments, their types, and which are required."""
     arguments = schema.get("properties", {}).items()
-    types = {name: {"type": one["type"]} if isinstance(one, dict) and "type" in one else {} for name, one in arguments}
+    types = {
+        name: {"type": one["type"]} if isinstance(one, dict) and "type" in one else {}
+        for name, one in arguments
+    }
     closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return {
-        "type": "object", "properties": types, "required": schema.get("required", []), "additionalProperties": not closed
-    }  # fmt: skip
+        "type": "object",
+        "properties": types,
+        "required": schema.get("required", []),
+        "additionalProperties": not closed,
+    }
 
 
 def quote(value: Any) -> str:
     """Quote a value of the model, shortened."""
     plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
-    text = repr(value) if plain else type(value).__name__  # Python refuses to print integers of 5,000 digits
+    text = (
+        repr(value) if plain else type(value).__name__
+    )  # Python refuses to print integers of 5,000 digits
     return text if len(text) <= 40 else text[:36] + "..." + text[-1]
 
 
@@ -107,7 +122,11 @@ def _wrong(validator: Draft202012Validator, arguments: dict[str, Any]) -> str:
         return f"missing argument {', '.join(map(repr, missing))}"
     properties = schema.get("properties", {})
     unknown = [key for key in arguments if key not in properties]
-    if unknown and schema.get("additionalProperties") is False and "patternProperties" not in schema:
+    if (
+        unknown
+        and schema.get("additionalProperties") is False
+        and "patternProperties" not in schema
+    ):
         return f"unknown argument {quote(unknown[0])}{nearest(unknown[0], properties)}"
     return _describe(best_match(validator.iter_errors(arguments)))
 

@@ -2,11 +2,13 @@
 
 In: a `ToolCall` that `env/` parsed. Out: a `ToolResult` for the next turn.
 
-The caller is a language model in training. It misspells names and forgets arguments, thousands of times. So `call_tool`
-never raises for an error of model or tool. It returns one short line with the fault and the remedy, because the model
-reads this line next and learns from it. A traceback would fill its context and expose our file system.
+The caller is a language model in training. It misspells names and forgets arguments, thousands of
+times. So `call_tool` never raises for an error of model or tool. It returns one short line with the
+fault and the remedy, because the model reads this line next and learns from it. A traceback would
+fill its context and expose our file system.
 
-    ToolCall ── known tool? ── arguments fit the schema? ── execute, within the deadline ── cut to size ──▶ ToolResult
+    ToolCall ── known tool? ── arguments fit the schema? ── execute, within the deadline ── cut to
+    size ──▶ ToolResult
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
     """Set if the call could not be parsed: the fault and the expected form, for the agent."""
-    end: int | None = None  # end of the call in the turn's text, in characters; None: end of the turn
+    end: int | None = (
+        None  # end of the call in the turn's text, in characters; None: end of the turn
+    )
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,8 @@ class ToolResult:
     """Result of one call."""
 
     content: str
-    """For the agent: the result, or one line that begins with `error:`. Valid Unicode of limited length."""
+    """For the agent: the result, or one line that begins with `error:`. Valid Unicode of limited
+    length."""
     ok: bool = True
     error: ToolErrorKind | None = None
     seconds: float = 0.0  # wall-clock time of the call
@@ -72,22 +77,22 @@ NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGenerat
 
 
 class InvalidArgumentsError(ValueError):
-    """Raised by a tool for arguments that fit its schema but make no sense. The agent reads the text."""
+    """Raised by a tool for arguments that fit its schema but make no sense. The agent reads the
+    text."""
 
 
 class BaseTool(ABC):
     """A tool: three class attributes and a method.
 
         class Double(BaseTool):
-            name = "double"
-            description = "Doubles a number."
-            parameters = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+            name = "double" description = "Doubles a number." parameters = {"type": "object",
+            "properties": {"x": {"type": "number"}}, "required": ["x"]}
 
             def execute(self, args):
                 return str(2 * args["x"])
 
-    `@tool` in function.py makes one from a typed function with a docstring. Construction raises ConfigError for a wrong
-    name, description or schema.
+    `@tool` in function.py makes one from a typed function with a docstring. Construction raises
+    ConfigError for a wrong name, description or schema.
     """
 
     name: str
@@ -97,9 +102,11 @@ class BaseTool(ABC):
     timeout_s: float | None = None
     """Deadline of one call in seconds; None: the caller's (`env.tool_timeout_s`)."""
     foreign = False
-    """Whether description and schema come from a server. If so, they are limited (see also arguments.py)."""
+    """Whether description and schema come from a server. If so, they are limited (see also
+    arguments.py)."""
     retries: int = 0
-    """Times that a failed call is repeated within its deadline. Only for a tool that may run twice."""
+    """Times that a failed call is repeated within its deadline. Only for a tool that may run
+    twice."""
 
     def __init__(self) -> None:
         self.validator.compile()
@@ -108,9 +115,11 @@ class BaseTool(ABC):
     def execute(self, args: dict[str, Any]) -> Any:
         """Run the call with `args`, which fit the schema.
 
-        Return the text for the agent or a `ToolOutput`; anything else is converted to JSON. An `async def` must not
-        block: it runs in the event loop of all episodes. A plain `def` runs in its own thread, concurrently with other
-        calls of the same tool. Exceptions become errors that the agent reads.
+        Return the text for the agent or a `ToolOutput`; anything else is converted to JSON. An
+        `async def` must not
+        block: it runs in the event loop of all episodes. A plain `def` runs in its own thread,
+        concurrently with other calls of the same tool. Exceptions become errors that the agent
+        reads.
         """
 
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
@@ -125,7 +134,10 @@ class BaseTool(ABC):
 
     def schema(self) -> dict[str, Any]:
         """Describe this tool in OpenAI's form, for chat templates and servers."""
-        parameters = {"properties": {}, **self.parameters}  # templates read them, also if there are none
+        parameters = {
+            "properties": {},
+            **self.parameters,
+        }  # templates read them, also if there are none
         function = {"name": self.name, "description": self.description, "parameters": parameters}
         return {"type": "function", "function": function}
 
@@ -143,16 +155,20 @@ class BaseTool(ABC):
     def validator(self) -> SchemaChecker:
         """The schema, compiled at most once for a tool and its copies.
 
-        Compiling takes a hundred times as long as validating. Raises ConfigError for a missing attribute, a wrong name or a
-        long foreign schema.
+        Compiling takes a hundred times as long as validating. Raises ConfigError for a missing
+        attribute, a wrong name or a long foreign schema.
         """
         owner = f"tool {getattr(self, 'name', None) or type(self).__name__}"
         for attribute in ("name", "description", "parameters"):
             if not getattr(self, attribute, None):
-                raise ConfigError(f"{owner} has no {attribute}; set it as a class attribute", code="missing_attribute")
+                raise ConfigError(
+                    f"{owner} has no {attribute}; set it as a class attribute",
+                    code="missing_attribute",
+                )
         if not re.fullmatch(r"[A-Za-z0-9_-]{1,64}", self.name):
             raise ConfigError(
-                f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it", code="bad_tool_name"
+                f"{owner}: a tool's name has 1 to 64 letters, digits, '_' or '-'; rename it",
+                code="bad_tool_name",
             )
         if self.foreign and isinstance(self.parameters, dict):
             try:
@@ -161,18 +177,21 @@ class BaseTool(ABC):
                 size = MAX_TOOL_CHARS + 1
             if size > MAX_TOOL_CHARS:
                 raise ConfigError(
-                    f"{owner}: its description and schema have {size} characters, which every prompt would contain; at most "
+                    f"{owner}: its description and schema have {size} characters, which every "
+                    "prompt would contain; at most "
                     f"{MAX_TOOL_CHARS} are allowed",
                     code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)
 
 
-async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int) -> ToolResult:
+async def call_tool(
+    tools: dict[str, BaseTool], call: ToolCall, timeout_s: float, max_chars: int
+) -> ToolResult:
     """Execute one call. Return a `ToolResult`, whatever the model or the tool does.
 
-    `timeout_s` (seconds) is for tools without their own, `max_chars` for all. Cancellation of the episode and Ctrl-C
-    pass through.
+    `timeout_s` (seconds) is for tools without their own, `max_chars` for all. Cancellation of the
+    episode and Ctrl-C pass through.
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
@@ -184,10 +203,16 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
                 output = await _executed(tool, call.arguments)
         except InvalidArgumentsError as error:
             failure = ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}"
-        # SystemExit is not an Exception; a tool that calls sys.exit() must not end the training run.
+        # SystemExit is not an Exception; a tool that calls sys.exit() must not end the training
+        # run.
         except (Exception, SystemExit) as error:
-            if isinstance(error, TimeoutError) and deadline.expired():  # our deadline, not a time-out inside the tool
-                failure = ToolErrorKind.TIME_OUT, f"{tool.name} took longer than {timeout_s:g} s and was stopped"
+            if (
+                isinstance(error, TimeoutError) and deadline.expired()
+            ):  # our deadline, not a time-out inside the tool
+                failure = (
+                    ToolErrorKind.TIME_OUT,
+                    f"{tool.name} took longer than {timeout_s:g} s and was stopped",
+                )
             else:
                 failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
                 data = {"at": _place(tool, error)}
@@ -195,13 +220,17 @@ async def call_tool(tools: dict[str, BaseTool], call: ToolCall, timeout_s: float
     if failure is None:
         return ToolResult(_cut(output.content, max_chars), seconds=seconds, data=output.data)
     kind, message = failure  # short already, and its beginning matters most
-    return ToolResult(f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data)
+    return ToolResult(
+        f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data
+    )
 
 
-# ------------------------------------------------------------------------------------------ the parts of call_tool
+# --------------------------------------------------------------------------- the parts of call_tool
 
 
-def _refusal(tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall) -> tuple[ToolErrorKind, str] | None:
+def _refusal(
+    tools: dict[str, BaseTool], tool: BaseTool | None, call: ToolCall
+) -> tuple[ToolErrorKind, str] | None:
     """Return why this call is not run, or None."""
     if call.error is not None:
         return ToolErrorKind.MALFORMED_CALL, call.error
@@ -225,7 +254,9 @@ async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
 
 
 async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
-    value = await (tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments))
+    value = await (
+        tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments)
+    )
     if inspect.isawaitable(value):  # an async function in a plain decorator looks synchronous
         value = await value
     output = value if isinstance(value, ToolOutput) else ToolOutput(value)
@@ -234,7 +265,9 @@ async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
     if isinstance(output.content, Exception):  # `execute_batch` may return one
         raise output.content
     if output.content is None or isinstance(output.content, NO_TEXT):
-        raise TypeError(f"it returned {type(output.content).__name__}, and an agent reads text; return a str")
+        raise TypeError(
+            f"it returned {type(output.content).__name__}, and an agent reads text; return a str"
+        )
     return ToolOutput(json.dumps(output.content, ensure_ascii=False, default=str), output.data)
 
 
@@ -249,9 +282,10 @@ async def _in_thread(execute: Callable[[dict[str, Any]], Any], args: dict[str, A
 class OneThread:
     """A separate thread for blocking functions, awaited.
 
-    `asyncio.to_thread` is shorter but has a trap: a thread cannot be stopped, so a hanging call outlives its deadline.
-    In the shared pool (six workers on two cores), six of them would block every tool for good, and the interpreter
-    could not exit. A hanging daemon thread is a leak, but it blocks nothing.
+    `asyncio.to_thread` is shorter but has a trap: a thread cannot be stopped, so a hanging call
+    outlives its deadline. In the shared pool (six workers on two cores), six of them would block
+    every tool for good, and the interpreter could not exit. A hanging daemon thread is a leak, but
+    it blocks nothing.
     """
 
     def __init__(self, name: str) -> None:
@@ -265,7 +299,9 @@ class OneThread:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
         done: Future[tuple[Any, BaseException | None]] = Future()
-        self._jobs.put((done, functools.partial(contextvars.copy_context().run, function, *args, **arguments)))
+        self._jobs.put(
+            (done, functools.partial(contextvars.copy_context().run, function, *args, **arguments))
+        )
         value, error = await asyncio.wrap_future(done)
         if error is not None:
             raise error
@@ -281,7 +317,9 @@ class OneThread:
                 continue
             try:
                 done.set_result((call(), None))
-            except BaseException as error:  # also StopIteration, which an asyncio future cannot carry
+            except (
+                BaseException
+            ) as error:  # also StopIteration, which an asyncio future cannot carry
                 done.set_result((None, error))
 
 
@@ -294,7 +332,7 @@ def _cut(text: str, max_chars: int) -> str:
     return kept[: -len(mark)] + mark if len(mark) < len(kept) else kept
 
 
-# ---------------------------------------------------------------------------------------------- words for the agent
+# ------------------------------------------------------------------------------ words for the agent
 
 LONGEST_MESSAGE = 300
 _PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/)[^\s'\",;)]+")
@@ -305,7 +343,11 @@ def _place(tool: BaseTool, error: BaseException) -> str:
     code = getattr(inspect.unwrap(tool.body), "__code__", None) if tool.body else None
     if code is None:
         return ""
-    lines = [n for frame, n in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == code.co_filename]
+    lines = [
+        n
+        for frame, n in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == code.co_filename
+    ]
     return f"{code.co_filename}:{(lines or [code.co_firstlineno])[-1]}"
 
 
@@ -324,5 +366,6 @@ def _one_line(text: Any) -> str:
 
 
 def valid_unicode(text: str) -> str:
-    """Replace lone surrogates. JSON's "\\ud800" makes them, UTF-8 cannot encode them, and tokenizers raise on them."""
+    """Replace lone surrogates. JSON's "\\ud800" makes them, UTF-8 cannot encode them, and
+    tokenizers raise on them."""
     return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")

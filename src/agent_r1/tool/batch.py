@@ -1,6 +1,7 @@
 """Answer many calls at once, for example with a model on a GPU.
 
-In: concurrent calls of all running episodes. Out: a result for each. Next: `search/coalescer.py` collects them.
+In: concurrent calls of all running episodes. Out: a result for each. Next: `search/coalescer.py`
+collects them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ class BatchTool(BaseTool):
         super().__init__()
         if inspect.iscoroutinefunction(self.execute_batch):
             raise ConfigError(
-                f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not `async def`",
+                f"tool {self.name}: execute_batch runs in a thread; make it a plain `def`, not "
+                "`async def`",
                 code="wrong_signature",
             )
         self._batches: Coalescer[_Call, Any] = Coalescer(self._work)
@@ -43,8 +45,15 @@ class BatchTool(BaseTool):
     def _work(self, calls: list[_Call]) -> dict[_Call, Any]:
         results = self.execute_batch([call.args for call in calls])
         if not isinstance(results, list | tuple) or len(results) != len(calls):
-            found = f"{len(results)} results" if isinstance(results, list | tuple) else type(results).__name__
-            raise TypeError(f"execute_batch returned {found} for {len(calls)} calls; it must return a list of one each")
+            found = (
+                f"{len(results)} results"
+                if isinstance(results, list | tuple)
+                else type(results).__name__
+            )
+            raise TypeError(
+                f"execute_batch returned {found} for {len(calls)} calls; it must return a list of "
+                "one each"
+            )
         return dict(zip(calls, results, strict=True))
 
 

@@ -1,9 +1,11 @@
-"""Compute arithmetic, and nothing else that Python can do. In: an expression. Out: its value as text.
+"""Compute arithmetic, and nothing else that Python can do. In: an expression. Out: its value as
+text.
 
-An agent writes the expression, so it may be anything. It is parsed to a syntax tree, and only nodes in the tables below
-are computed, never `eval`. The cost is limited as well: `9**9**9` would fill the memory. So a whole number may not
-exceed a float's range (2**1024, about 1.8e308), and a power or factorial is refused *before* it is computed. With at
-most `MAX_EXPRESSION_CHARS`, every call takes about a millisecond at most, so it runs in the event loop instead of a thread.
+An agent writes the expression, so it may be anything. It is parsed to a syntax tree, and only nodes
+in the tables below are computed, never `eval`. The cost is limited as well: `9**9**9` would fill
+the memory. So a whole number may not exceed a float's range (2**1024, about 1.8e308), and a power
+or factorial is refused *before* it is computed. With at most `MAX_EXPRESSION_CHARS`, every call
+takes about a millisecond at most, so it runs in the event loop instead of a thread.
 """
 
 from __future__ import annotations
@@ -30,11 +32,17 @@ def value_of(expression: str) -> Number:
     """Compute the value as Python would. Raise InvalidArgumentsError, in words for the agent."""
     if len(expression) > MAX_EXPRESSION_CHARS:
         raise InvalidArgumentsError(
-            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARS}; take smaller steps"
+            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARS}; "
+            "take smaller steps"
         )
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):  # a null byte; a thousand brackets
+    except (
+        SyntaxError,
+        ValueError,
+        RecursionError,
+        MemoryError,
+    ):  # a null byte; a thousand brackets
         hint = "leave out = and what stands before or behind it" if "=" in expression else WANTED
         raise InvalidArgumentsError(f"this is no expression; {hint}") from None
     try:
@@ -57,7 +65,10 @@ class Calculator(BaseTool):
     parameters = {
         "type": "object",
         "properties": {
-            "expression": {"type": "string", "description": "For example (3 + 4) * 2**10 / sqrt(2)."},
+            "expression": {
+                "type": "string",
+                "description": "For example (3 + 4) * 2**10 / sqrt(2).",
+            },
         },
         "required": ["expression"],
         "additionalProperties": False,
@@ -73,13 +84,16 @@ def make(**_: Any) -> Calculator:
 
 
 def without_exponent(value: Number) -> str:
-    """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's e."""
-    if value == int(value) and abs(value) < 1e22:  # floats represent powers of ten exactly up to this one
+    """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's
+    e."""
+    if (
+        value == int(value) and abs(value) < 1e22
+    ):  # floats represent powers of ten exactly up to this one
         return str(int(value))
     return str(value) if isinstance(value, int) else format(Decimal(f"{value:.15g}"), "f")
 
 
-# ------------------------------------------------------------------------------------------------- what is computed
+# --------------------------------------------------------------------------------- what is computed
 
 
 def _power(base: Number, exponent: Number) -> Number:

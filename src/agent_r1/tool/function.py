@@ -9,9 +9,9 @@
             to: The currency wanted.
         \"\"\"
 
-The summary becomes the description, the annotations become the JSON schema, and the lines under `Args:` describe the
-arguments. A parameter without a default is required. A missing part raises when the module is imported, instead of
-confusing an agent later.
+The summary becomes the description, the annotations become the JSON schema, and the lines under
+`Args:` describe the arguments. A parameter without a default is required. A missing part raises
+when the module is imported, instead of confusing an agent later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ SCALARS = (str, int, float, bool, type(None), Any, dict)
 HEADING = re.compile(r"^(Args|Returns|Raises):", re.MULTILINE)
 ARGUMENT = re.compile(r"^\s*(\w+):\s*(.*?)\s*(?=^\s*\w+:|\Z)", re.MULTILINE | re.DOTALL)
 """Name and description of an argument, up to the next one."""
-SUPPORTED = "str, int, float, bool, None, Any, Literal[...], list[...], dict[str, ...], unions of these"
+SUPPORTED = (
+    "str, int, float, bool, None, Any, Literal[...], list[...], dict[str, ...], unions of these"
+)
 
 
 class FunctionTool(BaseTool):
@@ -45,7 +47,9 @@ class FunctionTool(BaseTool):
         self.function = function
         self.name = function.__name__
         self.description, self.parameters = _schema(function, owner or f"@tool {function.__name__}")
-        _ = self.validator  # not compiled: pydantic made the schema, and loading jsonschema takes time at start-up
+        _ = (
+            self.validator
+        )  # not compiled: pydantic made the schema, and loading jsonschema takes time at start-up
 
     @property
     def body(self) -> Callable[..., Any]:
@@ -63,7 +67,8 @@ class FunctionTool(BaseTool):
 
 
 def tool(function: Callable[..., Any]) -> FunctionTool:
-    """Decorate a function as a tool. Raise ConfigError for a missing annotation or docstring part."""
+    """Decorate a function as a tool. Raise ConfigError for a missing annotation or docstring
+    part."""
     return FunctionTool(function)
 
 
@@ -73,16 +78,21 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
         hints = typing.get_type_hints(function)
     except NameError as error:
         raise ConfigError(
-            f"{owner}: an annotation cannot be resolved ({error}); import that name", code="bad_annotation"
+            f"{owner}: an annotation cannot be resolved ({error}); import that name",
+            code="bad_annotation",
         ) from None
     signature = inspect.signature(function)
     _check(signature, hints, owner)
     summary, *sections = HEADING.split(inspect.getdoc(function) or "")
-    described = dict(ARGUMENT.findall(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", "")))
+    described = dict(
+        ARGUMENT.findall(dict(zip(sections[::2], sections[1::2], strict=True)).get("Args", ""))
+    )
     undescribed = [name for name in signature.parameters if name not in described]
     if undescribed or not summary.strip():
         lack = (
-            f"the docstring does not describe {', '.join(undescribed)}" if summary.strip() else "there is no docstring"
+            f"the docstring does not describe {', '.join(undescribed)}"
+            if summary.strip()
+            else "there is no docstring"
         )
         raise ConfigError(
             f"{owner}: {lack}; write a docstring that says what it does and, under 'Args:', a line "
@@ -91,15 +101,21 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
         )
     if strangers := described.keys() - signature.parameters.keys():
         raise ConfigError(
-            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, but it has no such parameter; fix the "
+            f"{owner}: the docstring describes {', '.join(sorted(strangers))}, but it has no such "
+            "parameter; fix the "
             "name, or do not begin a continued line with 'word:'",
             code="bad_docstring",
         )
     properties = {
-        name: TypeAdapter(hints[name]).json_schema() | {"description": " ".join(described[name].split())}
+        name: TypeAdapter(hints[name]).json_schema()
+        | {"description": " ".join(described[name].split())}
         for name in signature.parameters
     }
-    required = [name for name, parameter in signature.parameters.items() if parameter.default is parameter.empty]
+    required = [
+        name
+        for name, parameter in signature.parameters.items()
+        if parameter.default is parameter.empty
+    ]
     closed = {"required": required, "additionalProperties": False}
     return " ".join(summary.split()), {"type": "object", "properties": properties, **closed}
 
@@ -109,16 +125,19 @@ def _check(signature: inspect.Signature, hints: dict[str, Any], owner: str) -> N
     for name, parameter in signature.parameters.items():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ConfigError(
-                f"{owner}: {parameter} cannot be given by name; write the parameters out one by one",
+                f"{owner}: {parameter} cannot be given by name; write the parameters out one by "
+                "one",
                 code="wrong_signature",
             )
         if name not in hints:
             raise ConfigError(
-                f"{owner}: parameter {name!r} has no type; annotate it (for example {name}: str)", code="bad_annotation"
+                f"{owner}: parameter {name!r} has no type; annotate it (for example {name}: str)",
+                code="bad_annotation",
             )
         if not _has_json_form(hints[name]):
             raise ConfigError(
-                f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; use {SUPPORTED}",
+                f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; "
+                f"use {SUPPORTED}",
                 code="bad_annotation",
             )
 

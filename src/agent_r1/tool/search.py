@@ -27,7 +27,9 @@ class SearchTool(BaseTool):
         super().__init__()
         self.searcher = searcher
         self.top_k = top_k
-        self.timeout_s = getattr(searcher.index, "deadline_s", None)  # the index may wait for a service
+        self.timeout_s = getattr(
+            searcher.index, "deadline_s", None
+        )  # the index may wait for a service
 
     @classmethod
     def over(cls, index: Index, top_k: int) -> SearchTool:
@@ -36,18 +38,23 @@ class SearchTool(BaseTool):
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         if not (query := self.query_of(args)):
-            raise InvalidArgumentsError("query is empty; write what to look for, for example the name of an entity")
+            raise InvalidArgumentsError(
+                "query is empty; write what to look for, for example the name of an entity"
+            )
         hits = await self.searcher.search(query, self.top_k)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
 
     @staticmethod
     def query_of(args: dict[str, Any]) -> str:
-        """Return the query. Half of a surrogate pair, which a model may write, would make tokenizers raise."""
+        """Return the query. Half of a surrogate pair, which a model may write, would make
+        tokenizers raise."""
         return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
-def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any) -> SearchTool:
+def make(
+    searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any
+) -> SearchTool:
     """Make the tool from a run's resources, for `make_tools`."""
     if searcher is None:
         raise ConfigError(
@@ -58,6 +65,7 @@ def make(searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **
 
 
 def _line(hit: Hit) -> str:
-    """Format a passage on one line. Its title comes first, unless the text begins with it: tokens cost time."""
+    """Format a passage on one line. Its title comes first, unless the text begins with it: tokens
+    cost time."""
     text = hit.text if hit.text.startswith(hit.title) else f"{hit.title}: {hit.text}"
     return " ".join(text.split())

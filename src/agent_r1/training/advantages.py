@@ -1,11 +1,12 @@
 """Estimate advantages: how much better each action token did than expected.
 
-In: rewards, masks and values of a batch of training rows (`rollout/training_rows.py`). Out: one number per action token.
-Next: `losses.py` makes tokens with a positive advantage more likely and tokens with a negative one less likely. The local
-loop and verl call the same functions; recipes/credit has more estimators.
+In: rewards, masks and values of a batch of training rows (`rollout/training_rows.py`). Out: one
+number per action token.
+Next: `losses.py` makes tokens with a positive advantage more likely and tokens with a negative one
+less likely. The local loop and verl call the same functions; recipes/credit has more estimators.
 
-Only sampled tokens are actions. Rows also have prompts and tool results, so every estimator selects by `mask_BT` first
-and returns 0 elsewhere.
+Only sampled tokens are actions. Rows also have prompts and tool results, so every estimator selects
+by `mask_BT` first and returns 0 elsewhere.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from agent_r1.rollout.columns import Column
 from agent_r1.rollout.training_rows import Batch, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
-"""Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0 where the mask is 0).
+"""Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0
+where the mask is 0).
 
 Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`.
 """
@@ -31,39 +33,46 @@ Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `val
 
 @dataclass(frozen=True)
 class Estimator:
-    """Decorator of an advantage estimator. It declares inputs; `names.toml` lists the other properties."""
+    """Decorator of an advantage estimator. It declares inputs; `names.toml` lists the other
+    properties."""
 
     credit: Credit
     columns: tuple[Column, ...] = ()  # inputs beyond those that every batch has
-    critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT  # [B, T]: the tokens that train the critic
+    critic_mask: Callable[[Batch], Tensor] = lambda batch: (
+        batch.mask_BT
+    )  # [B, T]: the tokens that train the critic
 
     def __call__(self, batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         return self.credit(batch, advantage)
 
 
-# ------------------------------------------------------------------------------------------------------------- grpo
+# --------------------------------------------------------------------------------------------- grpo
 
 
 @Estimator
 def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome supervision).
+    """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome
+    supervision).
 
         score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
 
-    over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean replaces a critic as
-    the baseline. std uses G - 1, as in verl. Dividing gives more weight to prompts whose samples nearly agree (Dr. GRPO,
-    2503.20783); `normalize_std=False` omits the division.
+    over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean
+    replaces a critic as the baseline. std uses G - 1, as in verl. Dividing gives more weight to
+    prompts whose samples nearly agree (Dr. GRPO, 2503.20783); `normalize_std=False` omits the
+    division.
 
-    Statistics are over trajectories: an episode that rewrote its context has several rows but one score. Raises
-    ConfigError for a group of one.
+    Statistics are over trajectories: an episode that rewrote its context has several rows but one
+    score. Raises ConfigError for a group of one.
     """
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
     for group, members in batch.members().items():
         if len(members) == 1:
             raise ConfigError(
-                f"grpo: group {group!r} has a single trajectory and nothing to compare it with; set "
-                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one batch, or use ppo",
+                f"grpo: group {group!r} has a single trajectory and nothing to compare it with; "
+                "set "
+                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one "
+                "batch, or use ppo",
                 code="group_of_one",
             )
         advantage_N[members] = standardize(score_N[members], advantage.normalize_std)
@@ -72,44 +81,52 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     """Subtract the group's mean from its scores; optionally divide by their standard deviation."""
-    # Equal scores must give exactly 0. In float32 the mean of seven times 0.8 is not 0.8, and dividing such an error by
-    # (0 + 1e-6) would give an advantage of 0.05.
+    # Equal scores must give exactly 0. In float32 the mean of seven times 0.8 is not 0.8, and
+    # dividing such an error by (0 + 1e-6) would give an advantage of 0.05.
     if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
         return torch.zeros_like(score_G)
     centered_G = score_G - score_G.mean()
     return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
 
 
-# -------------------------------------------------------------------------------------------------------------- ppo
+# ---------------------------------------------------------------------------------------------- ppo
 
 
 @Estimator
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens a_1 ... a_L.
+    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens
+    a_1 ... a_L.
 
         delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
         A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0
         R_t     = A_t + V_t                                  the critic's target
 
-    t counts *action tokens*. The last token of a tool call is followed by the first token sampled after the result,
-    possibly in the next row. If tool tokens counted, a result of 300 tokens would discount the future by (gamma *
-    lam)^300. Below gamma * lam = 1, a search would get less credit the longer its result. Also, delta would use values
-    at tool tokens, where the critic is never trained.
+    t counts *action tokens*. The last token of a tool call is followed by the first token sampled
+    after the result, possibly in the next row. If tool tokens counted, a result of 300 tokens would
+    discount the future by (gamma * lam)^300. Below gamma * lam = 1, a search would get less credit
+    the longer its result. Also, delta would use values at tool tokens, where the critic is never
+    trained.
 
-    An episode that a limit stopped is over as well: its outcome was paid, so nothing is bootstrapped. Only an outcome
-    marked `truncated` is bootstrapped: V_{L+1} is not computed, so V_L replaces gamma * V_{L+1}, and delta_L = r_L.
+    An episode that a limit stopped is over as well: its outcome was paid, so nothing is
+    bootstrapped. Only an outcome marked `truncated` is bootstrapped: V_{L+1} is not computed, so
+    V_L replaces gamma * V_{L+1}, and delta_L = r_L.
 
-    `normalize_std` then whitens the advantages (not R_t) over the batch's action tokens: mean 0, unbiased variance 1,
-    as in verl. Raises ConfigError without values, or with fewer than two tokens to whiten.
+    `normalize_std` then whitens the advantages (not R_t) over the batch's action tokens: mean 0,
+    unbiased variance 1, as in verl. Raises ConfigError without values, or with fewer than two
+    tokens to whiten.
     """
     if batch.values_BT is None:
         raise ConfigError(
-            "ppo needs the values of a critic; pass values_BT, or use grpo, which needs none", code="needs_critic"
+            "ppo needs the values of a critic; pass values_BT, or use grpo, which needs none",
+            code="needs_critic",
         )
     # Keep action tokens only. Row-major order is time order, also across the rows of a trajectory.
     acted_BT, (index_B, _) = batch.mask_BT.bool(), batch.numbered()
     trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
-    reward_A, value_A = batch.rewards_BT[acted_BT].float(), batch.values_BT[acted_BT].detach().float()
+    reward_A, value_A = (
+        batch.rewards_BT[acted_BT].float(),
+        batch.values_BT[acted_BT].detach().float(),
+    )
     truncated_A = None if batch.truncated_B is None else batch.truncated_B[acted_BT.nonzero()[:, 0]]
     advantage_A = gae(reward_A, value_A, trajectory_A, advantage.gamma, advantage.lam, truncated_A)
     return_A = advantage_A + value_A
@@ -119,12 +136,18 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 
 def gae(
-    reward_A: Tensor, value_A: Tensor, trajectory_A: Tensor, gamma: float, lam: float, truncated_A: Tensor | None = None
+    reward_A: Tensor,
+    value_A: Tensor,
+    trajectory_A: Tensor,
+    gamma: float,
+    lam: float,
+    truncated_A: Tensor | None = None,
 ) -> Tensor:
     """Run the recursion over concatenated actions: tokens for ppo, steps for steppo and gigpo.
 
-    Actions are padded to a table with one line per trajectory, [N, L]; the recursion runs backwards in time. Zeros at the
-    end of shorter lines keep V and A at 0. A `truncated` trajectory gets its last value added to its last reward.
+    Actions are padded to a table with one line per trajectory, [N, L]; the recursion runs backwards
+    in time. Zeros at the end of shorter lines keep V and A at 0. A `truncated` trajectory gets its
+    last value added to its last reward.
     """
     if truncated_A is not None:
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A
@@ -148,7 +171,8 @@ def whiten(x_A: Tensor, unit: str = "action tokens") -> Tensor:
     """Scale to mean 0 and unbiased variance 1. Raise ConfigError for fewer than two values."""
     if len(x_A) < 2:
         raise ConfigError(
-            f"cannot whiten {len(x_A)} {unit}; sample more episodes, or set advantage.normalize_std=false",
+            f"cannot whiten {len(x_A)} {unit}; sample more episodes, or set "
+            "advantage.normalize_std=false",
             code="too_few_to_whiten",
         )
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)

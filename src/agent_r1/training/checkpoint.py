@@ -6,8 +6,9 @@ A checkpoint is a folder `checkpoints/step_000040/`:
     trainer.pt      optimizer states and critic, for a resumed run
     manifest.json   step, configuration fingerprint, SHA-256 of every file
 
-It is written under another name and renamed when complete, so kill -9 leaves the old state or the new one. A folder
-without a matching manifest is refused instead of used. `trainer.pt` is read with `weights_only=True`: never code.
+It is written under another name and renamed when complete, so kill -9 leaves the old state or the
+new one. A folder without a matching manifest is refused instead of used. `trainer.pt` is read with
+`weights_only=True`: never code.
 """
 
 from __future__ import annotations
@@ -31,9 +32,15 @@ _NAME = re.compile(r"step_(\d{6})")
 
 
 def save_checkpoint(
-    folder: Path, step: int, write_model: Callable[[Path], None], state: dict[str, Any], fingerprint: str, keep: int
+    folder: Path,
+    step: int,
+    write_model: Callable[[Path], None],
+    state: dict[str, Any],
+    fingerprint: str,
+    keep: int,
 ) -> Path:
-    """Write `folder/step_NNNNNN`, and delete all but the newest `keep`. `write_model` fills the model folder."""
+    """Write `folder/step_NNNNNN`, and delete all but the newest `keep`. `write_model` fills the
+    model folder."""
     final = folder / f"step_{step:06d}"
     for stale in folder.glob(".part-*"):  # left by a kill during an earlier save
         remove(stale)
@@ -44,9 +51,22 @@ def save_checkpoint(
             write_model(part / "model")
             _write_state(state, part / "trainer.pt")
             found = sorted(f for f in part.rglob("*") if f.is_file())
-            with ThreadPoolExecutor() as pool:  # with verl these are 25 GB and more, while GPUs wait
-                files = dict(zip((str(f.relative_to(part)) for f in found), pool.map(sha256, found), strict=True))
-            manifest = {"format": CHECKPOINT_FORMAT, "step": step, "config": fingerprint, "files": files}
+            with (
+                ThreadPoolExecutor() as pool
+            ):  # with verl these are 25 GB and more, while GPUs wait
+                files = dict(
+                    zip(
+                        (str(f.relative_to(part)) for f in found),
+                        pool.map(sha256, found),
+                        strict=True,
+                    )
+                )
+            manifest = {
+                "format": CHECKPOINT_FORMAT,
+                "step": step,
+                "config": fingerprint,
+                "files": files,
+            }
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
     for old in list_checkpoints(folder)[:-keep]:
         remove(old)
@@ -57,7 +77,8 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
     """Raise AgentR1Error for NaN or infinity, which must not replace an older, good checkpoint."""
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
-            f"{who} has weights that are not finite and is not saved; the earlier checkpoints are good. Start a new "
+            f"{who} has weights that are not finite and is not saved; the earlier checkpoints are "
+            "good. Start a new "
             "run (--run NAME) with a smaller learning rate",
             code="broken_weights",
         )
@@ -65,20 +86,26 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """List checkpoint folders, oldest first. Incomplete ones have other names."""
-    return sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name)) if folder.is_dir() else []
+    return (
+        sorted(p for p in folder.glob("step_*") if _NAME.fullmatch(p.name))
+        if folder.is_dir()
+        else []
+    )
 
 
 def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
     """Verify every file's hash, and return the step and trainer state of a checkpoint.
 
-    Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another configuration.
+    Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another
+    configuration.
     """
     import torch
 
     manifest = verify_checkpoint(path)
     if manifest["config"] != fingerprint:
         raise AgentR1Error(
-            f"{path} was made with another configuration, or by another version; resume with the settings in the run's "
+            f"{path} was made with another configuration, or by another version; resume with the "
+            "settings in the run's "
             "config.yaml, or start a new run with --run NAME",
             code="other_settings",
         )
@@ -92,18 +119,21 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
         files, version = manifest["files"], manifest["format"]
         if version != CHECKPOINT_FORMAT or not {"step", "config"} <= manifest.keys():
             raise AgentR1Error(
-                f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}", code="other_format"
+                f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}",
+                code="other_format",
             )
         damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentR1Error(
-            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and resume from the "
+            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and "
+            "resume from the "
             "previous one, or start again without --resume",
             code="damaged_checkpoint",
         ) from None
     if damaged:
         raise AgentR1Error(
-            f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and resume from the "
+            f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and "
+            "resume from the "
             "previous checkpoint",
             code="damaged_checkpoint",
         )

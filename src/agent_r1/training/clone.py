@@ -1,7 +1,7 @@
 """Clone a demonstrator's behaviour by supervised learning on its tokens.
 
-In: training sequences, played or recorded. Out: a model that plays like them. Next: `loop.py`, since RL needs a model
-that sometimes succeeds. The loss is on action tokens only, as in RL.
+In: training sequences, played or recorded. Out: a model that plays like them. Next: `loop.py`,
+since RL needs a model that sometimes succeeds. The loss is on action tokens only, as in RL.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def clone(
     """Train on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
     batch = collate(rows)
     device = model.embed.weight.device
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
     )

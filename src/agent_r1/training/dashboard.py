@@ -1,10 +1,12 @@
 """Show training progress: a table in a terminal, plain lines in a pipe.
 
-In: the metrics of each step and, sometimes, a transcript, from the loop. Out: characters on a screen. The same numbers
-go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in report.html.
+In: the metrics of each step and, sometimes, a transcript, from the loop. Out: characters on a
+screen. The same numbers go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in
+report.html.
 
-`step` paints the screen itself, at most four times a second: a refresh thread would compete with PyTorch for the cores.
-Model text is untrusted: control characters are removed, and rich gets it as `Text`, which it never parses as markup.
+`step` paints the screen itself, at most four times a second: a refresh thread would compete with
+PyTorch for the cores. Model text is untrusted: control characters are removed, and rich gets it as
+`Text`, which it never parses as markup.
 """
 
 from __future__ import annotations
@@ -54,17 +56,19 @@ GAUGES = (
 
 LEGEND = (
     "Ctrl-C finishes the step and saves; --resume continues",
-    "EM: share of exact answers · entropy: how undecided it is, nats per token · KL: how far an update moves it",
+    "EM: share of exact answers · entropy: how undecided it is, nats per token · KL: how far an "
+    "update moves it",
 )
 _SECONDS_BETWEEN_PAINTS = 0.25
 
 
 class Dashboard:
-    """Display of a run from `with` to its end. `name` and `about` form the header; `steps` is the run's last step.
+    """Display of a run from `with` to its end. `name` and `about` form the header; `steps` is the
+    run's last step.
 
-    `history`: earlier lines of metrics.jsonl, for a resumed run's columns "start" and "10 ago". `parts` parses a turn
-    of the agent's dialect. `plain` forces one line per step, and so do a pipe, NO_COLOR and a terminal without a
-    progress bar.
+    `history`: earlier lines of metrics.jsonl, for a resumed run's columns "start" and "10 ago".
+    `parts` parses a turn of the agent's dialect. `plain` forces one line per step, and so do a
+    pipe, NO_COLOR and a terminal without a progress bar.
     """
 
     def __init__(
@@ -80,11 +84,14 @@ class Dashboard:
     ):
         self.name, self.about, self.steps, self._parts = name, about, steps, parts
         self.console = screen = console or Console(highlight=False)
-        # Check isatty: FORCE_COLOR makes rich treat a pipe as a terminal, and cursor movements would fill the log.
+        # Check isatty: FORCE_COLOR makes rich treat a pipe as a terminal, and cursor movements
+        # would fill the log.
         terminal = screen.is_terminal and screen.file.isatty() and not screen.is_dumb_terminal
         self.plain = plain or not terminal or screen.no_color or screen.options.ascii_only
         self._live: Live | None = None
-        self._values: dict[str, list[float]] = {gauge.key: [] for gauge in GAUGES}  # from a gauge's first value on
+        self._values: dict[str, list[float]] = {
+            gauge.key: [] for gauge in GAUGES
+        }  # from a gauge's first value on
         self._last: Mapping[str, Any] = {}
         self._transcript: list[tuple[str, Text]] = []  # speaker, text
         self._note = ""
@@ -96,17 +103,25 @@ class Dashboard:
         for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
-            *(TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeElapsedColumn(), TextColumn("passed")),
+            *(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(),
+                TimeElapsedColumn(),
+                TextColumn("passed"),
+            ),
             *(TimeRemainingColumn(), TextColumn("to go")),
             console=screen,
-            speed_estimate_period=math.inf,  # the pace of all steps here, evaluations and checkpoints included
+            # the pace of all steps here, evaluations and checkpoints included
+            speed_estimate_period=math.inf,
         )
         self._progress.add_task("", total=steps, completed=self._last.get(STEP_KEY, 0))
 
     def __enter__(self) -> Dashboard:
         if not self.plain:
             self._terminal = _without_marks(self.console.file)
-            self._live = Live(self._view(), console=self.console, auto_refresh=False, vertical_overflow="crop")
+            self._live = Live(
+                self._view(), console=self.console, auto_refresh=False, vertical_overflow="crop"
+            )
             self._live.start(refresh=True)
         return self
 
@@ -117,7 +132,7 @@ class Dashboard:
         if self._terminal:
             _set_terminal(self.console.file, self._terminal)
 
-    # ---------------------------------------------------------------------------------------------------- input
+    # ---------------------------------------------------------------------------------------- input
 
     def step(self, metrics: Mapping[str, Any]) -> list[Sign]:
         """Show one RL step. Return the signs of trouble that are new.
@@ -139,11 +154,14 @@ class Dashboard:
         return found
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
-        """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info": {"tool_calls": ...}}.
+        """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info":
+        {"tool_calls": ...}}.
 
         Plain output omits it; rollouts/ has the whole text.
         """
-        self._transcript = [("asked", Text(f"{_one_line(question)} (reward {reward:.2f})", style="bold"))]
+        self._transcript = [
+            ("asked", Text(f"{_one_line(question)} (reward {reward:.2f})", style="bold"))
+        ]
         for step in steps:
             self._transcript.append(("agent", style_turn(self._parts(step["text"]))))
             for call in step["info"].get("tool_calls", []):
@@ -161,26 +179,31 @@ class Dashboard:
         """Acknowledge Ctrl-C at once: the current step ends and is saved first."""
         left = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
         about = f", about {duration(left)}" if left >= 1 else ""
-        self.note(f"finishing step {self._last.get(STEP_KEY, 0) + 1}{about}; press Ctrl-C again to stop now")
+        self.note(
+            f"finishing step {self._last.get(STEP_KEY, 0) + 1}{about}; press Ctrl-C again to stop "
+            "now"
+        )
 
-    # ------------------------------------------------------------------------------------------------- bookkeeping
+    # ---------------------------------------------------------------------------------- bookkeeping
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._last = metrics
         for key in (gauge.key for gauge in GAUGES):
             value, values = metrics.get(key), self._values[key]
-            # NaN, infinity and a missing evaluation leave the number unchanged: a diverging run must not crash the screen.
+            # NaN, infinity and a missing evaluation leave the number unchanged: a diverging run
+            # must not crash the screen.
             if value is not None and math.isfinite(value):
                 values.append(value)
             elif values:
                 values.append(values[-1])
 
     def _say(self, line: str) -> None:
-        # The reader may be gone (`| head`, a closed terminal). The run goes on, and metrics.jsonl has the numbers.
+        # The reader may be gone (`| head`, a closed terminal). The run goes on, and metrics.jsonl
+        # has the numbers.
         with suppress(OSError, ValueError):
             print(line, file=self.console.file, flush=True)
 
-    # ------------------------------------------------------------------------------------------------ the live view
+    # -------------------------------------------------------------------------------- the live view
 
     def _paint(self, now: bool = False) -> None:
         if self._live and (now or time.monotonic() - self._painted >= _SECONDS_BETWEEN_PAINTS):
@@ -191,7 +214,12 @@ class Dashboard:
         """Compose the screen. The top matters most: a low terminal cuts off the bottom."""
         times = " · ".join(f"{name} {s:.2f} s" for name, s in step_times(self._last).items() if s)
         lines = [
-            Text.assemble(("agent-r1", "bold cyan"), "  ", (clean(self.name), "bold"), (f"   {self.about}", "dim")),
+            Text.assemble(
+                ("agent-r1", "bold cyan"),
+                "  ",
+                (clean(self.name), "bold"),
+                (f"   {self.about}", "dim"),
+            ),
             self._progress,
             self._gauges(),
             Text(times, style="dim"),
@@ -213,7 +241,9 @@ class Dashboard:
         for gauge in GAUGES:
             if values := self._values[gauge.key]:
                 ago = _figure(gauge, values[-11]) if len(values) > 10 else ""
-                table.add_row(gauge.label, _figure(gauge, values[-1]), _figure(gauge, values[0]), ago)
+                table.add_row(
+                    gauge.label, _figure(gauge, values[-1]), _figure(gauge, values[0]), ago
+                )
         return table
 
     def _episode(self) -> Table:
@@ -221,19 +251,22 @@ class Dashboard:
         room = max(2, self.console.height - sum(map(bool, self._values.values())) - 9)
         table = Table.grid(padding=(0, 2, 0, 0))
         for label, text in self._transcript[:1] + self._transcript[1:][1 - room :]:
-            text = text[: 2 * self.console.width]  # rich reads every word, and a hostile turn can be very long
+            text = text[
+                : 2 * self.console.width
+            ]  # rich reads every word, and a hostile turn can be very long
             text.truncate(max(1, self.console.width - 8), overflow="ellipsis")
             table.add_row(Text(label, style="bright_black"), text)
         return table
 
 
-# ------------------------------------------------------------------------------------------------------ small parts
+# -------------------------------------------------------------------------------------- small parts
 
 
 def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str:
     """Format a step as one line of text.
 
-    Example: `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta 54 s`.
+    Example: `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta
+    54 s`.
     """
     shown = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
     numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in shown)

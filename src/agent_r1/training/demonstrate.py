@@ -1,7 +1,8 @@
 """Collect demonstrations of a task, played by a user-defined function or recorded in a file.
 
-In: a function from a row and the conversation so far to the agent's next turn, or recorded conversations. Out: training
-sequences for `clone.py`, and texts for the tokenizer. Next: `app/cold_start.py`.
+In: a function from a row and the conversation so far to the agent's next turn, or recorded
+conversations. Out: training sequences for `clone.py`, and texts for the tokenizer. Next:
+`app/cold_start.py`.
 
     from agent_r1 import Hermes
 
@@ -10,8 +11,8 @@ sequences for `clone.py`, and texts for the tokenizer. Next: `app/cold_start.py`
             return Hermes.call("calculator", expression=row["prompt"][-1]["content"])
         return Hermes.answer(history[-1]["content"])
 
-It may make mistakes on purpose: RL learns from the difference between better and worse turns, and a clone of a perfect
-player shows none.
+It may make mistakes on purpose: RL learns from the difference between better and worse turns, and a
+clone of a perfect player shows none.
 """
 
 from __future__ import annotations
@@ -30,7 +31,17 @@ from typing import TYPE_CHECKING, Any
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.core import Generation, Message, Observation, Policy, Row, Sampling, Step, StopReason, Trajectory
+from agent_r1.core import (
+    Generation,
+    Message,
+    Observation,
+    Policy,
+    Row,
+    Sampling,
+    Step,
+    StopReason,
+    Trajectory,
+)
 from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
@@ -43,9 +54,7 @@ if TYPE_CHECKING:
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
-RECORDED_EXAMPLE = (
-    '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
-)
+RECORDED_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
 """One line of recorded demonstrations."""
 
 
@@ -62,20 +71,28 @@ class Demonstration:
     score: float | None = None  # by the environment; None if recorded elsewhere
 
 
-# ---------------------------------------------------------------------------------------------------------- played
+# ------------------------------------------------------------------------------------------- played
 
 
 class _Played(AgentEnvLoop, Policy):
     """One episode of the usual loop, with the function as its policy."""
 
     def __init__(
-        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, row: Row, rng: random.Random
+        self,
+        demonstrate: Demonstrate,
+        chat: ChatFormat,
+        limits: Limits,
+        make_env,
+        row: Row,
+        rng: random.Random,
     ):
         super().__init__(self, chat, limits, make_env)
         self.demonstrate, self.row, self.rng = demonstrate, row, rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
-        self.contexts: list[list[Message]] = []  # messages in the context, from one rewrite to the next
+        self.contexts: list[
+            list[Message]
+        ] = []  # messages in the context, from one rewrite to the next
         self.tools: list[dict[str, Any]] | None = None
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
@@ -86,21 +103,26 @@ class _Played(AgentEnvLoop, Policy):
         self.tools = self.tools if steps else observation.tools
         return super().observe(steps, observation)
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         rest = (self.rng,) if self.takes_rng else ()
         try:
             text = self.demonstrate(self.row, list(self.history), *rest)
         except Exception as error:
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator failed on {asked[:80]!r}: {plugins.error_location(error)}{type(error).__name__}: {error}",
+                f"the demonstrator failed on {asked[:80]!r}: "
+                f"{plugins.error_location(error)}{type(error).__name__}: {error}",
                 code="broken_code",
             ) from error
         if not isinstance(text, str) or not text.strip():
             asked = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} on {asked[:80]!r}; it "
-                "returns the agent's next turn as text, such as Hermes.call('search', query='...') or Hermes.answer('...')",
+                f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} "
+                f"on {asked[:80]!r}; it "
+                "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
+                "or Hermes.answer('...')",
                 code="wrong_return_value",
             )
         for messages in (self.history, self.contexts[-1]):
@@ -114,7 +136,8 @@ def demonstrator_of(name: str) -> Demonstrate:
     found = plugins.load_trusted(name, "cold_start.demonstrator")
     if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
         raise ConfigError(
-            f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, history, rng)`, which returns the "
+            f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, "
+            "history, rng)`, which returns the "
             "agent's next turn",
             code="wrong_code",
         )
@@ -124,7 +147,9 @@ def demonstrator_of(name: str) -> Demonstrate:
 class _Plays(AgentFlowBase):
     """A flow with a separate player for every episode."""
 
-    def __init__(self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int):
+    def __init__(
+        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int
+    ):
         super().__init__(None, chat, limits, make_env)
         self.demonstrate, self.seed = demonstrate, seed
         self.played: dict[str, _Played] = {}
@@ -137,12 +162,17 @@ class _Plays(AgentFlowBase):
 
 
 def play_demonstrations(
-    name: str, rows: list[Row], tools: dict[str, BaseTool], rollout: RolloutConfig, env: EnvConfig, seed: int
+    name: str,
+    rows: list[Row],
+    tools: dict[str, BaseTool],
+    rollout: RolloutConfig,
+    env: EnvConfig,
+    seed: int,
 ) -> list[Demonstration]:
     """Play one episode per row with the function `name`, in the real environment.
 
-    Raises ConfigError if the function fails, answers a request for notes with a turn, or leaves most episodes without
-    an answer.
+    Raises ConfigError if the function fails, answers a request for notes with a turn, or leaves
+    most episodes without an answer.
     """
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and context limits do not apply.
@@ -150,7 +180,9 @@ def play_demonstrations(
     from agent_r1.training.tiny_model import byte_chat
 
     chat = byte_chat()
-    limits = replace(Limits.from_settings(rollout, env), max_tokens_per_turn=10**6, max_context=10**7)
+    limits = replace(
+        Limits.from_settings(rollout, env), max_tokens_per_turn=10**6, max_context=10**7
+    )
     requests: set[str | None] = set()
 
     def made(row: Row) -> AgentEnv:
@@ -161,42 +193,52 @@ def play_demonstrations(
     flow = _Plays(demonstrate, chat, limits, made, seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(
-        run_episodes(flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes)
+        run_episodes(
+            flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes
+        )
     )
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
-    episodes = [Demonstration(messages, p.tools, t.score) for p, t in played for messages in p.contexts]
+    episodes = [
+        Demonstration(messages, p.tools, t.score) for p, t in played for messages in p.contexts
+    ]
     turns = (pair for e in episodes for pair in pairwise(e.messages))
     for text in (said["content"] for asked, said in turns if asked["content"] in requests):
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
-                f"the demonstrator ({plugins.source_location(demonstrate)}) was asked for plain text and returned {text[:80]!r}; "
+                f"the demonstrator ({plugins.source_location(demonstrate)}) was asked for plain "
+                f"text and returned {text[:80]!r}; "
                 f"return text where history[-1]['content'] is {min(filter(None, requests))!r}",
                 code="wrong_return_value",
             )
     unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
     if 2 * len(unfinished) > len(trajectories):
         raise ConfigError(
-            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer ({unfinished[0]}); the demonstrator "
-            f"({plugins.source_location(demonstrate)}) must answer within env.max_turns={env.max_turns} turns",
+            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer "
+            f"({unfinished[0]}); the demonstrator "
+            f"({plugins.source_location(demonstrate)}) must answer within "
+            f"env.max_turns={env.max_turns} turns",
             code="unfinished_demonstration",
         )
     return episodes
 
 
-# -------------------------------------------------------------------------------------------------------- recorded
+# ----------------------------------------------------------------------------------------- recorded
 
 
 def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Demonstration]:
-    """Read recorded demonstrations, one per line (RECORDED_EXAMPLE). Raise AgentR1Error naming the line.
+    """Read recorded demonstrations, one per line (RECORDED_EXAMPLE). Raise AgentR1Error naming the
+    line.
 
-    A line may have `tools` in addition to `messages`; otherwise the configured tools are used. Calls may be text or
-    OpenAI's `tool_calls`.
+    A line may have `tools` in addition to `messages`; otherwise the configured tools are used.
+    Calls may be text or OpenAI's `tool_calls`.
     """
     episodes = []
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise AgentR1Error(f"cold_start.episodes={path} cannot be read ({error})", code="unreadable_file") from None
+        raise AgentR1Error(
+            f"cold_start.episodes={path} cannot be read ({error})", code="unreadable_file"
+        ) from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -205,19 +247,26 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             messages = [_message(m) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
             raise AgentR1Error(
-                f"{path}, line {number}: {type(error).__name__} {error}; a line looks like {RECORDED_EXAMPLE}",
+                f"{path}, line {number}: {type(error).__name__} {error}; a line looks like "
+                f"{RECORDED_EXAMPLE}",
                 code="bad_demonstration",
             ) from None
-        if "assistant" not in [m["role"] for m in messages[1:]] or messages[0]["role"] == "assistant":
+        if (
+            "assistant" not in [m["role"] for m in messages[1:]]
+            or messages[0]["role"] == "assistant"
+        ):
             raise AgentR1Error(
-                f"{path}, line {number}: no turn of the agent after the user's; a line looks like {RECORDED_EXAMPLE}",
+                f"{path}, line {number}: no turn of the agent after the user's; a line looks like "
+                f"{RECORDED_EXAMPLE}",
                 code="bad_demonstration",
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
         episodes.append(Demonstration(first.messages, schemas))
     if not episodes:
-        raise AgentR1Error(f"{path} has no demonstrations; a line looks like {RECORDED_EXAMPLE}", code="no_records")
+        raise AgentR1Error(
+            f"{path} has no demonstrations; a line looks like {RECORDED_EXAMPLE}", code="no_records"
+        )
     return episodes
 
 
@@ -236,18 +285,22 @@ def _message(message: dict[str, Any]) -> Message:
     return {"role": role, "content": content}
 
 
-# ------------------------------------------------------------------------------------------------ training data
+# ------------------------------------------------------------------------------------ training data
 
 
 def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """Yield the texts that train the tokenizer.
 
-    Digits and names are separate (see `tiny_model.py`): an unknown number or name must be spelt like the known ones.
+    Digits and names are separate (see `tiny_model.py`): an unknown number or name must be spelt
+    like the known ones.
     """
     names: set[str] = set()
     for episode in episodes:
         offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
-        for text in (f"system\ntools: {offered}", *(f"{m['role']}\n{m['content']}" for m in episode.messages)):
+        for text in (
+            f"system\ntools: {offered}",
+            *(f"{m['role']}\n{m['content']}" for m in episode.messages),
+        ):
             names.update(CAPITALISED.findall(text))
             yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED.sub("\0", text)))
     for _ in range(20):  # frequent enough that names are not the first to lose their tokens
@@ -259,19 +312,24 @@ def sequences(
 ) -> list[TrainingRow]:
     """Make training sequences with the loss on the agent's turns only.
 
-    `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed `max_context`.
+    `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed
+    `max_context`.
     """
     from agent_r1.rollout.training_rows import trajectory_rows
 
     found = [
-        row for i, e in enumerate(episodes) for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
+        row
+        for i, e in enumerate(episodes)
+        for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
     ]
     fitting = [row for row in found if len(row.input_ids) <= max_context]
     if 2 * len(fitting) <= len(found):
         longest = max(len(row.input_ids) for row in found)
         raise ConfigError(
-            f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than rollout.max_context={max_context} tokens "
-            f"(the longest has {longest}); raise it and model.max_position, or shorten tool results (env.tool_max_chars)",
+            f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than "
+            f"rollout.max_context={max_context} tokens "
+            f"(the longest has {longest}); raise it and model.max_position, or shorten tool "
+            "results (env.tool_max_chars)",
             code="demonstrations_too_long",
         )
     return fitting
@@ -294,4 +352,6 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Tr
 def describe_demonstrations(episodes: list[Demonstration]) -> str:
     """Report the number and mean score of the demonstrations."""
     scores = [e.score for e in episodes if e.score is not None]
-    return f"{len(episodes)} demonstrations" + (f", which score {fmean(scores):.2f}" if scores else "")
+    return f"{len(episodes)} demonstrations" + (
+        f", which score {fmean(scores):.2f}" if scores else ""
+    )

@@ -1,7 +1,8 @@
 """Compute log-probabilities, entropies and values at the action tokens of a batch.
 
-Cold start, policy loss, reference model and critic use these functions. They save time and memory exactly: logits only
-at action positions, in chunks for a large vocabulary, and rows of similar length in a micro-batch. Next: `loop.py`.
+Cold start, policy loss, reference model and critic use these functions. They save time and memory
+exactly: logits only at action positions, in chunks for a large vocabulary, and rows of similar
+length in a micro-batch. Next: `loop.py`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ def action_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute log pi(token | prefix) and the entropy of pi(. | prefix).
 
-    Both are float32 [B, T], 0 outside action tokens. At the sampling temperature, the first recomputes what the sampler
-    recorded. The entropy is None unless requested: it needs as much memory as the logits, and the sampler records it.
+    Both are float32 [B, T], 0 outside action tokens. At the sampling temperature, the first
+    recomputes what the sampler recorded. The entropy is None unless requested: it needs as much
+    memory as the logits, and the sampler records it.
     """
     hidden_AD, chosen_A, action_A = _before_actions(model, batch)
 
@@ -69,8 +71,8 @@ def action_values(critic: Critic, batch: Batch) -> Tensor:
 def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden states [A, D], the action tokens after them [A], and each action's place.
 
-    The state at position t - 1 predicts token t. Position 0 is never an action. Rows of a `PrefixTree` share actions;
-    otherwise A are the batch's actions, row by row.
+    The state at position t - 1 predicts token t. Position 0 is never an action. Rows of a
+    `PrefixTree` share actions; otherwise A are the batch's actions, row by row.
     """
     if batch.tree is not None:
         return batch.tree.before_actions(model, batch.mask_BT.bool())
@@ -83,13 +85,19 @@ def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tenso
     return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
 
 
-def batch_logprobs(model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype) -> Tensor:
+def batch_logprobs(
+    model: Decoder, batch: Batch, temperature: float, max_tokens: int, dtype: torch.dtype
+) -> Tensor:
     """Compute log pi [B, T] of the batch's action tokens, without gradients."""
-    return in_micro_batches(lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype)
+    return in_micro_batches(
+        lambda part: action_logprobs(model, part, temperature)[0], batch, max_tokens, dtype
+    )
 
 
 @torch.no_grad()
-def in_micro_batches(forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype) -> Tensor:
+def in_micro_batches(
+    forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype
+) -> Tensor:
     """Apply `forward` to the whole batch in micro-batches, without gradients; returns [B, T]."""
     out = torch.zeros_like(batch.rewards_BT)
     for index, part in micro_batches_of(batch, max_tokens):

@@ -1,7 +1,7 @@
 """Merge FSDP shards into whole weights, without verl.
 
-In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name, or in a model folder.
-Files are read with `weights_only=True`: tensors, never code.
+In: a folder of verl with a file of DTensors for each rank. Out: the whole weights, by name, or in a
+model folder. Files are read with `weights_only=True`: tensors, never code.
 """
 
 from __future__ import annotations
@@ -43,16 +43,21 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
 def merge_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Merge LoRA adapters into their weights, float32: W + LORA_ALPHA B A.
 
-    `weights` has the names of `peft`, or Hugging Face's for weights without an adapter, which stay unchanged.
+    `weights` has the names of `peft`, or Hugging Face's for weights without an adapter, which stay
+    unchanged.
     """
     plain = {
-        name.removeprefix("base_model.model.").replace(".base_layer.", ".").replace(".default.", "."): tensor.float()
+        name.removeprefix("base_model.model.")
+        .replace(".base_layer.", ".")
+        .replace(".default.", "."): tensor.float()
         for name, tensor in weights.items()
     }
     for name in [name for name in plain if name.endswith(".lora_A.weight")]:
         A, B = plain.pop(name), plain.pop(name.replace(".lora_A.", ".lora_B."))
         target = name.replace(".lora_A.weight", ".weight")
-        plain[target] = plain[target] + LORA_ALPHA * B @ A  # not in place: the tensor may be mapped from a file
+        plain[target] = (
+            plain[target] + LORA_ALPHA * B @ A
+        )  # not in place: the tensor may be mapped from a file
     return {name: tensor.contiguous() for name, tensor in plain.items()}
 
 

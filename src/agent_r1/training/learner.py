@@ -29,7 +29,8 @@ class Learner:
 
 
 def make_learner(model: Decoder, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
-    """Make optimisers and, for PPO, a critic. It starts as a copy of the policy, which can read the task."""
+    """Make optimisers and, for PPO, a critic. It starts as a copy of the policy, which can read the
+    task."""
     learner = Learner(model, adamw(model, actor.lr, actor.weight_decay))
     if critic is not None:
         learner.critic = Critic(copy.deepcopy(model)).to(model.embed.weight.device)
@@ -38,11 +39,16 @@ def make_learner(model: Decoder, actor: ActorConfig, critic: CriticConfig | None
 
 
 def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim.AdamW:
-    return torch.optim.AdamW(model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay, fused=True)
+    return torch.optim.AdamW(
+        model.parameters(), lr=lr, betas=(0.9, 0.999), weight_decay=weight_decay, fused=True
+    )
 
 
-def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str) -> float:
-    """Clip the gradient, step, clear. Return the norm before clipping. Raise AgentR1Error if it is not finite."""
+def optimize(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str
+) -> float:
+    """Clip the gradient, step, clear. Return the norm before clipping. Raise AgentR1Error if it is
+    not finite."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
     refuse_gradient(norm, who)
     optimizer.step()
@@ -51,16 +57,19 @@ def optimize(model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm:
 
 
 def refuse_gradient(norm: float, who: str) -> None:
-    """Raise AgentR1Error for a gradient that is not finite. One step would make every weight NaN."""
+    """Raise AgentR1Error for a gradient that is not finite. One step would make every weight
+    NaN."""
     if not math.isfinite(norm):
         raise AgentR1Error(
-            f"{who} has a gradient of norm {norm}; the update was skipped, and all checkpoints are good. Start a new run "
+            f"{who} has a gradient of norm {norm}; the update was skipped, and all checkpoints are "
+            "good. Start a new run "
             "(--run NAME) with a smaller learning rate",
             code="broken_gradient",
         )
 
 
 def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """Return the learning rate's factor: linear warm-up, then linear decay to `final`. `step` starts at 1."""
+    """Return the learning rate's factor: linear warm-up, then linear decay to `final`. `step`
+    starts at 1."""
     warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
     return warm * (1 - (1 - final) * min((step - 1) / max(steps - 1, 1), 1.0))

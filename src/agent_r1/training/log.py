@@ -1,8 +1,8 @@
 """Write a run's metrics: `metrics.jsonl`, and optionally Weights & Biases or TensorBoard.
 
-In: one dict of numbers per step, from the loop, or from the file itself while verl's processes write it. Out:
-`runs/<name>/metrics.jsonl`. `viewer/report.py` draws it, and `--resume` cuts it back to the checkpoint. `dashboard.py`
-shows the same numbers live.
+In: one dict of numbers per step, from the loop, or from the file itself while verl's processes
+write it. Out: `runs/<name>/metrics.jsonl`. `viewer/report.py` draws it, and `--resume` cuts it back
+to the checkpoint. `dashboard.py` shows the same numbers live.
 """
 
 from __future__ import annotations
@@ -46,7 +46,11 @@ def process_memory() -> dict[str, float]:
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Add the validation's exact match under one name; verl's name contains the data set."""
-    found = [value for key, value in metrics.items() if key.startswith("val-core/") and key.endswith("/acc/mean@1")]
+    found = [
+        value
+        for key, value in metrics.items()
+        if key.startswith("val-core/") and key.endswith("/acc/mean@1")
+    ]
     return dict(metrics) | ({VAL_EM: found[0]} if found else {})
 
 
@@ -55,30 +59,41 @@ def with_totals(
 ) -> Iterator[tuple[dict[str, Any], int, float]]:
     """Yield each line of metrics.jsonl with the episodes and seconds used so far.
 
-    Episodes are all sampled ones (for learning, for remax's baseline, or replaced by a refill), without validation.
-    Seconds are those of the steps, without validation and start-up.
+    Episodes are all sampled ones (for learning, for remax's baseline, or replaced by a refill),
+    without validation. Seconds are those of the steps, without validation and start-up.
     """
     episodes, seconds = 0, 0.0
     planned = rollout.prompts_per_step * rollout.samples_per_prompt
     for line in map(with_val_em, lines):
-        episodes += int(line.get("rollout/episodes_played") or planned) + rollout.greedy_episodes(algorithm)
+        episodes += int(line.get("rollout/episodes_played") or planned) + rollout.greedy_episodes(
+            algorithm
+        )
         seconds += line["timing_s/step"]
         yield line, episodes, seconds
 
 
-def time_to(score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str) -> dict[str, Any]:
-    """Return when greedy validation first reached `score`: step, episodes, seconds; None if never."""
+def time_to(
+    score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
+) -> dict[str, Any]:
+    """Return when greedy validation first reached `score`: step, episodes, seconds; None if
+    never."""
     for line, episodes, seconds in with_totals(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
-            return {"val": score, "step": line[STEP_KEY], "episodes": episodes, "seconds": round(seconds, 1)}
+            return {
+                "val": score,
+                "step": line[STEP_KEY],
+                "episodes": episodes,
+                "seconds": round(seconds, 1),
+            }
     return {"val": score, "step": None, "episodes": None, "seconds": None}
 
 
 def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Split `timing_s/step` into its parts, in seconds, in the order of the step.
 
-    `timing_s/env` is a part of `timing_s/gen`. With verl it is not measured, and "rollout" includes it. The part
-    "other" is the rest: records, and with verl the checkpoint and the transfer of weights to the sampler.
+    `timing_s/env` is a part of `timing_s/gen`. With verl it is not measured, and "rollout" includes
+    it. The part "other" is the rest: records, and with verl the checkpoint and the transfer of
+    weights to the sampler.
     """
 
     def seconds(*names: str) -> float:
@@ -97,8 +112,8 @@ def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:
 class MetricsFile:
     """`metrics.jsonl`: one line of JSON per step.
 
-    kill -9 or a full disk can leave half a line, only at the end. Readers skip it, and `truncate_after` removes it when
-    a run is resumed.
+    kill -9 or a full disk can leave half a line, only at the end. Readers skip it, and
+    `truncate_after` removes it when a run is resumed.
     """
 
     def __init__(self, path: Path):
@@ -107,7 +122,8 @@ class MetricsFile:
     def append(self, metrics: Mapping[str, Any]) -> None:
         """Write one line. Raise AgentR1Error if the disk is full or the file cannot be written.
 
-        Numbers may be Python, NumPy or one-element tensors. NaN and infinity become null, since JSON has neither.
+        Numbers may be Python, NumPy or one-element tensors. NaN and infinity become null, since
+        JSON has neither.
         """
         with writing(self.path, RESUME), self.path.open("a", encoding="utf-8") as file:
             file.write(json_line(metrics))
@@ -123,14 +139,16 @@ class MetricsFile:
             write_whole(self.path, "".join(map(json_line, kept)))
 
 
-# ------------------------------------------------------------------------------------------- trackers, by choice
+# ------------------------------------------------------------------------------ trackers, by choice
 
 Track = Callable[[Mapping[str, Any]], None]
 """Logs one line of metrics.jsonl."""
 
 
 @contextmanager
-def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first: int = 0) -> Iterator[Track]:
+def trackers(
+    names: Iterable[str], run_dir: Path, config: dict[str, Any], first: int = 0
+) -> Iterator[Track]:
     """Yield a function that sends a line of metrics.jsonl to all trackers.
 
     A resumed run logs from step `first` on. Raises ConfigError for a tracker that is not installed.
@@ -142,7 +160,8 @@ def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first:
                 tracks.append(stack.enter_context(TRACKERS[name](run_dir, config, first)))
             except ImportError:
                 raise ConfigError(
-                    f"trainer.loggers names {name}, which is not installed; pip install 'agent-r1[{name}]'",
+                    f"trainer.loggers names {name}, which is not installed; pip install "
+                    f"'agent-r1[{name}]'",
                     code="missing_extra",
                 ) from None
 
@@ -155,8 +174,11 @@ def trackers(names: Iterable[str], run_dir: Path, config: dict[str, Any], first:
 
 @contextmanager
 def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
-    """Log to Weights & Biases. A resumed run keeps its id, by which W&B joins the parts of an offline run."""
-    identity = run_dir / "wandb.id"  # shared by all processes of a run; a new run of the same name gets another
+    """Log to Weights & Biases. A resumed run keeps its id, by which W&B joins the parts of an
+    offline run."""
+    identity = (
+        run_dir / "wandb.id"
+    )  # shared by all processes of a run; a new run of the same name gets another
     if not identity.exists():
         write_whole(identity, secrets.token_hex(4))
     settings = {
@@ -179,7 +201,8 @@ def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]
 
 
 def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
-    """Start wandb's run. Return it and why it is offline: WANDB_MODE, no key, or an unusable server."""
+    """Start wandb's run. Return it and why it is offline: WANDB_MODE, no key, or an unusable
+    server."""
     import wandb
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
@@ -187,7 +210,8 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
     mode, why = os.environ.get("WANDB_MODE", "online"), "WANDB_MODE"
     if mode == "online":
         try:
-            # Without a key, wandb.init would prompt at the terminal, and an unattended run would hang.
+            # Without a key, wandb.init would prompt at the terminal, and an unattended run would
+            # hang.
             if wandb.login(prompt=False, verify=False):
                 return wandb.init(**settings, settings=quiet, mode="online"), ""
             why = "no key in WANDB_API_KEY or ~/.netrc"
@@ -218,4 +242,8 @@ TRACKERS = {"wandb": _wandb, "tensorboard": _tensorboard}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
-    return {key: value for key, value in metrics.items() if isinstance(value, int | float) and math.isfinite(value)}
+    return {
+        key: value
+        for key, value in metrics.items()
+        if isinstance(value, int | float) and math.isfinite(value)
+    }

@@ -1,8 +1,8 @@
 """Run PPO and GRPO for multi-turn agents in one process.
 
-In: a policy that knows the format (from a cold start, or an instruct model), rows, and a function that makes their
-environments. Out: a better policy. The loop knows no tool, dialect, data set or reward, only `AgentEnv` (core.py).
-`train` is the algorithm; its two updates follow:
+In: a policy that knows the format (from a cold start, or an instruct model), rows, and a function
+that makes their environments. Out: a better policy. The loop knows no tool, dialect, data set or
+reward, only `AgentEnv` (core.py). `train` is the algorithm; its two updates follow:
 
     for each RL step
         1  sample      G episodes for each of the step's prompts                     rollout/
@@ -13,18 +13,20 @@ environments. Out: a better policy. The loop knows no tool, dialect, data set or
         6  policy      clipped surrogate on action tokens                            training/losses.py
         7  record      metrics, transcripts, evaluation, checkpoint
 
-Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask. The reading path ends
+Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask.
+The reading path ends
 here: `rollout/sampler.py` makes phase 1 fast, and `run.py` wraps the loop into a run on disk.
 
 Skipped when not needed:
 
-* *Recomputing old log-probabilities.* log pi_old is the sampler's. In float32 the two agree to 2e-5. In bfloat16 they round
-  differently, and the ratio then is also the importance weight that corrects for this; the clip bounds it.
+* *Recomputing old log-probabilities.* log pi_old is the sampler's. In float32 the two agree to
+  2e-5. In bfloat16 they round differently, and the ratio then is also the importance weight that
+  corrects for this; the clip bounds it.
 * *Removing padding.* Rows of similar length are batched instead.
 * *Computing again* a beginning that samples of a prompt have in common (`batches.py`).
 * *The reference model*, if the KL weight is 0.
-* *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy term. Their gradient
-  is then exactly zero. They still count in the loss's denominator.
+* *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy
+  term. Their gradient is then exactly zero. They still count in the loss's denominator.
 """
 
 from __future__ import annotations
@@ -46,7 +48,13 @@ from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.batches import make_batch, micro_batches_of, minibatches
-from agent_r1.training.forward import action_logprobs, action_values, autocast, batch_logprobs, in_micro_batches
+from agent_r1.training.forward import (
+    action_logprobs,
+    action_values,
+    autocast,
+    batch_logprobs,
+    in_micro_batches,
+)
 from agent_r1.training.learner import Learner, linear_decay, optimize
 from agent_r1.training.losses import (
     aggregate_loss,
@@ -81,15 +89,20 @@ def train(
 ) -> None:
     """Run the remaining RL steps of `learner`, in place.
 
-    `make_env` makes a question's environment, `on_step` records a finished step, `evaluate` scores a policy on
-    held-out questions, `save` writes a checkpoint.
+    `make_env` makes a question's environment, `on_step` records a finished step, `evaluate` scores
+    a policy on held-out questions, `save` writes a checkpoint.
     """
     trainer, critic, estimate = config.trainer, config.critic, make_estimator(config)
     device, dtype = resolve_device(trainer.device, trainer.dtype)
-    sampler_model = learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
-    capacity = {"slots": config.rollout.max_concurrent_episodes, "max_context": config.rollout.max_context}
-    # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes: `exact`, unless a setting
-    # selects another policy.
+    sampler_model = (
+        learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
+    )
+    capacity = {
+        "slots": config.rollout.max_concurrent_episodes,
+        "max_context": config.rollout.max_context,
+    }
+    # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes:
+    # `exact`, unless a setting selects another policy.
     exact = LocalPolicy(sampler_model, chat.stop_ids, **capacity)
     policy = make_policy(learner.actor, chat, config, exact)
     rollouts = make_rollouts(policy, chat, make_env, questions, config)
@@ -99,26 +112,37 @@ def train(
 
     gc.collect()
     gc.freeze()  # questions and passages stay: let the collector not look at them again and again
-    # fmt: off
     while learner.step < trainer.steps:
         step, clock = learner.step + 1, Clock()
         policy.sync(learner.actor)
-        episodes = rollouts.play(step)                                                                      # 1  sample
+        # 1  sample
+        episodes = rollouts.play(step)
         clock.lap("gen")
-        batch = make_batch(episodes.chosen, config.algorithm, estimate.columns).to(device)                  # 2  rows
-        metrics = predict(learner, reference, batch, config, dtype, policy.exact)                           # 3  predict
+        # 2  rows
+        batch = make_batch(episodes.chosen, config.algorithm, estimate.columns).to(device)
+        # 3  predict
+        metrics = predict(learner, reference, batch, config, dtype, policy.exact)
         clock.lap("values")
-        batch.advantages_BT, batch.returns_BT = estimate(batch, config.advantage)                           # 4  credit
+        # 4  credit
+        batch.advantages_BT, batch.returns_BT = estimate(batch, config.advantage)
         clock.lap("adv")
         if learner.critic is not None:
-            targets = replace(batch, mask_BT=estimate.critic_mask(batch))  # some estimators fit V at fewer tokens
-            metrics |= update_critic(learner, targets, config, step, dtype)                                 # 5  critic
+            # some estimators fit V at fewer tokens
+            targets = replace(batch, mask_BT=estimate.critic_mask(batch))
+            # 5  critic
+            metrics |= update_critic(learner, targets, config, step, dtype)
             clock.lap("update_critic")
         if learner.critic is None or step > critic.warmup_steps:  # the critic learns alone at first
-            metrics |= update_actor(learner, batch, config, step, dtype)                                    # 6  policy
+            # 6  policy
+            metrics |= update_actor(learner, batch, config, step, dtype)
         clock.lap("update_actor")
-        learner.step = step                                                                                 # 7  record
-        metrics |= rollout_metrics(episodes.played, batch, policy.stats, clock) | episodes.metrics | batch.metrics
+        # 7  record
+        learner.step = step
+        metrics |= (
+            rollout_metrics(episodes.played, batch, policy.stats, clock)
+            | episodes.metrics
+            | batch.metrics
+        )
         clock.lap("other")
         if trainer.eval_every and due(trainer.eval_every):
             exact.sync(learner.actor)
@@ -127,53 +151,76 @@ def train(
         on_step(metrics | clock.seconds(), episodes.played, batch)
         if due(trainer.save_every):
             save(learner)
-    # fmt: on
 
 
 def predict(
-    learner: Learner, reference: Decoder | None, batch: Batch, config: Config, dtype: torch.dtype, exact: bool
+    learner: Learner,
+    reference: Decoder | None,
+    batch: Batch,
+    config: Config,
+    dtype: torch.dtype,
+    exact: bool,
 ) -> dict[str, float]:
-    """Phase 3: predict log-probabilities and values before any update. The clipped ratio is relative to these values.
+    """Phase 3: predict log-probabilities and values before any update. The clipped ratio is
+    relative to these values.
 
-    `exact`: the sampler has the trainer's weights. Then one row in GAP_ROW_STRIDE is recomputed to check that the two
-    agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
+    `exact`: the sampler has the trainer's weights. Then one row in GAP_ROW_STRIDE is recomputed to
+    check that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
     micro_tokens, temperature = config.trainer.max_tokens_per_microbatch, config.rollout.temperature
-    seen = batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)] if exact else batch
+    seen = (
+        batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)]
+        if exact
+        else batch
+    )
     now_BT = batch_logprobs(learner.actor, seen, temperature, micro_tokens, dtype)
     gap = sampler_gap(seen, now_BT)
     if not exact:
         batch.logprobs_BT = now_BT
     if learner.critic is not None:
-        batch.values_BT = in_micro_batches(lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype)
+        batch.values_BT = in_micro_batches(
+            lambda part: action_values(learner.critic, part), batch, micro_tokens, dtype
+        )
     if reference is not None:
         batch.ref_logprobs_BT = batch_logprobs(reference, batch, temperature, micro_tokens, dtype)
     return {SAMPLER_GAP: gap}
 
 
-# ------------------------------------------------------------------------------------------------------ the updates
+# -------------------------------------------------------------------------------------- the updates
 
 
-def update_critic(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
+def update_critic(
+    learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype
+) -> dict[str, float]:
     """Phase 5: fit V(s_t) to the returns, where the mask is 1."""
     critic, means = config.critic, Means()
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
-    for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)):
+    for minibatch_B in minibatches(
+        batch, critic.minibatches, critic.epochs, derive_seed(config.seed, "critic", step)
+    ):
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], "token-mean")
-        for _, part in micro_batches_of(batch, config.trainer.max_tokens_per_microbatch, minibatch_B):
+        for _, part in micro_batches_of(
+            batch, config.trainer.max_tokens_per_microbatch, minibatch_B
+        ):
             with autocast(dtype, part.ids_BT.device):
                 values_BT = action_values(learner.critic, part)
-            loss_BT, stats = value_loss(values_BT, part.values_BT, part.returns_BT, part.mask_BT, critic.value_clip)
+            loss_BT, stats = value_loss(
+                values_BT, part.values_BT, part.returns_BT, part.mask_BT, critic.value_clip
+            )
             loss = aggregate_loss(loss_BT, part.mask_BT, "token-mean", normalizer)
             loss.backward()
             means.add(part.mask_BT.sum().item(), stats)
             means.add_loss("critic/vf_loss", loss.item())
-        norm = optimize(learner.critic, learner.critic_optimizer, critic.grad_clip, f"step {step}: the critic")
+        norm = optimize(
+            learner.critic, learner.critic_optimizer, critic.grad_clip, f"step {step}: the critic"
+        )
         means.finish_update({"critic/grad_norm": norm})
     return means.result() | {"critic/vf_explained_var": explained, "critic/lr": critic.lr}
 
 
-def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype) -> dict[str, float]:
+def update_actor(
+    learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype
+) -> dict[str, float]:
     """Phase 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
     actor, means = config.actor, Means()
     lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
@@ -182,7 +229,9 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
     # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it.
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
-    for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, derive_seed(config.seed, "actor", step)):
+    for minibatch_B in minibatches(
+        batch, actor.minibatches, actor.epochs, derive_seed(config.seed, "actor", step)
+    ):
         normalizer = loss_normalizer(
             batch.mask_BT[minibatch_B],
             actor.loss_aggregation,
@@ -193,22 +242,30 @@ def update_actor(learner: Learner, batch: Batch, config: Config, step: int, dtyp
             learns_B = (batch.advantages_BT[minibatch_B] != 0).any(dim=1)
             add_skipped(means, learner.actor, batch, minibatch_B[~learns_B], config, dtype)
             minibatch_B = minibatch_B[learns_B]
-        for _, part in micro_batches_of(batch, config.trainer.max_tokens_per_microbatch, minibatch_B):
+        for _, part in micro_batches_of(
+            batch, config.trainer.max_tokens_per_microbatch, minibatch_B
+        ):
             with autocast(dtype, batch.ids_BT.device):
                 loss = actor_loss(learner.actor, part, normalizer, config, means)
             loss.backward()
-        # If every row was skipped, gradients are None, so AdamW leaves the weights as they are. Zero gradients would not:
-        # momentum would still move the weights.
-        norm = optimize(learner.actor, learner.actor_optimizer, actor.grad_clip, f"step {step}: the policy")
+        # If every row was skipped, gradients are None, so AdamW leaves the weights as they are.
+        # Zero gradients would not: momentum would still move the weights.
+        norm = optimize(
+            learner.actor, learner.actor_optimizer, actor.grad_clip, f"step {step}: the policy"
+        )
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}
 
 
-def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means) -> Tensor:
+def actor_loss(
+    actor: Decoder, part: Batch, normalizer: float, config: Config, means: Means
+) -> Tensor:
     """Compute the loss of one micro-batch, divided by the minibatch's normalizer."""
     settings, mask_BT = config.actor, part.mask_BT
     aggregation = settings.loss_aggregation, normalizer, part.episode_tokens_B
-    logprobs_BT, entropy_BT = action_logprobs(actor, part, config.rollout.temperature, settings.entropy_coef != 0)
+    logprobs_BT, entropy_BT = action_logprobs(
+        actor, part, config.rollout.temperature, settings.entropy_coef != 0
+    )
     clip = *settings.clip, get_ratios(settings.ratio_level)
     loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
     loss = aggregate_loss(loss_BT, mask_BT, *aggregation)
@@ -225,13 +282,17 @@ def actor_loss(actor: Decoder, part: Batch, normalizer: float, config: Config, m
 
 
 KL_ROW_STRIDE = 8
-"""Every eighth skipped row is measured for `actor/ppo_kl`; measuring all of them would cost time."""
+"""Every eighth skipped row is measured for `actor/ppo_kl`; measuring all of them would cost
+time."""
 
 
-def add_skipped(means: Means, actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype) -> None:
+def add_skipped(
+    means: Means, actor: Decoder, batch: Batch, rows_B: Tensor, config: Config, dtype: torch.dtype
+) -> None:
     """Count the skipped rows' tokens in the logged means, as verl does.
 
-    With zero advantages nothing is clipped. The policy's move on these rows is estimated from a sample of them.
+    With zero advantages nothing is clipped. The policy's move on these rows is estimated from a
+    sample of them.
     """
     if len(rows_B):
         part = batch[rows_B[::KL_ROW_STRIDE]]
@@ -239,5 +300,7 @@ def add_skipped(means: Means, actor: Decoder, batch: Batch, rows_B: Tensor, conf
             actor, part, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype
         )
         clip = *config.actor.clip, get_ratios(config.actor.ratio_level)
-        _, stats = policy_loss(now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip)
+        _, stats = policy_loss(
+            now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip
+        )
         means.add(batch.mask_BT[rows_B].sum().item(), stats)

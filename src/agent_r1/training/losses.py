@@ -1,11 +1,11 @@
 """Compute the losses of the policy and the critic.
 
-In: log-probabilities of the action tokens, now and before the batch's first update, advantages and values. Out: a loss
-per token and, from `aggregate_loss`, the scalar for `backward`. Next: `forward.py` computes the log-probabilities
-and values. The loop, or verl, steps the optimiser.
+In: log-probabilities of the action tokens, now and before the batch's first update, advantages and
+values. Out: a loss per token and, from `aggregate_loss`, the scalar for `backward`. Next:
+`forward.py` computes the log-probabilities and values. The loop, or verl, steps the optimiser.
 
-Per-token functions accept any shape (written BT) and compute in float32. In functions with a mask, masked entries, even
-NaN, reach neither loss nor gradient. Metric names are verl's.
+Per-token functions accept any shape (written BT) and compute in float32. In functions with a mask,
+masked entries, even NaN, reach neither loss nor gradient. Metric names are verl's.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# ---------------------------------------------------------------------------------------------------------- policy
+# ------------------------------------------------------------------------------------------- policy
 
 
 def token_ratios(log_ratio_BT: Tensor, mask_BT: Tensor) -> Tensor:
@@ -38,22 +38,26 @@ def policy_loss(
         ratio = exp(logprob - old_logprob)         pi / pi_old of the token
         loss  = max(-A * ratio, -A * clip(ratio, 1 - clip_low, 1 + clip_high))
 
-    The maximum is pessimistic: a token that has moved beyond the clip in the direction of A gets no gradient. So the same
-    samples can be used for several updates. On a move in the wrong direction only dual clip acts.
+    The maximum is pessimistic: a token that has moved beyond the clip in the direction of A gets no
+    gradient. So the same samples can be used for several updates. On a move in the wrong direction
+    only dual clip acts.
 
-    `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1). With 0.2, a token of probability 0.01 gets
-    no gradient of its own beyond 0.012.
+    `clip_high > clip_low` is clip-higher (DAPO, 2503.14476, section 3.1). With 0.2, a token of
+    probability 0.01 gets no gradient of its own beyond 0.012.
 
-    Dual clip (1912.09729): for A < 0, loss = min(loss, -A * clip_dual). Otherwise the loss grows without bound
-    with the ratio, and one token could dominate a batch. `clip_dual <= 1` disables it.
+    Dual clip (1912.09729): for A < 0, loss = min(loss, -A * clip_dual). Otherwise the loss grows
+    without bound with the ratio, and one token could dominate a batch. `clip_dual <= 1` disables
+    it.
 
     `ratios` maps log-ratios of tokens to ratios, e.g. one per step or sequence (actor.ratio_level).
 
-    Returns the loss per token and three means over action tokens. `actor/pg_clipfrac` is the share where the clip is
-    active, `actor/pg_clipfrac_lower` the share where dual clip is, and `actor/ppo_kl` the k1 estimate of KL(old || new).
+    Returns the loss per token and three means over action tokens. `actor/pg_clipfrac` is the share
+    where the clip is active, `actor/pg_clipfrac_lower` the share where dual clip is, and
+    `actor/ppo_kl` the k1 estimate of KL(old || new).
     """
     mask_BT = mask_BT.bool()
-    # where() comes first: a NaN that is masked out only at the end still gets the gradient 0 * NaN = NaN.
+    # where() comes first: a NaN that is masked out only at the end still gets the gradient 0 * NaN
+    # = NaN.
     log_ratio_BT = torch.where(mask_BT, logprobs_BT.float() - old_logprobs_BT.float(), 0.0)
     log_ratio_BT = log_ratio_BT.clamp(-20.0, 20.0)  # exp(20) = 5e8: finite, and far beyond any clip
     advantages_BT = torch.where(mask_BT, advantages_BT.float(), 0.0)
@@ -73,7 +77,7 @@ def policy_loss(
     return loss_BT, dict(zip(names, means, strict=True))
 
 
-# ---------------------------------------------------------------------------------------------------------- critic
+# ------------------------------------------------------------------------------------------- critic
 
 
 def value_loss(
@@ -84,10 +88,11 @@ def value_loss(
         V_clip = clip(V, V_old - value_clip, V_old + value_clip)
         loss   = 0.5 * max((V - R)^2, (V_clip - R)^2)
 
-    The clip is from PPO's reference implementation, not the paper. A value that has moved by more than value_clip
-    towards the return gets no gradient. value_clip is in units of reward.
+    The clip is from PPO's reference implementation, not the paper. A value that has moved by more
+    than value_clip towards the return gets no gradient. value_clip is in units of reward.
 
-    Returns the loss per token and `critic/vf_clipfrac`, the share of action tokens where the clip is active.
+    Returns the loss per token and `critic/vf_clipfrac`, the share of action tokens where the clip
+    is active.
     """
     mask_BT = mask_BT.bool()
     values_BT, old_values_BT, returns_BT = (
@@ -100,16 +105,17 @@ def value_loss(
     return 0.5 * torch.maximum(unclipped_BT, clipped_BT), {"critic/vf_clipfrac": clipfrac}
 
 
-# ----------------------------------------------------------------------------------------------------- aggregation
+# -------------------------------------------------------------------------------------- aggregation
 
 
 def loss_normalizer(
     mask_BT: Tensor, mode: str, horizon: int | None = None, trajectory_B: Tensor | None = None
 ) -> float:
-    """Return the divisor of `aggregate_loss`: tokens, episodes or episodes x horizon. Raise KeyError for an unknown mode.
+    """Return the divisor of `aggregate_loss`: tokens, episodes or episodes x horizon. Raise
+    KeyError for an unknown mode.
 
-    Rows with equal `trajectory_B` are one episode; if it is None, each row is an episode. `horizon` is
-    for seq-mean-token-sum-norm; if it is None, T, the padded width, is used, as in verl.
+    Rows with equal `trajectory_B` are one episode; if it is None, each row is an episode. `horizon`
+    is for seq-mean-token-sum-norm; if it is None, T, the padded width, is used, as in verl.
     """
     length_B = mask_BT.bool().sum(dim=1)
     acted_B = length_B > 0
@@ -143,12 +149,13 @@ def aggregate_loss(
         seq-mean-token-sum       mean over episodes of the episode's sum
         seq-mean-token-sum-norm  the same / horizon, a constant: no length changes a token's weight (Dr. GRPO, 2503.20783)
 
-    An episode with several rows (a rewritten context) counts once: `episode_tokens_B` has the number of tokens in all
-    of its rows. If it is None, each row is an episode.
+    An episode with several rows (a rewritten context) counts once: `episode_tokens_B` has the
+    number of tokens in all of its rows. If it is None, each row is an episode.
 
-    A minibatch too large for one pass is cut into micro-batches whose gradients add up. Each must divide by the count
-    of the *whole minibatch*, so pass that as `normalizer` (`loss_normalizer`). With its own count, a token's weight
-    would depend on the rest of its micro-batch. If it is None, `mask_BT` is the whole minibatch.
+    A minibatch too large for one pass is cut into micro-batches whose gradients add up. Each must
+    divide by the count of the *whole minibatch*, so pass that as `normalizer` (`loss_normalizer`).
+    With its own count, a token's weight would depend on the rest of its micro-batch. If it is None,
+    `mask_BT` is the whole minibatch.
     """
     if normalizer is None:
         normalizer = loss_normalizer(mask_BT, mode)
@@ -160,7 +167,7 @@ def aggregate_loss(
     return loss_BT.sum() / (normalizer or 1.0)  # without any action token the loss is 0, not 0/0
 
 
-# --------------------------------------------------------------------------------------------------- regularisation
+# ----------------------------------------------------------------------------------- regularisation
 
 
 def _k1(log_ratio: Tensor) -> Tensor:
@@ -172,8 +179,9 @@ def _k2(log_ratio: Tensor) -> Tensor:
 
 
 def _k3(log_ratio: Tensor) -> Tensor:
-    # verl's clamps: one outlier could otherwise reach exp(20). Above 10, k3 is constant and has no gradient. There the
-    # reference gives the token over 13 times the policy's probability (d < -2.6), or exp(11) times less likely (d > 11).
+    # verl's clamps: one outlier could otherwise reach exp(20). Above 10, k3 is constant and has no
+    # gradient. There the reference gives the token over 13 times the policy's probability (d <
+    # -2.6), or exp(11) times less likely (d > 11).
     back = (-log_ratio).clamp(-20.0, 20.0)
     return (torch.expm1(back) - back).clamp(max=10.0)  # expm1: exp(x) - 1 without cancellation
 
@@ -185,8 +193,8 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor], Tensor]] = {"k1": _k1, "k2": _k2, "k
 def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> Tensor:
     """Estimate the KL of the policy from the reference per sampled token, in nats.
 
-    From Schulman (joschu.net/blog/kl-approx.html), with d = logprob - ref_logprob at tokens sampled from pi. "Exact"
-    is the gradient of KL(pi || ref):
+    From Schulman (joschu.net/blog/kl-approx.html), with d = logprob - ref_logprob at tokens sampled
+    from pi. "Exact" is the gradient of KL(pi || ref):
 
              value            as an estimate                   expected gradient, when it is added to the loss
         k1   d                unbiased, noisy, often negative  zero: E[grad log pi] = 0
@@ -194,13 +202,13 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
         k3   exp(-d) - 1 + d  unbiased below the clamp,        that of KL(ref || pi), the other direction; the two
              (GRPO's eq. 4)   low variance near ref, >= 0      agree while pi is near ref
 
-    So subtract k1 from each action token's *reward*; in the loss it is only noise. k2 and k3 belong in the loss.
-    Masked entries must be finite.
+    So subtract k1 from each action token's *reward*; in the loss it is only noise. k2 and k3 belong
+    in the loss. Masked entries must be finite.
     """
     return KL_ESTIMATORS[estimator](logprobs_BT.float() - ref_logprobs_BT.float())
 
 
-# --------------------------------------------------------------------------------------------------------- inside
+# ------------------------------------------------------------------------------------------- inside
 
 
 def _masked_means(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:

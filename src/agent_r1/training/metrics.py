@@ -1,6 +1,7 @@
 """Compute the metrics of a step: means over micro-batches, times, and statistics of its episodes.
 
-In: what a step computed. Out: a flat dictionary for `log.py`, under verl's names where verl has one.
+In: what a step computed. Out: a flat dictionary for `log.py`, under verl's names where verl has
+one.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import Batch
 
 SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
-"""Mean absolute difference of trainer and sampler in a sampled token's log-probability, before any update. Rounding in
-bfloat16 gives .01 to .02."""
+"""Mean absolute difference of trainer and sampler in a sampled token's log-probability, before any
+update. Rounding in bfloat16 gives .01 to .02."""
 GAP_ROW_STRIDE = 32
 """One row in this many is recomputed, to check that sampler and trainer agree."""
 
@@ -70,9 +71,12 @@ class Clock:
         self.last = now
 
     def seconds(self) -> dict[str, float]:
-        """Return all laps. `timing_s/step` is their sum without evaluation, which is not part of the algorithm."""
+        """Return all laps. `timing_s/step` is their sum without evaluation, which is not part of
+        the algorithm."""
         step = sum(value for name, value in self.laps.items() if name != "testing")
-        return {f"timing_s/{name}": value for name, value in self.laps.items()} | {"timing_s/step": step}
+        return {f"timing_s/{name}": value for name, value in self.laps.items()} | {
+            "timing_s/step": step
+        }
 
 
 def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -> float:
@@ -84,14 +88,19 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
     return (1 - (returns - values).var() / returns.var().clamp(min=1e-8)).item()
 
 
-def rollout_metrics(played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock) -> dict[str, float]:
+def rollout_metrics(
+    played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock
+) -> dict[str, float]:
     """Collect a step's metrics.
 
-    Episodes count as played. `batch` may be a selection of them with other scores (recipes/credit/refill.py).
+    Episodes count as played. `batch` may be a selection of them with other scores
+    (recipes/credit/refill.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {
-        "response_length/mean": fmean(sum(len(step.action_ids) for step in t.steps) for t in played),
+        "response_length/mean": fmean(
+            sum(len(step.action_ids) for step in t.steps) for t in played
+        ),
         "sequence_length/mean": batch.lengths_B.float().mean().item(),
         "groups/zero_advantage": zero_B.float().mean().item(),
         "rollout/prefill_tokens": sampler.prefill_tokens,
@@ -134,7 +143,10 @@ def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
         "tool_calls/failed_rate": total("failed_calls") / max(calls, 1),
         "num_turns/mean": fmean(e.turns for e in episodes),
     }
-    for kind, values in (("reward", [e.parts for e in episodes]), ("episode", [e.metrics for e in episodes])):
+    for kind, values in (
+        ("reward", [e.parts for e in episodes]),
+        ("episode", [e.metrics for e in episodes]),
+    ):
         for name in dict.fromkeys(name for each in values for name in each):
             metrics[f"{kind}/{name}"] = fmean(each[name] for each in values if name in each)
     if any(e.process for e in episodes):

@@ -1,7 +1,8 @@
 """Make the parts of the loop that settings choose: estimator, policy, rollouts, ratios.
 
-In: the configuration. Out: objects for `loop.train` and verl's trainer. Their names are in names.toml and recipe.toml.
-The tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers for settings that differ from their defaults.
+In: the configuration. Out: objects for `loop.train` and verl's trainer. Their names are in
+names.toml and recipe.toml. The tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers
+for settings that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -38,10 +39,17 @@ def make_estimator(config: Config) -> Estimator:
 
 
 def reward_less_kl(
-    rewards_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, mask_BT: Tensor, actor: ActorConfig
+    rewards_BT: Tensor,
+    logprobs_BT: Tensor,
+    ref_logprobs_BT: Tensor,
+    mask_BT: Tensor,
+    actor: ActorConfig,
 ) -> tuple[Tensor, float]:
-    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean KL, in nats."""
-    kl_BT = torch.where(mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0)
+    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean
+    KL, in nats."""
+    kl_BT = torch.where(
+        mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0
+    )
     return rewards_BT - actor.kl_coef * kl_BT, (kl_BT.sum() / mask_BT.sum()).item()
 
 
@@ -65,9 +73,14 @@ def _less_kl(inner: Estimator, config: Config) -> Estimator:
     return replace(inner, credit=credit)
 
 
-def make_policy(actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy) -> LocalPolicy:
+def make_policy(
+    actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy
+) -> LocalPolicy:
     """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
-    made = [make(actor, chat.stop_ids, config.rollout) for make in tables.asked_for("policy", **dict(config))]
+    made = [
+        make(actor, chat.stop_ids, config.rollout)
+        for make in tables.asked_for("policy", **dict(config))
+    ]
     return made[-1] if made else exact
 
 

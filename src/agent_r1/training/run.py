@@ -1,7 +1,7 @@
 """Run training on disk (run_dir.py): record it, and resume it after an interruption.
 
-A run is exactly repeatable: all randomness depends on (seed, step). Resuming from the newest checkpoint gives the same
-weights and metrics as an uninterrupted run.
+A run is exactly repeatable: all randomness depends on (seed, step). Resuming from the newest
+checkpoint gives the same weights and metrics as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
-from agent_r1.training.checkpoint import list_checkpoints, read_checkpoint, refuse_weights, save_checkpoint
+from agent_r1.training.checkpoint import (
+    list_checkpoints,
+    read_checkpoint,
+    refuse_weights,
+    save_checkpoint,
+)
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.log import STEP_KEY, Track, free_host_memory, process_memory, trackers
@@ -53,7 +58,8 @@ def run_training(
     val: list[Row],
     plain: bool,
 ) -> Path:
-    """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's folder."""
+    """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's
+    folder."""
     limit = TimeLimit(config.trainer.max_hours, time.time())
     with only_trainer(run):
         open_run(run, config)
@@ -67,13 +73,21 @@ def run_training(
         run.metrics.truncate_after(learner.step)
         history, parts = run.metrics.read(), dialect_of(config.env).parts
         about = (
-            f"preset {config.preset} · {config.algorithm} · {learner.actor.parameter_count / 1e6:.2f} M parameters · "
+            f"preset {config.preset} · {config.algorithm} · "
+            f"{learner.actor.parameter_count / 1e6:.2f} M parameters · "
             f"{device}, {str(dtype)[6:]}"
         )
         with (
-            trackers(config.trainer.loggers, run.path, config.model_dump(), learner.step + 1) as track,
+            trackers(
+                config.trainer.loggers, run.path, config.model_dump(), learner.step + 1
+            ) as track,
             Dashboard(
-                run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
+                run.path.name,
+                about,
+                config.trainer.steps,
+                history=history,
+                parts=parts,
+                plain=plain,
             ) as dashboard,
             graceful_interrupt(dashboard.finishing) as interrupted,
         ):
@@ -83,21 +97,47 @@ def run_training(
                 return validation(loop, val, config.rollout, config.seed)
 
             recorder = _Recorder(
-                run, config.trainer, fingerprint(config), learner, chat, dashboard, track, limit, interrupted
+                run,
+                config.trainer,
+                fingerprint(config),
+                learner,
+                chat,
+                dashboard,
+                track,
+                limit,
+                interrupted,
             )
             env_of = partial(make_env, tools=tools, config=config.env)
-            train(config, learner, chat, env_of, questions, recorder.step, validate, recorder.save, reference)
+            train(
+                config,
+                learner,
+                chat,
+                env_of,
+                questions,
+                recorder.step,
+                validate,
+                recorder.save,
+                reference,
+            )
     return run.latest_checkpoint()
 
 
 def start_learner(
-    run: RunDir, made_with: str, start_model: Path, actor: ActorConfig, critic: CriticConfig | None, device: str
+    run: RunDir,
+    made_with: str,
+    start_model: Path,
+    actor: ActorConfig,
+    critic: CriticConfig | None,
+    device: str,
 ) -> Learner:
-    """Load the learner of the newest checkpoint, or start one. `made_with`: the configuration's fingerprint."""
+    """Load the learner of the newest checkpoint, or start one. `made_with`: the configuration's
+    fingerprint."""
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         return make_learner(model_files.load_model(start_model, device), actor, critic)
-    step, state = read_checkpoint(checkpoint, made_with)  # checks all hashes before any weights are read
+    step, state = read_checkpoint(
+        checkpoint, made_with
+    )  # checks all hashes before any weights are read
     learner = make_learner(model_files.load_model(checkpoint / "model", device), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])
@@ -107,11 +147,16 @@ def start_learner(
     return learner
 
 
-def validation(loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed: int) -> dict[str, float]:
-    """Score validation questions greedily and sampled. Greedy scores hide the mixture that RL improves."""
+def validation(
+    loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed: int
+) -> dict[str, float]:
+    """Score validation questions greedily and sampled. Greedy scores hide the mixture that RL
+    improves."""
     scores = {}
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
-        done = evaluate(loop, rows, temperature=temperature, seed=seed, at_once=rollout.max_concurrent_episodes)
+        done = evaluate(
+            loop, rows, temperature=temperature, seed=seed, at_once=rollout.max_concurrent_episodes
+        )
         scores[f"val-core/{rows[0]['data_source']}/{name}"] = sum(t.score for t in done) / len(done)
     return scores
 
@@ -142,7 +187,9 @@ class _Recorder:
         shown = next((t for t in trajectories if t.stop_reason in found), trajectories[0])
         if found:
             self.dashboard.note(f"for example: {step_records(shown, self.chat)[-1]['text']}")
-        self.dashboard.transcript(question_of(shown.row), step_records(shown, self.chat), shown.reward)
+        self.dashboard.transcript(
+            question_of(shown.row), step_records(shown, self.chat), shown.reward
+        )
         if self.trainer.stop_on_collapse:
             refuse_collapse(self.run)
         over = self.limit.reached() and step < self.trainer.steps
@@ -163,24 +210,34 @@ class _Recorder:
 
 
 def refuse_collapse(run: RunDir) -> None:
-    """Raise AgentR1Error if the newest metrics mean collapse. Delete the checkpoints since it began."""
+    """Raise AgentR1Error if the newest metrics mean collapse. Delete the checkpoints since it
+    began."""
     lines = run.metrics.read()
     if not (found := [sign for sign in new_signs(lines) if sign.collapse]):
         return
-    healthy = [c for c in list_checkpoints(run.checkpoints) if int(c.name[5:]) <= found[0].step - SPAN]
+    healthy = [
+        c for c in list_checkpoints(run.checkpoints) if int(c.name[5:]) <= found[0].step - SPAN
+    ]
     for checkpoint in list_checkpoints(run.checkpoints) if healthy else ():
         if checkpoint not in healthy:
             remove(checkpoint)
-    kept = f"the last healthy checkpoint is {healthy[-1]}" if healthy else "no checkpoint is older than that"
+    kept = (
+        f"the last healthy checkpoint is {healthy[-1]}"
+        if healthy
+        else "no checkpoint is older than that"
+    )
     raise AgentR1Error(
-        f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}", code="collapsed"
+        f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}",
+        code="collapsed",
     )
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
     """Write a Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
-    model_files.save_model(model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id)
+    model_files.save_model(
+        model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id
+    )
     save_tokenizer(chat.tokenizer, folder)
 
 
@@ -197,7 +254,9 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
         if received:
             raise KeyboardInterrupt
         received.append(number)
-        if number == signal.SIGHUP:  # the terminal cannot be written to, and its shell sends the signal again
+        if (
+            number == signal.SIGHUP
+        ):  # the terminal cannot be written to, and its shell sends the signal again
             signal.signal(number, signal.SIG_IGN)
             for stream in terminals:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
@@ -243,20 +302,27 @@ def start_model(paths: Workspace) -> Path:
 
 
 def check_start_model(paths: Workspace) -> None:
-    """Check the start model before anything is computed or written. Raise AgentR1Error for a fault."""
+    """Check the start model before anything is computed or written. Raise AgentR1Error for a
+    fault."""
     check_network(paths.config, paths.start_model)
     chat = ChatFormat(load_tokenizer(paths.start_model))
     check_dialect(chat, paths.config.env, bool(paths.config.env.tools))
 
 
 def check_network(config: Config, model: Path) -> None:
-    """Raise AgentR1Error for damaged weights, a too short context, or an unsupported architecture."""
+    """Raise AgentR1Error for damaged weights, a too short context, or an unsupported
+    architecture."""
     if trouble := hub.damage(model):
         raise AgentR1Error(f"this model cannot be trained: {trouble}", code="damaged_model")
     context = config.rollout.max_context
-    if context > (longest := model_files.read_config(model).get("max_position_embeddings", context)):
+    if context > (
+        longest := model_files.read_config(model).get("max_position_embeddings", context)
+    ):
         raise ConfigError(
-            f"rollout.max_context={context} is more than the model's {longest} positions", code="context_exceeds_model"
+            f"rollout.max_context={context} is more than the model's {longest} positions",
+            code="context_exceeds_model",
         )
     if config.engine == "local":
-        model_files.read_shape(model)  # raises for an architecture that the local loop does not support
+        model_files.read_shape(
+            model
+        )  # raises for an architecture that the local loop does not support

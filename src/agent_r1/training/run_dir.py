@@ -1,6 +1,7 @@
 """Find a run's files on disk, and refuse a run that other settings began.
 
-In: the folder of a run. Out: its files, which `run.py` and the engines write. PyTorch is not needed.
+In: the folder of a run. Out: its files, which `run.py` and the engines write. PyTorch is not
+needed.
 
     runs/<name>/config.yaml            the resolved configuration
                 metrics.jsonl          one line per step
@@ -19,7 +20,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, fingerprint, fingerprint_values, from_yaml, plugins, to_yaml, user_code
+from agent_r1.config import (
+    Config,
+    fingerprint,
+    fingerprint_values,
+    from_yaml,
+    plugins,
+    to_yaml,
+    user_code,
+)
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import locked, write_whole, writing
 from agent_r1.ground.ui import say
@@ -56,7 +65,10 @@ class RunDir:
 
     def begun(self) -> bool:
         """Return whether anything has run here. A refused run may leave an empty folder."""
-        return any((self.path / name).exists() for name in ("metrics.jsonl", "checkpoints", "eval_before.json"))
+        return any(
+            (self.path / name).exists()
+            for name in ("metrics.jsonl", "checkpoints", "eval_before.json")
+        )
 
     def finished(self, steps: int) -> bool:
         """Return whether the last step has a checkpoint."""
@@ -65,13 +77,15 @@ class RunDir:
 
 
 def check_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Raise AgentR1Error with the remedy for an existing run that this configuration cannot continue."""
+    """Raise AgentR1Error with the remedy for an existing run that this configuration cannot
+    continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
     unfinished = latest is not None and not run.finished(config.trainer.steps)
     if latest and unfinished and not resume:
         with only_trainer(run):
-            pass  # raises if another process is training the run: --resume would be the wrong advice
+            # raises if another process is training the run: --resume would be the wrong advice
+            pass
         raise AgentR1Error(
             f"{run.path} has an unfinished run ({latest.name}); add --resume to continue it, or "
             "choose another name with --run NAME",
@@ -79,7 +93,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
         )
     if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
         say(
-            f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in another order, so the last bits "
+            f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
+            "another order, so the last bits "
             "of weights and metrics may differ from those of an uninterrupted run"
         )
 
@@ -87,7 +102,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
 def open_run(run: RunDir, config: Config) -> None:
     """Make the run's folder with its configuration, and the hashes of user-defined code.
 
-    Call it with `only_trainer`. Raises AgentR1Error if another process has trained here meanwhile, with other settings.
+    Call it with `only_trainer`. Raises AgentR1Error if another process has trained here meanwhile,
+    with other settings.
     """
     check_same_settings(run, config)
     with writing(run.path):
@@ -104,14 +120,19 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     saved = from_yaml(run.config)
     if fingerprint(saved) != fingerprint(config):
         raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(saved, config)}); choose another name with "
+            f"{run.path} was started with other settings ({_first_difference(saved, config)}); "
+            "choose another name with "
             "--run NAME, or delete the folder",
             code="other_settings",
         )
-    then, now = json.loads(run.code.read_text()) if run.code.exists() else {}, plugins.code_hashes(user_code(config))
+    then, now = (
+        json.loads(run.code.read_text()) if run.code.exists() else {},
+        plugins.code_hashes(user_code(config)),
+    )
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose another name with "
+            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose "
+            "another name with "
             "--run NAME, or delete the folder",
             code="other_code",
         )
@@ -119,7 +140,10 @@ def check_same_settings(run: RunDir, config: Config) -> None:
 
 def only_trainer(run: RunDir) -> AbstractContextManager[None]:
     """Lock the run against training by another process."""
-    return locked(run.path / ".lock", f"another process is training {run.path}; wait for it, or choose --run NAME")
+    return locked(
+        run.path / ".lock",
+        f"another process is training {run.path}; wait for it, or choose --run NAME",
+    )
 
 
 def _first_difference(old: Config, new: Config) -> str:
@@ -128,7 +152,9 @@ def _first_difference(old: Config, new: Config) -> str:
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
-        return {k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()}
+        return {
+            k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()
+        }
 
     a, b = flat(fingerprint_values(old)), flat(fingerprint_values(new))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))

@@ -1,11 +1,12 @@
 """Detect from its metrics that a run goes wrong, and recommend a first remedy.
 
-In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard shows each once, the report lists
-them, and `trainer.stop_on_collapse` ends a run at the first sign of collapse.
+In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard shows each
+once, the report lists them, and `trainer.stop_on_collapse` ends a run at the first sign of
+collapse.
 
-*Why is my reward zero?* is checked once, after the first steps. Such a run continues for hours without an error, since
-reward 0, loss 0 and gradient 0 are all valid numbers. *Has it collapsed?* is checked from then on, by comparing the
-last steps with the first and the best ones.
+*Why is my reward zero?* is checked once, after the first steps. Such a run continues for hours
+without an error, since reward 0, loss 0 and gradient 0 are all valid numbers. *Has it collapsed?*
+is checked from then on, by comparing the last steps with the first and the best ones.
 """
 
 from __future__ import annotations
@@ -21,9 +22,11 @@ from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
 FIRST, SPAN, AGREED = 3, 5, 3
-"""Steps until the first check, steps per compared mean, and steps in a row that may teach nothing."""
+"""Steps until the first check, steps per compared mean, and steps in a row that may teach
+nothing."""
 NOISE = 3.0
-"""A fall between two means of SPAN steps must exceed this many standard errors; chosen by benchmarks/sentinel.py."""
+"""A fall between two means of SPAN steps must exceed this many standard errors; chosen by
+benchmarks/sentinel.py."""
 
 
 LEAK = 30
@@ -44,7 +47,11 @@ class Sign:
     over: int | None = None  # the step after which it was no longer seen
 
     def __str__(self) -> str:
-        return f"{self.seen}; over after step {self.over}" if self.over else f"{self.seen}: {self.means}. {self.first}"
+        return (
+            f"{self.seen}; over after step {self.over}"
+            if self.over
+            else f"{self.seen}: {self.means}. {self.first}"
+        )
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
@@ -57,8 +64,13 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
         for name, sign in found.items():
             if name in now:
                 found[name] = replace(sign, over=None)
-            # A reason for zero is checked once, so it holds until an episode is paid. Collapse is checked from 2 SPAN on.
-            elif not sign.over and n >= 2 * SPAN and (not name.startswith("zero") or _paid(lines[n - 1])):
+            # A reason for zero is checked once, so it holds until an episode is paid. Collapse is
+            # checked from 2 SPAN on.
+            elif (
+                not sign.over
+                and n >= 2 * SPAN
+                and (not name.startswith("zero") or _paid(lines[n - 1]))
+            ):
                 found[name] = replace(sign, over=lines[n - 1][STEP_KEY])
         found = now | found
     return list(found.values())
@@ -67,10 +79,15 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
     """List the signs at the last of `lines`, also those seen before."""
     zero = _why_zero(lines) if len(lines) == FIRST else []
-    return zero + _agreement(lines) + _leak(lines) + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
+    return (
+        zero
+        + _agreement(lines)
+        + _leak(lines)
+        + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
+    )
 
 
-# -------------------------------------------------------------------------------------------- why is my reward zero?
+# --------------------------------------------------------------------------- why is my reward zero?
 
 CAUSES = {
     "max_tokens": (
@@ -109,19 +126,32 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     step, found = lines[-1][STEP_KEY], []
     for reason, (seen, *words) in CAUSES.items():
         if (share := _mean(lines, f"stop/{reason}")) >= 0.5:
-            found.append(Sign(f"zero: {reason}", f"{share:.0%} of the episodes {seen}", *words, step, False, reason))
+            found.append(
+                Sign(
+                    f"zero: {reason}",
+                    f"{share:.0%} of the episodes {seen}",
+                    *words,
+                    step,
+                    False,
+                    reason,
+                )
+            )
     if _mean(lines, "tool_calls/mean") == 0:
         words = (
             "the agent answers from memory, or its calls are not recognised",
             "Look at a turn in rollouts/; check env.tools",
         )
-        found.append(Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step))
+        found.append(
+            Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step)
+        )
     elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
         words = (
             "the model writes the tags, but wrong names or arguments",
             "Look at a call in rollouts/; check names and arguments",
         )
-        found.append(Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step))
+        found.append(
+            Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step)
+        )
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))
     if not found:
@@ -133,7 +163,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     return found
 
 
-# ------------------------------------------------------------------------------------------------ has it collapsed?
+# -------------------------------------------------------------------------------- has it collapsed?
 
 
 def _agreement(lines: Sequence[Line]) -> list[Sign]:
@@ -145,7 +175,8 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
             "groups agree",
             f"in {AGREED} consecutive steps, all samples of each group had equal scores",
             "nothing was learnt",
-            "Look at rollouts/; other questions, a higher rollout.temperature or more samples_per_prompt may help",
+            "Look at rollouts/; other questions, a higher rollout.temperature or more "
+            "samples_per_prompt may help",
             lines[-1][STEP_KEY],
             collapse=(score := _mean(last, "critic/score/mean")) <= 0
             or score < _best(lines) - 0.05,  # else it is solved
@@ -164,15 +195,29 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
         means = "updates were too large, or the policy exploits a part of the reward"
         first = "Lower actor.lr, or keep the policy near the start model with actor.kl_coef"
-        add("reward falls", f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)", means, first)
-    if all("actor/entropy" in line for line in now) and _mean(now, "actor/entropy") < 1e-3 and score < best - 0.05:
+        add(
+            "reward falls",
+            f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)",
+            means,
+            first,
+        )
+    if (
+        all("actor/entropy" in line for line in now)
+        and _mean(now, "actor/entropy") < 1e-3
+        and score < best - 0.05
+    ):
         means, first = (
             "the policy tries nothing new, so it cannot improve",
             "Lower actor.lr, or set actor.entropy_coef=0.001",
         )
         add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
-        ("tool_calls/mean", "calls per episode", 1.0, "Set env.call_reward to 0, and look at the results of the calls"),
+        (
+            "tool_calls/mean",
+            "calls per episode",
+            1.0,
+            "Set env.call_reward to 0, and look at the results of the calls",
+        ),
         (
             "response_length/mean",
             "tokens per episode",
@@ -182,21 +227,28 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     ):
         before, after = _mean(start, key), _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
-            add(name, f"{after:.1f} {name}, {before:.1f} at first", "they grow without more reward", first)
+            add(
+                name,
+                f"{after:.1f} {name}, {before:.1f} at first",
+                "they grow without more reward",
+                first,
+            )
     if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
         found.append(_gap(gap, lines[-1][STEP_KEY]))
     return found
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
-    """Detect host memory that falls steadily over the last LEAK steps. The run will end when none is left."""
+    """Detect host memory that falls steadily over the last LEAK steps. The run will end when none
+    is left."""
     free = [line.get(HOST_FREE) for line in lines[-LEAK:]]
     if len(free) < LEAK or None in free:
         return []
     means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
     drops = [before - after for before, after in zip(means, means[1:], strict=False)]
     a_step, now = fmean(drops) / SPAN, means[-1]
-    # A process that starts and stays causes one fall, warming up ever smaller falls, and freed memory a rise.
+    # A process that starts and stays causes one fall, warming up ever smaller falls, and freed
+    # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
     seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
@@ -207,8 +259,17 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
 
 def _gap(gap: float, step: int) -> Sign:
     means = "the sampler lacks the trainer's weights or rounds very differently, and the ratios measure that"
-    first = "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
-    return Sign("sampler", f"sampler and trainer differed by {gap:.2f} nats per token", means, first, step, True)
+    first = (
+        "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
+    )
+    return Sign(
+        "sampler",
+        f"sampler and trainer differed by {gap:.2f} nats per token",
+        means,
+        first,
+        step,
+        True,
+    )
 
 
 def _paid(line: Line) -> bool:
@@ -226,8 +287,8 @@ def _mean(lines: Sequence[Line], key: str) -> float:
 def _deviation(lines: Sequence[Line]) -> float:
     """Estimate the standard deviation of one step's score around its trend.
 
-    Differences of consecutive steps remove the trend, and their median ignores a sudden fall. For a normal distribution
-    the median is 0.95 standard deviations.
+    Differences of consecutive steps remove the trend, and their median ignores a sudden fall. For a
+    normal distribution the median is 0.95 standard deviations.
     """
     return median(abs(_score(b) - _score(a)) for a, b in pairwise(lines)) / 0.95
 

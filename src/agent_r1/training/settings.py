@@ -7,7 +7,15 @@ from typing import Any
 
 from pydantic import Field, NonNegativeInt
 
-from agent_r1.config.settings import AtLeast1, LearningRate, ModelConfig, NamesCode, NamesFile, Section, Share
+from agent_r1.config.settings import (
+    AtLeast1,
+    LearningRate,
+    ModelConfig,
+    NamesCode,
+    NamesFile,
+    Section,
+    Share,
+)
 from agent_r1.ground.errors import ConfigError
 
 LORA_ALPHA = 2
@@ -29,24 +37,29 @@ class TinyModelConfig(ModelConfig):
         m, r = config.model, config.rollout
         if m.path is None and r.max_context > m.max_position:
             yield ConfigError(
-                f"rollout.max_context={r.max_context} is larger than the model's model.max_position={m.max_position}",
+                f"rollout.max_context={r.max_context} is larger than the model's "
+                f"model.max_position={m.max_position}",
                 code="context_exceeds_model",
             )
         if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
             yield ConfigError(
-                f"model.hidden_size={m.hidden_size} must be a multiple of 2 x model.heads={m.heads}, and model.heads a "
+                f"model.hidden_size={m.hidden_size} must be a multiple of 2 x "
+                f"model.heads={m.heads}, and model.heads a "
                 f"multiple of model.kv_heads={m.kv_heads}",
                 code="indivisible_heads",
             )
 
 
 class ColdStartConfig(Section):
-    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room 7)."""
+    """Behaviour cloning of an imperfect demonstrator, so that RL has something to reinforce (room
+    7)."""
 
     copy_steps: NonNegativeInt = 600
-    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names from what it has read."""
+    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names
+    from what it has read."""
     copy_tokens: AtLeast1 = 1024
-    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit form."""
+    """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit
+    form."""
     mix_steps: NonNegativeInt = 600
     """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
     mix_tokens: AtLeast1 = 2048
@@ -54,18 +67,21 @@ class ColdStartConfig(Section):
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
     warm_steps: NonNegativeInt = 0
-    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0: the model knows the format."""
+    """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0:
+    the model knows the format."""
     demonstrator: NamesCode[str | None] = None
     """FILE.py:FUNCTION that plays your own task: see training/demonstrate.py."""
     episodes: NamesFile[str | None] = None
     """Or a JSONL file of recorded conversations."""
     closed_book: Share = 0.0
-    """The demonstrator plays this share of the training questions a second time, with no tools: see `eval --closed-book`."""
+    """The demonstrator plays this share of the training questions a second time, with no tools: see
+    `eval --closed-book`."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
         if config.cold_start.closed_book and not config.cold_start.demonstrator:
             yield ConfigError(
-                "cold_start.closed_book: no demonstrator plays without tools; name a function with cold_start.demonstrator",
+                "cold_start.closed_book: no demonstrator plays without tools; name a function with "
+                "cold_start.demonstrator",
                 code="missing_demonstrator",
             )

@@ -1,17 +1,21 @@
 """Make a small language model from scratch: tokenizer, chat template, initial weights.
 
-In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2 architecture), in a second and
-without a download. Next: `app/cold_start.py` teaches it the format of the task.
+In: texts of throw-away worlds and a shape. Out: a folder in Hugging Face's format (Qwen2
+architecture), in a second and without a download. Next: `app/cold_start.py` teaches it the format
+of the task.
 
-Using a search result means *copying an unknown name*. Three choices let half a million parameters learn it:
+Using a search result means *copying an unknown name*. Three choices let half a million parameters
+learn it:
 
-1. **One spelling per name.** GPT-2's pre-tokenizer joins a blank to the next word, so `"Sosnum` and ` Sosnum` are
-   different tokens. Copying from a sentence into a query would then be translation. This tokenizer splits text into
-   capitalised words and everything between them. Phrases between names may become single tokens across blanks (as in
-   SuperBPE, 2503.13423), which shortens sequences. A name of several words (Oscar Wilde) is one stretch: with a blank
-   of its own between them, the copy would lose its place.
-2. **Syllables, not names.** BPE sees each throw-away name about once, so it learns syllables. Trained on the training
-   world, it would make that world's names single tokens, unlike the test world's.
+1. **One spelling per name.** GPT-2's pre-tokenizer joins a blank to the next word, so `"Sosnum` and
+   ` Sosnum` are different tokens. Copying from a sentence into a query would then be translation.
+   This tokenizer splits text into capitalised words and everything between them. Phrases between
+   names may become single tokens across blanks (as in SuperBPE, 2503.13423), which shortens
+   sequences. A name of several words (Oscar Wilde) is one stretch: with a blank of its own between
+   them, the copy would lose its place.
+2. **Syllables, not names.** BPE sees each throw-away name about once, so it learns syllables.
+   Trained on the training world, it would make that world's names single tokens, unlike the test
+   world's.
 3. **An initialisation that copies.** See `init_weights`.
 """
 
@@ -46,7 +50,8 @@ TAG_TOKENS = (
 )
 """Control tokens that are not flagged special, as in Qwen3: decoding keeps them for parsers."""
 
-# Qwen's layout, with tools as signatures instead of JSON schemas: a tiny model has no use for prose.
+# Qwen's layout, with tools as signatures instead of JSON schemas: a tiny model has no use for
+# prose.
 CHAT_TEMPLATE = """\
 {%- if tools or messages[0].role == 'system' %}
     {{- '<|im_start|>system\\n' }}
@@ -85,7 +90,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex("[A-Z][a-z]*(?:[ '-][A-Z][a-z]*)*|[^A-Z]+"), behavior="isolated"),
+            pre_tokenizers.Split(
+                Regex("[A-Z][a-z]*(?:[ '-][A-Z][a-z]*)*|[^A-Z]+"), behavior="isolated"
+            ),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -117,10 +124,11 @@ def byte_chat() -> ChatFormat:
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Save a tokenizer so that `AutoTokenizer`, vLLM and verl read the same one.
 
-    The trap: if config.json says `qwen2`, transformers 5 ignores `tokenizer_class` and rebuilds a `Qwen2Tokenizer`. It
-    takes vocabulary and merges from tokenizer.json but splits text by Qwen's regular expression: no warning, other ids.
-    A folder with an `auto_map` entry is exempt and gets the class it names, here the plain one. The entry's custom code
-    is not run, because the folder is not trusted.
+    The trap: if config.json says `qwen2`, transformers 5 ignores `tokenizer_class` and rebuilds a
+    `Qwen2Tokenizer`. It takes vocabulary and merges from tokenizer.json but splits text by Qwen's
+    regular expression: no warning, other ids. A folder with an `auto_map` entry is exempt and gets
+    the class it names, here the plain one. The entry's custom code is not run, because the folder
+    is not trusted.
 
     Raises OSError if the folder cannot be written.
     """
@@ -129,25 +137,35 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     except Exception as error:
         if type(error) is not Exception:
             raise
-        raise OSError(errno.EIO, str(error)) from None  # the tokenizers library raises Exception for a full disk
+        raise OSError(
+            errno.EIO, str(error)
+        ) from None  # the tokenizers library raises Exception for a full disk
     config = folder / "config.json"
     family = json.loads(config.read_text()).get("model_type") if config.is_file() else "qwen2"
-    # A real Qwen tokenizer needs, and has, its own class. For a Llama, transformers takes the named class.
+    # A real Qwen tokenizer needs, and has, its own class. For a Llama, transformers takes the named
+    # class.
     if type(tokenizer) is PreTrainedTokenizerFast and family == "qwen2":
         path = folder / "tokenizer_config.json"
-        config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": [None, None]}
+        config = json.loads(path.read_text()) | {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "auto_map": [None, None],
+        }
         path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a folder's tokenizer exactly as in tokenizer.json, without the hub and without running code."""
+    """Load a folder's tokenizer exactly as in tokenizer.json, without the hub and without running
+    code."""
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(
-            f"{folder} has no tokenizer.json; make or download the model again", code="damaged_tokenizer"
+            f"{folder} has no tokenizer.json; make or download the model again",
+            code="damaged_tokenizer",
         )
     try:
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # the tokenizers library raises a bare Exception, transformers many others
+    except (
+        Exception
+    ) as error:  # the tokenizers library raises a bare Exception, transformers many others
         why = f"{type(error).__name__}: {first_line(error)}"
         raise AgentR1Error(
             f"the tokenizer of {folder} cannot be read ({why}); make or download the model again",
@@ -158,15 +176,19 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
 def load_chat(folder: Path) -> ChatFormat:
     """Load the chat format of a model folder.
 
-    Turns end as on any server of the model. vLLM and `transformers` read `eos_token_id` (one id or several) from
-    generation_config.json, else from config.json.
+    Turns end as on any server of the model. vLLM and `transformers` read `eos_token_id` (one id or
+    several) from generation_config.json, else from config.json.
     """
-    path = next((p for name in ("generation_config", "config") if (p := folder / f"{name}.json").is_file()), None)
+    path = next(
+        (p for name in ("generation_config", "config") if (p := folder / f"{name}.json").is_file()),
+        None,
+    )
     try:
         ends = bounds.read_json(path).get("eos_token_id") if path else None
     except (OSError, ValueError, AttributeError) as error:
         raise AgentR1Error(
-            f"{path} cannot be read ({first_line(error)}); make or download the model again", code="damaged_model"
+            f"{path} cannot be read ({first_line(error)}); make or download the model again",
+            code="damaged_model",
         ) from None
     return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
@@ -180,18 +202,21 @@ def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
 def init_weights(model: Decoder, seed: int) -> None:
     """Initialise the weights so that the model soon learns to copy.
 
-    A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A head in an early layer
-    writes into each position the token *before* it. A head in a later layer finds positions whose "token before" equals
-    the current token, and copies their token. From a standard initialisation, a model of this size does not find the
-    pair within minutes; it memorises the training names. So the circuit is laid out, and training learns its use:
+    A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A
+    head in an early layer writes into each position the token *before* it. A head in a later layer
+    finds positions whose "token before" equals the current token, and copies their token. From a
+    standard initialisation, a model of this size does not find the pair within minutes; it
+    memorises the training names. So the circuit is laid out, and training learns its use:
 
-    * embeddings of std 0.1 (not 0.02): tied to the output, they let a copied embedding win the softmax at once;
+    * embeddings of std 0.1 (not 0.02): tied to the output, they let a copied embedding win the
+      softmax at once;
     * W_o = W_v^T per head: attention starts by copying the attended token instead of noise;
-    * the *previous-token head* (layer 0, head 0) attends one position back, by its biases alone. With q_t = R(t - 1) b
-      and k_s = R(s) b (R: rotary rotation) its score is |.|^2 sum_i cos((t - 1 - s) theta_i). The peak is at s = t - 1.
-      It writes W_v e of that token into a separate subspace: W_o = S^T instead of W_v^T;
-    * the *induction head* (layer 1, head 0) compares in these coordinates. Its query is W_v e of the current token, its
-      key reads S, which has the token before.
+    * the *previous-token head* (layer 0, head 0) attends one position back, by its biases alone.
+      With q_t = R(t - 1) b and k_s = R(s) b (R: rotary rotation) its score is |.|^2 sum_i cos((t -
+      1 - s) theta_i). The peak is at s = t - 1. It writes W_v e of that token into a separate
+      subspace: W_o = S^T instead of W_v^T;
+    * the *induction head* (layer 1, head 0) compares in these coordinates. Its query is W_v e of
+      the current token, its key reads S, which has the token before.
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
@@ -203,7 +228,9 @@ def init_weights(model: Decoder, seed: int) -> None:
         block.down.weight.normal_(0, OUTPUT_SCALE / math.sqrt(s.intermediate_size), generator=g)
         block.qkv.bias.zero_()
         v = block.qkv.weight[-s.kv_heads * hd :].view(s.kv_heads, hd, d)
-        block.o.weight.copy_(OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T)
+        block.o.weight.copy_(
+            OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T
+        )
     first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
     previous, induction = model.blocks[0], model.blocks[1]
     key = torch.zeros(hd)
@@ -214,12 +241,15 @@ def init_weights(model: Decoder, seed: int) -> None:
     previous.qkv.weight[first_key : first_key + hd] *= 0.1
     subspace = torch.empty(hd, d).normal_(0, 1 / math.sqrt(d), generator=g)
     previous.o.weight[:, :hd] = OUTPUT_SCALE * subspace.T
-    induction.qkv.weight[:hd] = INDUCTION_STRENGTH * previous.qkv.weight[first_key + s.kv_heads * hd :][:hd]
+    induction.qkv.weight[:hd] = (
+        INDUCTION_STRENGTH * previous.qkv.weight[first_key + s.kv_heads * hd :][:hd]
+    )
     induction.qkv.weight[first_key : first_key + hd] = INDUCTION_STRENGTH * subspace
 
 
 OUTPUT_SCALE = 0.2
-"""Scales a head's output to the length of an embedding (std 0.1). A longer one would drown the token in later layers."""
+"""Scales a head's output to the length of an embedding (std 0.1). A longer one would drown the
+token in later layers."""
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
 """Raises the previous token's attention score about 4 above its neighbours' (head_dim 32)."""
@@ -240,7 +270,8 @@ def chat_with_tools(folder: Path) -> ChatFormat:
             token.content for token in tokenizer.added_tokens_decoder.values()
         }:
             raise ConfigError(
-                f"{error}; our template does not fit either, because it has no token {min(missing)}",
+                f"{error}; our template does not fit either, because it has no token "
+                f"{min(missing)}",
                 code="missing_control_tokens",
             ) from None
     from agent_r1.training.chat_tools import tools_template

@@ -11,8 +11,8 @@ This package only adapts; everything about agents is imported from rollout/ and 
     checkpoints.py  FSDP shards -> a Hugging Face folder
     cpu.py          "cpu" as a platform of verl
 
-Only the modules that need verl, Ray and vLLM import them. Without them, everything but `--engine verl` works;
-`requirements/verl-cpu.txt` installs them.
+Only the modules that need verl, Ray and vLLM import them. Without them, everything but `--engine
+verl` works; `requirements/verl-cpu.txt` installs them.
 """
 
 VERL = "0.9.1"

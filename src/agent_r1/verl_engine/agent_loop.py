@@ -1,7 +1,8 @@
 """Run our episode loop inside verl, with verl's server client as a `Policy`.
 
-In: one question from verl's data loader. Out: its training sequences as verl's `AgentLoopOutput`s, with our
-environment's rewards per token. Next: verl's TransferQueue, from which `trainer.py` reads them.
+In: one question from verl's data loader. Out: its training sequences as verl's `AgentLoopOutput`s,
+with our environment's rewards per token. Next: verl's TransferQueue, from which `trainer.py` reads
+them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class VerlPolicy(Policy):
         self.versions: list[int] = []
         self.seconds = 0.0
 
-    async def generate(self, prompt_ids: list[int], sampling: Sampling, session: str | None = None) -> Generation:
+    async def generate(
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
+    ) -> Generation:
         wanted: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
@@ -59,8 +62,12 @@ class VerlPolicy(Policy):
         start = time.perf_counter()
         try:
             out = await self.client.generate(session, prompt_ids=prompt_ids, sampling_params=wanted)
-        except Exception as error:  # Ray and vLLM raise many kinds, with the same meaning for the run
-            raise AgentR1Error(f"the rollout server failed ({type(error).__name__})", code="server_failed") from error
+        except (
+            Exception
+        ) as error:  # Ray and vLLM raise many kinds, with the same meaning for the run
+            raise AgentR1Error(
+                f"the rollout server failed ({type(error).__name__})", code="server_failed"
+            ) from error
         self.seconds += time.perf_counter() - start
         if not out.token_ids or out.stop_reason == "aborted":
             raise AgentR1Error("the rollout server aborted a request", code="server_failed")
@@ -87,24 +94,39 @@ class RowOutput(AgentLoopOutput):
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Run one episode. verl makes one object each, by an environment's name in `agent_loops.yaml`."""
+    """Run one episode. verl makes one object each, by an environment's name in
+    `agent_loops.yaml`."""
 
     def __init__(self, trainer_config, server_manager, env_name: str, run: str, **_):
-        # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each episode.
+        # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each
+        # episode.
         self.client, self.env_name, self.run_path = server_manager, env_name, Path(run)
-        # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do not repeat there
-        # anyway.
+        # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do
+        # not repeat there anyway.
         self.seeded = trainer_config.config.trainer.device == "cpu"
-        self.config, self.chat, self.tools = _shared(run, trainer_config.config.actor_rollout_ref.model.path)
+        self.config, self.chat, self.tools = _shared(
+            run, trainer_config.config.actor_rollout_ref.model.path
+        )
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Run one episode; an empty list if it failed. In validation a time-out counts as no answer."""
-        c, training, step = self.config, sampling_params["temperature"] > 0, int(row["global_steps"])
+        """Run one episode; an empty list if it failed. In validation a time-out counts as no
+        answer."""
+        c, training, step = (
+            self.config,
+            sampling_params["temperature"] > 0,
+            int(row["global_steps"]),
+        )
         policy = VerlPolicy(self.client, self.chat.stop_ids, self.seeded)
         loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
-        question = {**row, "prompt": [dict(m) for m in row["raw_prompt"]], "agent_name": self.env_name}
+        question = {
+            **row,
+            "prompt": [dict(m) for m in row["raw_prompt"]],
+            "agent_name": self.env_name,
+        }
         session = f"{row['uid']}_{row['session_id']}"
-        seed = derive_seed(c.seed, "rollout" if training else "eval", step, row["index"], row["session_id"])
+        seed = derive_seed(
+            c.seed, "rollout" if training else "eval", step, row["index"], row["session_id"]
+        )
         sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"])
         start = time.perf_counter()
         try:
@@ -114,7 +136,9 @@ class AgentR1Loop(AgentLoopBase):
                 best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
                 greedy = await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)
                 trajectory.extra[GREEDY] = greedy_score(greedy)
-        except AgentR1Error as error:  # verl logs the error and trains on: with a dead server, without any episode
+        except (
+            AgentR1Error
+        ) as error:  # verl logs the error and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
         seconds = time.perf_counter() - start
@@ -141,7 +165,9 @@ class AgentR1Loop(AgentLoopBase):
             "max_global_steps": max(policy.versions),
             "record": trajectory_record(trajectory, rows, None, self.chat, step) if dump else None,
         }
-        metrics = AgentLoopMetrics(generate_sequences=policy.seconds, tool_calls=seconds - policy.seconds)
+        metrics = AgentLoopMetrics(
+            generate_sequences=policy.seconds, tool_calls=seconds - policy.seconds
+        )
         return [row_output(r, trajectory, metrics, extra, columns) for r in rows]
 
     def _note_failure(self, text: str) -> None:
@@ -153,9 +179,14 @@ class AgentR1Loop(AgentLoopBase):
 
 
 def row_output(
-    row: TrainingRow, trajectory: Trajectory, metrics: AgentLoopMetrics, extra: dict, columns: Sequence[Column] = ()
+    row: TrainingRow,
+    trajectory: Trajectory,
+    metrics: AgentLoopMetrics,
+    extra: dict,
+    columns: Sequence[Column] = (),
 ) -> RowOutput:
-    """Convert a training sequence: the prompt ends before the first action, the response follows."""
+    """Convert a training sequence: the prompt ends before the first action, the response
+    follows."""
     cut = row.action_mask.index(1)
     return RowOutput(
         prompt_ids=row.input_ids[:cut],
@@ -164,8 +195,13 @@ def row_output(
         response_logprobs=row.logprobs[cut:],
         token_rewards=row.rewards[cut:],
         step_ids=row.step_ids[cut:],
-        columns={c.name: torch.tensor(row.columns[c.name][cut:], dtype=c.dtype) for c in columns if c.of_tokens},
-        reward_score=trajectory.reward,  # set, so that verl does not compute one; `token_rewards` is used
+        columns={
+            c.name: torch.tensor(row.columns[c.name][cut:], dtype=c.dtype)
+            for c in columns
+            if c.of_tokens
+        },
+        # set, so that verl does not compute one; `token_rewards` is used
+        reward_score=trajectory.reward,
         num_turns=len(trajectory.steps),
         metrics=metrics,
         extra_fields=dict(extra),

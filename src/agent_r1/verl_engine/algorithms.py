@@ -1,9 +1,9 @@
 """Register our estimators, policy loss and learning rate where verl looks for them.
 
-In: verl's tensors of the response part [B, T]. Out: the results of an estimator and of `training/losses.py`. verl
-imports this module in every worker (settings.yaml: `external_lib`). `trainer.py` calls the estimators through verl's
-table and gives `verl_actor_loss` to the workers. The critic's loss is verl's own; tests/test_verl_equivalence.py compares
-it with ours.
+In: verl's tensors of the response part [B, T]. Out: the results of an estimator and of
+`training/losses.py`. verl imports this module in every worker (settings.yaml: `external_lib`).
+`trainer.py` calls the estimators through verl's table and gives `verl_actor_loss` to the workers.
+The critic's loss is verl's own; tests/test_verl_equivalence.py compares it with ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from agent_r1.training.parts import get_estimator, get_ratios
 
 
 class RowKey(NamedTuple):
-    """Parse a row's name in verl's TransferQueue. Sorted, an episode's rows are adjacent and in time order."""
+    """Parse a row's name in verl's TransferQueue. Sorted, an episode's rows are adjacent and in
+    time order."""
 
     group: str
     sample: int
@@ -56,13 +57,16 @@ def parse_key(key: str) -> RowKey:
 def deal_into_minibatches(keys: list[str], size: int, seed: int, by: int = 1) -> list[list[str]]:
     """Deal rows into minibatches of at most `size` rows, with each episode in one minibatch.
 
-    The local loop does the same. Episodes with most rows come first and go to the emptiest minibatch. The number of
-    minibatches is the smallest possible multiple of `by`. An episode with more than `size` rows is cut anywhere.
+    The local loop does the same. Episodes with most rows come first and go to the emptiest
+    minibatch. The number of minibatches is the smallest possible multiple of `by`. An episode with
+    more than `size` rows is cut anywhere.
     """
     episodes: dict[tuple[str, int], list[str]] = defaultdict(list)
     for key in sorted(keys, key=parse_key):
         episodes[parse_key(key).episode].append(key)
-    order = sorted(episodes, key=lambda episode: (-len(episodes[episode]), derive_seed(seed, *episode)))
+    order = sorted(
+        episodes, key=lambda episode: (-len(episodes[episode]), derive_seed(seed, *episode))
+    )
     count = by * -(-len(keys) // (by * size))
     if len(episodes[order[0]]) > size:
         rows = [key for episode in order for key in episodes[episode]]
@@ -96,8 +100,9 @@ def compute_advantages(
             `token_level_rewards`,
             and its measurements to `metrics`.
 
-    verl shuffles rows to balance its workers, and adds padding rows without actions. Our estimators need complete
-    trajectories in time order, so rows are sorted, padding is removed, and everything is put back at the end.
+    verl shuffles rows to balance its workers, and adds padding rows without actions. Our estimators
+    need complete trajectories in time order, so rows are sorted, padding is removed, and everything
+    is put back at the end.
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
@@ -106,9 +111,13 @@ def compute_advantages(
     ):  # the environment broke off all but one episode of a group: nothing to compare it with
         left = Counter(group for group, _ in {keys[i].episode for i in order})
         order = [i for i in order if left[keys[i].group] > 1]
-    advantages_BT, returns_BT = (torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2))
+    advantages_BT, returns_BT = (
+        torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2)
+    )
     if order:
-        episodes = {episode: n for n, episode in enumerate(dict.fromkeys(keys[i].episode for i in order))}
+        episodes = {
+            episode: n for n, episode in enumerate(dict.fromkeys(keys[i].episode for i in order))
+        }
         batch = Batch(
             rewards_BT=token_level_rewards[order],
             mask_BT=response_mask[order],
@@ -130,10 +139,12 @@ for _name in tables.names("estimator"):
 def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Tensor, Tensor]:
     """Return [B] action tokens of each row's episode, and the minibatch's number of episodes.
 
-    verl would count rows, including padding. An episode with more rows than a minibatch is cut (`deal`); each part
-    counts as an episode.
+    verl would count rows, including padding. An episode with more rows than a minibatch is cut
+    (`deal`); each part counts as an episode.
     """
-    parts = [(number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)]
+    parts = [
+        (number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)
+    ]
     numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
     tokens_B = episode_tokens(mask_BT, torch.tensor([numbers[part] for part in parts]))
     acted = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
@@ -147,34 +158,59 @@ def verl_actor_loss(
     """Compute `loop.actor_loss` of a micro-batch on one rank, instead of verl's `ppo_loss`.
 
     verl's loss weights rows equally. The divisor is counted over all ranks and micro-batches. Verl
-    averages gradients over `dp_size` ranks, so each rank's share is multiplied by it. `rollout_is_weights` [B, T]
-    correct for a sampler that rounds differently from the trainer (verl.tis_cap).
+    averages gradients over `dp_size` ranks, so each rank's share is multiplied by it.
+    `rollout_is_weights` [B, T] correct for a sampler that rounds differently from the trainer
+    (verl.tis_cap).
     """
     logprobs_BT = no_padding_2_padding(model_output["log_probs"], data)
-    names = ("response_mask", "old_log_probs", "advantages", "episode_tokens", "minibatch_episodes", "ref_log_prob")
+    names = (
+        "response_mask",
+        "old_log_probs",
+        "advantages",
+        "episode_tokens",
+        "minibatch_episodes",
+        "ref_log_prob",
+    )
     columns = data.select(*names, "rollout_is_weights", strict=False).to_padded_tensor()
     mask_BT, mode = columns["response_mask"].bool(), config.loss_agg_mode
-    normalizer = data["batch_num_tokens"] if mode == "token-mean" else columns["minibatch_episodes"][0, 0].item()
+    normalizer = (
+        data["batch_num_tokens"]
+        if mode == "token-mean"
+        else columns["minibatch_episodes"][0, 0].item()
+    )
     if mode == "seq-mean-token-sum-norm":
         normalizer *= config.loss_scale_factor
 
     def aggregated(x_BT: Tensor) -> Tensor:
-        return aggregate_loss(x_BT, mask_BT, mode, normalizer, columns["episode_tokens"][:, 0]) * data["dp_size"]
+        return (
+            aggregate_loss(x_BT, mask_BT, mode, normalizer, columns["episode_tokens"][:, 0])
+            * data["dp_size"]
+        )
 
     loss_BT, stats = policy_loss(
-        logprobs_BT, columns["old_log_probs"], columns["advantages"], mask_BT,
-        config.clip_ratio_low, config.clip_ratio_high, config.clip_ratio_c, get_ratios(config.policy_loss.loss_mode),
-    )  # fmt: skip
+        logprobs_BT,
+        columns["old_log_probs"],
+        columns["advantages"],
+        mask_BT,
+        config.clip_ratio_low,
+        config.clip_ratio_high,
+        config.clip_ratio_c,
+        get_ratios(config.policy_loss.loss_mode),
+    )
     if (weights_BT := columns.get("rollout_is_weights", None)) is not None:
         loss_BT = loss_BT * weights_BT
         stats["actor/rollout_is_weight"] = weights_BT[mask_BT].mean().item()
     loss = aggregated(loss_BT)
     terms = {"actor/pg_loss": loss.detach()}
     if config.entropy_coeff:
-        terms["actor/entropy_loss"] = entropy = aggregated(no_padding_2_padding(model_output["entropy"], data))
+        terms["actor/entropy_loss"] = entropy = aggregated(
+            no_padding_2_padding(model_output["entropy"], data)
+        )
         loss = loss - config.entropy_coeff * entropy
     if config.use_kl_loss:
-        terms["kl_loss"] = kl = aggregated(kl_penalty(logprobs_BT, columns["ref_log_prob"], config.kl_loss_type))
+        terms["kl_loss"] = kl = aggregated(
+            kl_penalty(logprobs_BT, columns["ref_log_prob"], config.kl_loss_type)
+        )
         loss, stats["kl_coef"] = loss + config.kl_loss_coef * kl, config.kl_loss_coef
     return loss, Metric.from_dict(stats, "mean") | Metric.from_dict(terms, "sum")
 
@@ -198,22 +234,29 @@ class SamplerWatch:
         """
         acted_BT = mask_BT.bool()
         trainer, sampler = trainer_BT[acted_BT].float(), sampler_BT[acted_BT].float()
-        apart = (trainer.exp() - sampler.exp()).abs().mean().item(), (trainer - sampler).abs().mean().item()
+        apart = (
+            (trainer.exp() - sampler.exp()).abs().mean().item(),
+            (trainer - sampler).abs().mean().item(),
+        )
         found = dict(zip(self.LIMITS, apart, strict=True))
         sound = all(value <= self.LIMITS[name] for name, value in found.items())
         self.strange = 0 if sound else self.strange + 1
         if self.strange == 2:
             raise AgentR1Error(
-                "vLLM does not have the trainer's weights: in two consecutive steps its probabilities of the sampled tokens "
-                f"differed from the trainer's (on average by {apart[0]:.2f}, and by {apart[1]:.2f} in log-probability)",
+                "vLLM does not have the trainer's weights: in two consecutive steps its "
+                "probabilities of the sampled tokens "
+                f"differed from the trainer's (on average by {apart[0]:.2f}, and by {apart[1]:.2f} "
+                "in log-probability)",
                 code="stale_weights",
             )
         return found
 
 
-# verl prefers an engine that is registered for its vendor. A CPU's platform has the vendor "cpu" (cpu.py), and is
-# looked up as the device "cuda" (VERL_ENGINE_DEVICE).
-@EngineRegistry.register(model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"])
+# verl prefers an engine that is registered for its vendor. A CPU's platform has the vendor "cpu"
+# (cpu.py), and is looked up as the device "cuda" (VERL_ENGINE_DEVICE).
+@EngineRegistry.register(
+    model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"]
+)
 class ActorEngine(FSDPEngineWithLMHead):
     """Add the local loop's linear learning rate to verl's FSDP engine.
 
@@ -222,10 +265,14 @@ class ActorEngine(FSDPEngineWithLMHead):
 
     def _build_lr_scheduler(self, optimizer) -> LambdaLR:
         o = self.optimizer_config
-        first = int(o.num_cycles) + 1  # RL step of the first update: settings.yaml stores the critic's warm-up there
+        first = (
+            int(o.num_cycles) + 1
+        )  # RL step of the first update: settings.yaml stores the critic's warm-up there
         return LambdaLR(
             optimizer,
-            lambda done: linear_decay(first + done, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio),
+            lambda done: linear_decay(
+                first + done, o.total_training_steps, o.lr_warmup_steps, o.min_lr_ratio
+            ),
         )
 
     def lr_scheduler_step(self) -> float:

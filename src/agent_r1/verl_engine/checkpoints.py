@@ -1,10 +1,11 @@
 """Convert verl's shards to our checkpoint in float32, and check it against the trainer.
 
-In: verl's own checkpoint (a file of DTensors per rank). Out: `checkpoints/step_NNNNNN` in Hugging Face's format, for
-evaluation, export and chat.
+In: verl's own checkpoint (a file of DTensors per rank). Out: `checkpoints/step_NNNNNN` in Hugging
+Face's format, for evaluation, export and chat.
 
-verl's files stay in `checkpoints/unverified_NNNNNN` until they are converted, checked and hashed. A full disk, a kill
-or a failed check loses nothing: `--resume` finishes that folder first (launch.py).
+verl's files stay in `checkpoints/unverified_NNNNNN` until they are converted, checked and hashed. A
+full disk, a kill or a failed check loses nothing: `--resume` finishes that folder first
+(launch.py).
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ from agent_r1.training.run_dir import RunDir
 PARITY = "logprobs.json"
 """Next to verl's shards: rows of tokens, and the trainer's log-probabilities when it saved."""
 LIMITS = {"float32": {"max": 1e-3}, "bfloat16": {"mean": 0.05, "p99": 0.3}}
-"""Most that rounding changes a log-probability, by the trainer's dtype. A single token proves nothing in bfloat16:
-two batchings of the same weights have differed by .66."""
+"""Most that rounding changes a log-probability, by the trainer's dtype. A single token proves
+nothing in bfloat16: two batchings of the same weights have differed by .66."""
 WRONG = 0.05
 """Mean difference that proves other weights: those give several nats, and bfloat16 .01 to .02."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json", "*.bin", "*.pt")
 
 
-def keep_shards(run: RunDir, step: int, shards: Path, dtype: str, rows: list[dict[str, Any]]) -> Path:
+def keep_shards(
+    run: RunDir, step: int, shards: Path, dtype: str, rows: list[dict[str, Any]]
+) -> Path:
     """Move verl's checkpoint, with the rows for its check, to where nothing removes it."""
     (shards / PARITY).write_text(json.dumps({"dtype": dtype, "rows": rows}))
     kept = run.checkpoints / f"unverified_{step:06d}"
@@ -57,13 +60,17 @@ def _step(folder: Path) -> int:
 
 
 def finish(
-    run: RunDir, config: Config, start_model: Path, kept: Path, phase: Callable[[str], None] = lambda name: None
+    run: RunDir,
+    config: Config,
+    start_model: Path,
+    kept: Path,
+    phase: Callable[[str], None] = lambda name: None,
 ) -> dict[str, float]:
     """Make a checkpoint from kept shards, with shape, tokenizer and template of `start_model`.
 
-    Returns the converted model's differences from the trainer as metrics; `checkpoint/unverified` is set if rounding
-    does not explain them. `phase` is called with each phase. Raises AgentR1Error if the weights are not the trainer's
-    or the disk is full; `kept` still exists then.
+    Returns the converted model's differences from the trainer as metrics; `checkpoint/unverified`
+    is set if rounding does not explain them. `phase` is called with each phase. Raises AgentR1Error
+    if the weights are not the trainer's or the disk is full; `kept` still exists then.
     """
     step, found = _step(kept), {}
 
@@ -78,7 +85,12 @@ def finish(
         phase("checkpoint: hash")
 
     save_checkpoint(
-        run.checkpoints, step, write_model, {"engine": "verl"}, fingerprint(config), config.trainer.keep_checkpoints
+        run.checkpoints,
+        step,
+        write_model,
+        {"engine": "verl"},
+        fingerprint(config),
+        config.trainer.keep_checkpoints,
     )
     for old in run.checkpoints.glob("unverified_*"):
         if _step(old) <= step:
@@ -95,13 +107,17 @@ def check_conversion(model: Path, kept: Path) -> dict[str, float]:
     found = compare_logprobs(model, saved["rows"], getattr(torch, saved["dtype"]))
     if not found["mean"] <= WRONG:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in mean "
-            "log-probability; its weights were not written correctly. The shards are kept there: --resume converts them "
+            f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in "
+            "mean "
+            "log-probability; its weights were not written correctly. The shards are kept there: "
+            "--resume converts them "
             "again, and continues from the checkpoint before if you delete that folder",
             code="wrong_conversion",
         )
     passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
-    return {f"logprob_diff_{name}": value for name, value in found.items()} | {"unverified": float(not passed)}
+    return {f"logprob_diff_{name}": value for name, value in found.items()} | {
+        "unverified": float(not passed)
+    }
 
 
 def _link(source: str, target: str) -> None:
@@ -112,21 +128,26 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def compare_logprobs(model: Path, rows: list[dict[str, Any]], dtype: torch.dtype) -> dict[str, float]:
+def compare_logprobs(
+    model: Path, rows: list[dict[str, Any]], dtype: torch.dtype
+) -> dict[str, float]:
     """Compare the log-probabilities in `rows` with those of `transformers`, at the sampled tokens.
 
-    The weights are rounded to `dtype` first, as FSDP rounds them for each pass. A published model lies on the grid of
-    bfloat16, where updates of 1e-6 do not show until there are many. In float32 all show, in one
-    direction (mean .05 after one update of a 0.5B model, and .09 after two: `make long`, part real_shapes).
+    The weights are rounded to `dtype` first, as FSDP rounds them for each pass. A published model
+    lies on the grid of bfloat16, where updates of 1e-6 do not show until there are many. In float32
+    all show, in one direction (mean .05 after one update of a 0.5B model, and .09 after two: `make
+    long`, part real_shapes).
 
-    Other tokens, such as a tool's text, may be almost impossible for the model, and rounding moves them by whole
-    nats. A row ends with the response, which log-probabilities and mask belong to.
+    Other tokens, such as a tool's text, may be almost impossible for the model, and rounding moves
+    them by whole nats. A row ends with the response, which log-probabilities and mask belong to.
     """
     network, found = load_transformers(model), []
     for parameter in network.parameters():
         parameter.data.copy_(parameter.data.to(dtype))
     for row in rows:
         expected, acted = torch.tensor(row["logprobs"]), torch.tensor(row["mask"]).bool()
-        found.append((token_logprobs(network, row["ids"])[-len(expected) :] - expected)[acted].abs())
+        found.append(
+            (token_logprobs(network, row["ids"])[-len(expected) :] - expected)[acted].abs()
+        )
     all_ = torch.cat(found)
     return {"mean": all_.mean().item(), "p99": all_.quantile(0.99).item(), "max": all_.max().item()}

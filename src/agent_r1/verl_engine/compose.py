@@ -1,9 +1,11 @@
 """Convert our configuration to verl's: fill settings.yaml, merge and validate it.
 
-In: `Config` and the paths of a run. Out: the Hydra configuration that `driver.py` trains with and `--dry-run` prints.
+In: `Config` and the paths of a run. Out: the Hydra configuration that `driver.py` trains with and
+`--dry-run` prints.
 Next: `trainer.py` reads it.
 
-verl groups a batch by prompts: its `ppo_mini_batch_size` counts prompts, each with `rollout.n` episodes.
+verl groups a batch by prompts: its `ppo_mini_batch_size` counts prompts, each with `rollout.n`
+episodes.
 """
 
 from __future__ import annotations
@@ -48,9 +50,14 @@ class Sources:
 
 
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
-    """Format verl's configuration for `--dry-run`: complete if verl is installed, else our changes."""
-    device = "cuda" if config.verl.gpu else device_names(config.trainer.device, config.trainer.dtype)[0]
-    ours = overrides(config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device)
+    """Format verl's configuration for `--dry-run`: complete if verl is installed, else our
+    changes."""
+    device = (
+        "cuda" if config.verl.gpu else device_names(config.trainer.device, config.trainer.dtype)[0]
+    )
+    ours = overrides(
+        config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device
+    )
     if installed("verl") is None:
         return (
             "\nverl is not installed, so this is not validated; what differs from its defaults:\n"
@@ -60,9 +67,12 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
-    """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or cuda."""
+    """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
+    cuda."""
     values = {"our": config.model_dump(), "run": computed_settings(config, sources, device)}
-    settings = OmegaConf.create((resources.files("agent_r1.verl_engine") / "settings.yaml").read_text())
+    settings = OmegaConf.create(
+        (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
+    )
     filled = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
     return {part: filled[part] for part in ("added", "changed")}
 
@@ -121,16 +131,22 @@ def compose(ours: dict[str, Any]) -> DictConfig:
     from verl.utils.config import validate_config
 
     base = OmegaConf.merge(_defaults(), ours["added"])
-    OmegaConf.set_struct(base, True)  # a name that this version of verl does not know is an error, not a new key
+    OmegaConf.set_struct(
+        base, True
+    )  # a name that this version of verl does not know is an error, not a new key
     try:
         merged = OmegaConf.merge(base, ours["changed"])
         # For a critic, verl opens the model, which a dry run may not have yet.
         critic = need_critic(merged) and Path(merged.critic.model.path).is_dir()
         with contextlib.redirect_stdout(io.StringIO()):  # verl prints a success message
             validate_config(merged, need_reference_policy(merged), critic)
-    except Exception as error:  # verl asserts or raises ValueError, and OmegaConf has its own errors
+    except (
+        Exception
+    ) as error:  # verl asserts or raises ValueError, and OmegaConf has its own errors
         said = str(error.__cause__ or error).strip().splitlines()[0]
-        raise AgentR1Error(f"verl {VERL} refuses the configuration: {said}", code="refused_by_verl") from None
+        raise AgentR1Error(
+            f"verl {VERL} refuses the configuration: {said}", code="refused_by_verl"
+        ) from None
     return merged
 
 
@@ -151,7 +167,9 @@ def _defaults() -> DictConfig:
     from hydra import initialize_config_module
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # hydra 1.3 warns about the newest omegaconf; a user cannot change that
+        warnings.simplefilter(
+            "ignore"
+        )  # hydra 1.3 warns about the newest omegaconf; a user cannot change that
         with initialize_config_module("verl.trainer.config", version_base=None):
             defaults = hydra_compose("ppo_trainer")
     OmegaConf.set_struct(defaults, False)
@@ -163,13 +181,16 @@ def require_verl() -> None:
     found = installed("verl")
     if found is None:
         raise AgentR1Error(
-            "--engine verl needs verl, Ray and vLLM: pip install 'agent-r1[verl]' (GPU) or, in a checkout, "
-            "pip install --no-deps -r requirements/verl-cpu.txt (CPU; GPU with the tested pins: verl-gpu.txt)",
+            "--engine verl needs verl, Ray and vLLM: pip install 'agent-r1[verl]' (GPU) or, in a "
+            "checkout, "
+            "pip install --no-deps -r requirements/verl-cpu.txt (CPU; GPU with the tested pins: "
+            "verl-gpu.txt)",
             code="missing_extra",
         )
     if found != VERL:
         raise AgentR1Error(
-            f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'", code="wrong_version"
+            f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'",
+            code="wrong_version",
         )
 
 

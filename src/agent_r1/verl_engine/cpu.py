@@ -1,6 +1,7 @@
 """Register the CPU as a verl platform, to try the distributed path without a GPU.
 
-Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a CPU only: a GPU run is unpatched verl.
+Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a CPU only: a GPU run
+is unpatched verl.
 
     platform         verl asks for it by name (`VERL_PLATFORM=cpu`)
     patches          where verl has no extension point
@@ -24,10 +25,12 @@ import verl
 from agent_r1.verl_engine import VERL
 
 if verl.__version__ != VERL:
-    raise ImportError(f"agent_r1.verl_engine.cpu is for verl {VERL}, and {verl.__version__} is installed")
+    raise ImportError(
+        f"agent_r1.verl_engine.cpu is for verl {VERL}, and {verl.__version__} is installed"
+    )
 
-# transformers imports scikit-learn, and so SciPy and pandas, for a decoding method that we do not use. That took a
-# second of processor time in each of the five processes that import verl.
+# transformers imports scikit-learn, and so SciPy and pandas, for a decoding method that we do not
+# use. That took a second of processor time in each of the five processes that import verl.
 transformers.utils.is_sklearn_available = lambda: False
 
 import verl.utils.distributed  # noqa: E402
@@ -36,7 +39,7 @@ import verl.utils.model  # noqa: E402
 from verl.plugin.platform.platform_base import PlatformBase  # noqa: E402
 from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: E402
 
-# -------------------------------------------------------------------------------------------------------- the platform
+# ------------------------------------------------------------------------------------- the platform
 
 
 def _answers(value=None):
@@ -53,9 +56,17 @@ DEVICE_MODULE = SimpleNamespace(
     # verl's checkpoints contain the state of the device's generator; a CPU has only this one.
     get_rng_state=torch.get_rng_state,
     set_rng_state=torch.set_rng_state,
-    **dict.fromkeys(("current_stream", "set_device", "synchronize", "empty_cache", "ipc_collect"), _answers()),
     **dict.fromkeys(
-        ("current_device", "memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved"),
+        ("current_stream", "set_device", "synchronize", "empty_cache", "ipc_collect"), _answers()
+    ),
+    **dict.fromkeys(
+        (
+            "current_device",
+            "memory_allocated",
+            "memory_reserved",
+            "max_memory_allocated",
+            "max_memory_reserved",
+        ),
         _answers(0),
     ),
 )
@@ -63,12 +74,15 @@ DEVICE_MODULE = SimpleNamespace(
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """Describe the CPU with nominal GPUs (launch.py), one per rank, by which verl places workers."""
+    """Describe the CPU with nominal GPUs (launch.py), one per rank, by which verl places
+    workers."""
 
     device_name = vendor_name = "cpu"
     device_module = DEVICE_MODULE
     is_available = _answers(True)
-    current_device = _answers("cpu")  # verl passes it to `Tensor.to`, where an index would mean an accelerator
+    current_device = _answers(
+        "cpu"
+    )  # verl passes it to `Tensor.to`, where an index would mean an accelerator
     device_count = _answers(1)
     get_device_capability = _answers((None, None))
     communication_backend_name = _answers("gloo")
@@ -84,16 +98,17 @@ class CpuPlatform(PlatformBase):
         torch.manual_seed(seed)
 
 
-# --------------------------------------------------------------------------------------------------------- the patches
+# -------------------------------------------------------------------------------------- the patches
 
-# 1. The process group's backend is formatted as "cpu:gloo,<device>:<backend>". With a CPU as the device, "cpu" occurs
-# twice, which torch refuses.
+# 1. The process group's backend is formatted as "cpu:gloo,<device>:<backend>". With a CPU as the
+#   device, "cpu" occurs twice, which torch refuses.
 verl.utils.distributed.initialize_global_process_group_ray = functools.partial(
     verl.utils.distributed.initialize_global_process_group_ray, backend="cpu:gloo"
 )
 
 
-# 2. The critic is loaded with attn_implementation="flash_attention_2", whatever override_config says.
+# 2. The critic is loaded with attn_implementation="flash_attention_2", whatever override_config
+#   says.
 def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
     from transformers import AutoModelForTokenClassification
 
@@ -105,10 +120,12 @@ def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
 verl.utils.model.load_valuehead_model = load_value_model
 
 # 3. The reference model is offloaded with pin_memory=True, which needs an accelerator.
-verl.utils.fsdp_utils.CPUOffloadPolicy = _answers(torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False))
+verl.utils.fsdp_utils.CPUOffloadPolicy = _answers(
+    torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False)
+)
 
 
-# --------------------------------------------------------------------------------------------------- weights into vLLM
+# -------------------------------------------------------------------------------- weights into vLLM
 
 
 def __getattr__(name: str):
@@ -121,16 +138,20 @@ def __getattr__(name: str):
     class CpuWorkerExtension(vLLMColocateWorkerExtension):
         """Load new weights into vLLM's worker, which mixes this class in (settings.yaml).
 
-        verl writes new weights into vLLM's parameters in place. vLLM's CPU backend repacks linear layers for its
-        kernels, so that is impossible. Therefore the weights are collected and passed to vLLM's `reload_weights`,
-        which redoes the packing.
+        verl writes new weights into vLLM's parameters in place. vLLM's CPU backend repacks linear
+        layers for its kernels, so that is impossible. Therefore the weights are collected and
+        passed to vLLM's `reload_weights`, which redoes the packing.
         """
 
-        def update_weights_from_ipc(self, peft_config=None, base_sync_done=False, use_shm=False) -> None:
+        def update_weights_from_ipc(
+            self, peft_config=None, base_sync_done=False, use_shm=False
+        ) -> None:
             weights: list[tuple[str, torch.Tensor]] = []
 
             def keep(bucket: list[tuple[str, torch.Tensor]], is_last: bool) -> None:
-                weights.extend((name, tensor.clone()) for name, tensor in bucket)  # the buffer is reused
+                weights.extend(
+                    (name, tensor.clone()) for name, tensor in bucket
+                )  # the buffer is reused
 
             handle, device = self._get_zmq_handle(), torch.device("cpu")
             receiver = BucketedWeightReceiver(zmq_handle=handle, device=device, use_shm=use_shm)

@@ -2,8 +2,8 @@
 
     python -m agent_r1.verl_engine.driver VERL_CONFIG.yaml RAY_TEMP_DIR CPUS GPUS
 
-All output of this process and its descendants goes to the run's log. A failure gives exit code 1, with the cause as
-the last line of `verl/cause.txt`.
+All output of this process and its descendants goes to the run's log. A failure gives exit code 1,
+with the cause as the last line of `verl/cause.txt`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,10 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.ground.errors import AgentR1Error
 
-LESS_MEMORY = (
-    "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
-)
+LESS_MEMORY = "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
 GONE = (
-    "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of memory, dmesg says so: "
-    + LESS_MEMORY
+    "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
+    "memory, dmesg says so: " + LESS_MEMORY
 )
 EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
 """Our variables (launch.py) that a worker in a user's own Ray does not inherit."""
@@ -66,8 +64,10 @@ def check_cluster(config, cpus: int) -> None:
     nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
     if have["GPU"] < ranks or have["CPU"] < cpus:
         raise AgentR1Error(
-            f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and the run needs "
-            f"{ranks} and {cpus}; add all {nodes} machines, each started with --num-cpus={-(-cpus // nodes)} "
+            f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and "
+            "the run needs "
+            f"{ranks} and {cpus}; add all {nodes} machines, each started with "
+            f"--num-cpus={-(-cpus // nodes)} "
             "or more (a number for Ray, which may exceed the number of cores)",
             code="too_few_gpus",
         )
@@ -89,10 +89,13 @@ def one_line_cause(cause: BaseException) -> str:
 
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     """Train and return the exit code: 0 when done, 1 with the cause in cause.txt."""
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: if the launcher is killed, this process ends too
+    ctypes.CDLL(None).prctl(
+        1, signal.SIGTERM
+    )  # PR_SET_PDEATHSIG: if the launcher is killed, this process ends too
     config = OmegaConf.load(file)
     config.transfer_queue.enable = True
-    # The launcher, which has imported verl, wrote this: importing verl here takes longer than Ray's start.
+    # The launcher, which has imported verl, wrote this: importing verl here takes longer than Ray's
+    # start.
     runtime = json.loads(Path(file).with_name("runtime.json").read_text())
     unset = {name: value for name, value in runtime["env_vars"].items() if name not in os.environ}
     runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}

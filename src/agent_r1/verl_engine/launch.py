@@ -1,11 +1,12 @@
 """Run verl's trainer in a child process, watch it and clean up (`--engine verl`).
 
-In: a configuration and a run directory. Out: the same files as the local loop's. The raw output of Ray, vLLM and verl
-goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
+In: a configuration and a run directory. Out: the same files as the local loop's. The raw output of
+Ray, vLLM and verl goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
-A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes for
-`verl.stall_timeout_s`, the run ends with that phase, the log and the last good checkpoint. In any case the processes,
-shared memory and temporary files of *this* run are removed. A variable in their environment identifies them.
+A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes
+for `verl.stall_timeout_s`, the run ends with that phase, the log and the last good checkpoint. In
+any case the processes, shared memory and temporary files of *this* run are removed. A variable in
+their environment identifies them.
 """
 
 from __future__ import annotations
@@ -52,16 +53,21 @@ from agent_r1.workspace import Workspace
 RUN_VARIABLE = "AGENT_R1_VERL_RUN"
 """Set in the environment of every process of a run; all descendants inherit it."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the start."""
+"""Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the
+start."""
 POLL_S = 0.5
 UNVERIFIED = (
-    "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding explains "
+    "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
+    "explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
 )
 
 
-def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool) -> Path:
-    """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's folder."""
+def train_with_verl(
+    run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool
+) -> Path:
+    """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's
+    folder."""
     device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
     check_runnable(config, device, start_model)
     with only_trainer(run), only_one_here():
@@ -69,7 +75,8 @@ def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool
         if kept := unverified(run):
             if not resume:
                 raise AgentR1Error(
-                    f"{kept} has an unfinished run; add --resume to continue it, or choose --run NAME",
+                    f"{kept} has an unfinished run; add --resume to continue it, or choose --run "
+                    "NAME",
                     code="run_exists",
                 )
             finish(run, config, start_model, kept)
@@ -79,7 +86,9 @@ def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool
         if latest:  # every file's hash is checked before verl unpickles any
             step, _ = read_checkpoint(latest, fingerprint(config))
         run.metrics.truncate_after(step)
-        sources = prepare(run, config, start_model, latest / f"global_step_{step}" if latest else None)
+        sources = prepare(
+            run, config, start_model, latest / f"global_step_{step}" if latest else None
+        )
         composed = compose(overrides(config, sources, device))
         write_whole(sources.folder / "runtime.json", json.dumps(ray_environment(composed)))
         OmegaConf.save(composed, sources.folder / "config.yaml")
@@ -88,12 +97,19 @@ def train_with_verl(run: RunDir, config: Config, start_model: Path, resume: bool
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), step + 1) as track,
             Dashboard(
-                run.path.name, about, config.trainer.steps, history=history, parts=parts, plain=plain
+                run.path.name,
+                about,
+                config.trainer.steps,
+                history=history,
+                parts=parts,
+                plain=plain,
             ) as dashboard,
         ):
             watch(run, config, device, dashboard, track)
     if not run.finished(config.trainer.steps):
-        raise AgentR1Error(f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed")
+        raise AgentR1Error(
+            f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed"
+        )
     return run.latest_checkpoint()
 
 
@@ -102,13 +118,15 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
     v = config.verl
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
         raise ConfigError(
-            f"verl.ranks={v.ranks} needs as many GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
+            f"verl.ranks={v.ranks} needs as many "
+            f"GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
             f"{torch.cuda.device_count()} are here",
             code="too_few_gpus",
         )
     if v.nodes > 1 and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
-            f"verl.nodes={v.nodes} needs a Ray cluster on all nodes; start one (docs/cloud.md) and set RAY_ADDRESS",
+            f"verl.nodes={v.nodes} needs a Ray cluster on all nodes; start one (docs/cloud.md) and "
+            "set RAY_ADDRESS",
             code="missing_ray",
         )
     if device == "cpu" and v.tensor_parallel > 1:
@@ -126,7 +144,9 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
     data = Workspace(config).data
-    sources = Sources(model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume)
+    sources = Sources(
+        model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume
+    )
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
@@ -143,10 +163,13 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
 def write_questions(train: Path, config: Config, out: Path) -> None:
     """Write the questions of all steps in the local loop's order.
 
-    For verl this is one epoch, read in order. So both engines see the same questions in each step, and no resumed run
-    is at the end of an epoch.
+    For verl this is one epoch, read in order. So both engines see the same questions in each step,
+    and no resumed run is at the end of an epoch.
     """
-    questions = [row | {"extra_info": row["extra_info"] | {"index": i}} for i, row in enumerate(read_rows(train))]
+    questions = [
+        row | {"extra_info": row["extra_info"] | {"index": i}}
+        for i, row in enumerate(read_rows(train))
+    ]
     rows = [
         row
         for step in range(1, config.trainer.steps + 1)
@@ -158,38 +181,46 @@ def write_questions(train: Path, config: Config, out: Path) -> None:
 def only_one_here() -> AbstractContextManager[None]:
     """Allow one run per machine.
 
-    verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the same name. Two runs
-    would mix up their weights.
+    verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the
+    same name. Two runs would mix up their weights.
     """
     lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
     return locked(lock, "another run with --engine verl is on this machine; wait for it")
 
 
-# ------------------------------------------------------------------------------------------------------- the watchdog
+# ------------------------------------------------------------------------------------- the watchdog
 
 
-def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track: Callable[[dict], None]) -> None:
+def watch(
+    run: RunDir, config: Config, device: str, dashboard: Dashboard, track: Callable[[dict], None]
+) -> None:
     """Run the driver, and pass its metrics to the dashboard and the trackers.
 
-    The trackers run in this process, so verl's processes get no keys. The first Ctrl-C (or SIGTERM) finishes and
-    saves the step. The second, or one before the first step, ends the run at once. Raises AgentR1Error if the driver
-    fails or stalls.
+    The trackers run in this process, so verl's processes get no keys. The first Ctrl-C (or SIGTERM)
+    finishes and saves the step. The second, or one before the first step, ends the run at once.
+    Raises AgentR1Error if the driver fails or stalls.
     """
     stop, patience = run.path / "verl" / "stop", config.verl.stall_timeout_s
     shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupted, started(run, config, device) as child:
         while running:
-            running = child.process.poll() is None  # before the files are read, so that the last line is not missed
+            running = (
+                child.process.poll() is None
+            )  # before the files are read, so that the last line is not missed
             phase = read_phase(run)
             if interrupted and not stop.exists():
                 if not (phase and phase["step"]):
                     raise KeyboardInterrupt
                 stop.touch()
-                dashboard.note("finishing this step, then saving; Ctrl-C again ends the run at once")
+                dashboard.note(
+                    "finishing this step, then saving; Ctrl-C again ends the run at once"
+                )
             if noted != (noted := read_note(run, "note.txt")) and noted:
                 dashboard.note(noted)
-            if seen != (seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)):
+            if seen != (
+                seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)
+            ):
                 moved = time.monotonic()
                 child.shared |= shared_files(marked_processes(child.mark))
                 lines = run.metrics.read()
@@ -201,7 +232,8 @@ def watch(run: RunDir, config: Config, device: str, dashboard: Dashboard, track:
                 shown = len(lines)
             if time.monotonic() - moved > patience:
                 raise AgentR1Error(
-                    f"nothing has moved for {patience} s (verl.stall_timeout_s), {describe_phase(phase)}; {resume_hint(run)}",
+                    f"nothing has moved for {patience} s (verl.stall_timeout_s), "
+                    f"{describe_phase(phase)}; {resume_hint(run)}",
                     code="verl_stalled",
                 )
             time.sleep(POLL_S if running else 0)
@@ -229,7 +261,8 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     mark = uuid.uuid4().hex
     # Not in the run's folder: Ray makes sockets there, whose paths may have at most 107 characters.
     scratch = Path(tempfile.mkdtemp(prefix="agent-r1-ray-"))
-    # Access to a Ray permits to run code in it. By default Ray keeps one token in the user's home, for all runs.
+    # Access to a Ray permits to run code in it. By default Ray keeps one token in the user's home,
+    # for all runs.
     token = scratch / "auth_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
@@ -241,9 +274,14 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     command = [sys.executable, "-m", "agent_r1.verl_engine.driver", *map(str, arguments)]
     with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
         process = subprocess.Popen(
-            command, env=driver_environment(config, device, mark, scratch), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            start_new_session=True,  # Ctrl-C reaches only this process, which ends the driver; its workers do not get it
-        )  # fmt: skip
+            command,
+            env=driver_environment(config, device, mark, scratch),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Ctrl-C reaches only this process, which ends the driver; its workers do not get it
+            start_new_session=True,
+        )
         child = Child(process, mark, scratch)
         try:
             yield child
@@ -256,15 +294,17 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
 def ray_cpus(config: Config) -> int:
     """Return the CPUs to declare to Ray; for several machines, their sum.
 
-    Ray waits silently if more are requested than declared. Threads are not bound to the number. Verl requests 3 per
-    rank, 1 for `AgentTaskRunner`, 9 for the TransferQueue, and 1 per other actor at its start.
+    Ray waits silently if more are requested than declared. Threads are not bound to the number.
+    Verl requests 3 per rank, 1 for `AgentTaskRunner`, 9 for the TransferQueue, and 1 per other
+    actor at its start.
     """
     needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
     return needed if config.verl.nodes > 1 else max(cores(), needed)
 
 
 def driver_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
-    """Return the environment of the driver and its descendants. `scratch` is removed with the run."""
+    """Return the environment of the driver and its descendants. `scratch` is removed with the
+    run."""
     ours = {
         RUN_VARIABLE: mark,
         "AGENT_R1_HOME": str(home().resolve()),
@@ -283,12 +323,15 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
         "HUGGING_FACE_HUB_TOKEN",
     }  # no worker needs one, and Ray shows its environment
     hidden |= {"RAY_TMPDIR"} | ALLOCATOR
-    if config.verl.nodes == 1:  # otherwise it is the user's Ray, with its own address, token and network
+    if (
+        config.verl.nodes == 1
+    ):  # otherwise it is the user's Ray, with its own address, token and network
         hidden |= {"RAY_ADDRESS", "RAY_AUTH_TOKEN"}
         ours |= {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(scratch / "auth_token"),
-            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # one machine: Ray, and with it vLLM, listens on 127.0.0.1 only
+            # one machine: Ray, and with it vLLM, listens on 127.0.0.1 only
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         }
     if device == "cpu":
         hidden.add("CUDA_VISIBLE_DEVICES")
@@ -320,7 +363,9 @@ def clean_up(child: Child, logs: Path) -> None:
         path.unlink(missing_ok=True)
     for session in child.scratch.glob("session_*"):
         if not session.is_symlink():  # as session_latest is
-            shutil.copytree(session / "logs", logs / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True)
+            shutil.copytree(
+                session / "logs", logs / "ray", dirs_exist_ok=True, ignore_dangling_symlinks=True
+            )
     shutil.rmtree(child.scratch, ignore_errors=True)
 
 
@@ -345,14 +390,18 @@ def shared_files(pids: list[int]) -> set[Path]:
             maps = Path(f"/proc/{pid}/maps").read_text()
         except OSError:
             continue
-        inodes |= {int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line}
+        inodes |= {
+            int(line.split(maxsplit=5)[4]) for line in maps.splitlines() if "/dev/shm/" in line
+        }
     try:
-        return {path for path in Path("/dev/shm").iterdir() if inodes and path.stat().st_ino in inodes}
+        return {
+            path for path in Path("/dev/shm").iterdir() if inodes and path.stat().st_ino in inodes
+        }
     except OSError:  # a file vanished; the next call finds the others
         return set()
 
 
-# ----------------------------------------------------------------------------------------------------------- failures
+# ----------------------------------------------------------------------------------------- failures
 
 
 def read_note(run: RunDir, file: str) -> str:
@@ -367,7 +416,11 @@ def read_phase(run: RunDir) -> dict | None:
 
 
 def describe_phase(phase: dict | None) -> str:
-    return f"in step {phase['step']}, {phase['phase']}" if phase else "while Ray, FSDP and vLLM were starting"
+    return (
+        f"in step {phase['step']}, {phase['phase']}"
+        if phase
+        else "while Ray, FSDP and vLLM were starting"
+    )
 
 
 def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
@@ -375,12 +428,16 @@ def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
     prefix, lines = "AgentR1Error: ", [read_note(run, "failure.txt"), read_note(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
-    return AgentR1Error(f"verl failed, {describe_phase(phase)}: {cause}; {resume_hint(run)}", code="verl_failed")
+    return AgentR1Error(
+        f"verl failed, {describe_phase(phase)}: {cause}; {resume_hint(run)}", code="verl_failed"
+    )
 
 
 def resume_hint(run: RunDir) -> str:
     """Return where the log is, and what to resume from."""
     logs = sorted((run.path / "logs").glob("verl-*.log"))
     latest = unverified(run) or run.latest_checkpoint()
-    go_on = f"continue from {latest.name} with --resume" if latest else "no checkpoint was saved yet"
+    go_on = (
+        f"continue from {latest.name} with --resume" if latest else "no checkpoint was saved yet"
+    )
     return f"log: {logs[-1] if logs else run.path / 'logs'}; {go_on}"

@@ -26,14 +26,18 @@ class VerlConfig(Section):
     stall_timeout_s: OutsideFingerprint[AtLeast1] = 600
     """Seconds without progress, also during start-up, after which the run ends."""
     nodes: OutsideFingerprint[AtLeast1] = 1
-    """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray cluster on all of them."""
+    """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray cluster on all of
+    them."""
     offload: OutsideFingerprint[bool] = False
-    """Keep weights and optimizer in host memory while their network is idle: slower, for small GPUs."""
+    """Keep weights and optimizer in host memory while their network is idle: slower, for small
+    GPUs."""
     tis_cap: float | None = None
-    """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's loss is weighted by
-    min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in float32. 0: off."""
+    """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's
+    loss is weighted by min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in
+    float32. 0: off."""
     gpu: OutsideFingerprint[str | None] = None
-    """The GPU that the preset is sized for, such as H100; used by the plan. `doctor` checks the actual GPUs."""
+    """The GPU that the preset is sized for, such as H100; used by the plan. `doctor` checks the
+    actual GPUs."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
@@ -47,13 +51,15 @@ class VerlConfig(Section):
         for name, count in updates.items():
             if r.prompts_per_step % count:
                 yield ConfigError(
-                    f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} does not divide into "
+                    f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} "
+                    "does not divide into "
                     f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}",
                     code="indivisible_batch",
                 )
             if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
                 yield ConfigError(
-                    f"a minibatch of {r.prompts_per_step // count} prompts x {r.samples_per_prompt} samples does not divide "
+                    f"a minibatch of {r.prompts_per_step // count} prompts x "
+                    f"{r.samples_per_prompt} samples does not divide "
                     f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks",
                     code="indivisible_ranks",
                 )
@@ -64,19 +70,23 @@ class VerlConfig(Section):
             )
         if v.ranks // v.nodes % v.tensor_parallel:
             yield ConfigError(
-                f"verl.tensor_parallel={v.tensor_parallel} does not divide the {v.ranks // v.nodes} ranks of a machine; "
+                f"verl.tensor_parallel={v.tensor_parallel} does not divide the "
+                f"{v.ranks // v.nodes} ranks of a machine; "
                 "choose a divisor, or another verl.ranks",
                 code="indivisible_tensor_parallel",
             )
         if v.tis_cap and v.tis_cap < 1:
             yield ConfigError(
-                f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 to disable it",
+                f"verl.tis_cap={v.tis_cap} would shrink every token's loss; give 1 or more, or 0 "
+                "to disable it",
                 code="out_of_range",
             )
         if v.stall_timeout_s <= config.env.episode_timeout_s:
             yield ConfigError(
-                f"verl.stall_timeout_s={v.stall_timeout_s} would end the run for one episode that takes its whole "
-                f"env.episode_timeout_s={config.env.episode_timeout_s:g}; raise the first or lower the second",
+                f"verl.stall_timeout_s={v.stall_timeout_s} would end the run for one episode that "
+                "takes its whole "
+                f"env.episode_timeout_s={config.env.episode_timeout_s:g}; raise the first or lower "
+                "the second",
                 code="short_patience",
             )
         if v.gpu is not None:
@@ -85,7 +95,8 @@ class VerlConfig(Section):
             check_context(r.max_context, v.tensor_parallel, shape)
         if config.trainer.max_tokens_per_microbatch < r.max_context:
             yield ConfigError(
-                f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} cannot hold one conversation of "
+                f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} "
+                "cannot hold one conversation of "
                 f"rollout.max_context={r.max_context} tokens; raise it",
                 code="small_microbatch",
             )

@@ -1,11 +1,12 @@
 """Extend verl's synchronous trainer by our advantages, metrics and checkpoints.
 
-In: verl's configuration. Out: metrics.jsonl, rollouts/ and checkpoints/ of the run, in the local loop's formats.
+In: verl's configuration. Out: metrics.jsonl, rollouts/ and checkpoints/ of the run, in the local
+loop's formats.
 
-verl's `_step_once` reads as the algorithm: sample, old log-probs, reference, values, advantage, critic, actor. Only
-`_compute_advantage` is replaced: verl's own passes neither values nor a row's trajectory to a registered estimator.
-`_balance_batch` orders the rows, so that a minibatch has complete episodes. The rest records, and reports each phase
-to the launcher.
+verl's `_step_once` reads as the algorithm: sample, old log-probs, reference, values, advantage,
+critic, actor. Only `_compute_advantage` is replaced: verl's own passes neither values nor a row's
+trajectory to a registered estimator. `_balance_batch` orders the rows, so that a minibatch has
+complete episodes. The rest records, and reports each phase to the launcher.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
-from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
+from verl.utils.seqlen_balancing import (
+    calculate_workload,
+    get_seqlen_balanced_partitions,
+    log_seqlen_unbalance,
+)
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
@@ -55,8 +60,9 @@ from agent_r1.verl_engine.algorithms import (
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
 
 PARITY_ROWS = 8
-"""Rows with log-probabilities in each checkpoint, for the check of its conversion. With two short ones the 99th percentile
-would be a single token, which bfloat16 may change a lot (checkpoints.LIMITS)."""
+"""Rows with log-probabilities in each checkpoint, for the check of its conversion. With two short
+ones the 99th percentile would be a single token, which bfloat16 may change a lot
+(checkpoints.LIMITS)."""
 PARITY_TOKENS = 512
 """Longest row, in tokens, because the check runs on the CPU while GPUs wait."""
 
@@ -78,7 +84,7 @@ class AgentR1Trainer(PPOTrainerSync):
         # Ray gives this process one thread, but it checks each checkpoint's model.
         set_threads(self.ours.trainer.threads)
 
-    # ------------------------------------------------------------------------------------------------- the watchdog
+    # --------------------------------------------------------------------------------- the watchdog
 
     def phase(self, name: str) -> None:
         """Report the next phase to the watchdog."""
@@ -90,8 +96,11 @@ class AgentR1Trainer(PPOTrainerSync):
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self.actor_rollout_wg.set_loss_fn(partial(verl_actor_loss, actor))
         super().on_init_end()
-        # The launcher writes the configuration just before this process starts, so the start counts, too.
-        self.limit = TimeLimit(self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime)
+        # The launcher writes the configuration just before this process starts, so the start
+        # counts, too.
+        self.limit = TimeLimit(
+            self.ours.trainer.max_hours, (self.folder / "config.yaml").stat().st_mtime
+        )
 
     def on_sample_begin(self) -> None:
         self.phase("sampling")
@@ -106,8 +115,14 @@ class AgentR1Trainer(PPOTrainerSync):
         super().on_validate_begin()
 
     def on_step_end(self) -> None:
-        stop = self.folder / "stop"  # launch.watch makes it at Ctrl-C: the step is finished and saved first
-        if self.limit.reached() and self.global_steps < self.total_training_steps and not stop.exists():
+        stop = (
+            self.folder / "stop"
+        )  # launch.watch makes it at Ctrl-C: the step is finished and saved first
+        if (
+            self.limit.reached()
+            and self.global_steps < self.total_training_steps
+            and not stop.exists()
+        ):
             stop.write_text(self.limit.said)
         if stop.exists():
             latest = self.run.latest_checkpoint()
@@ -119,16 +134,20 @@ class AgentR1Trainer(PPOTrainerSync):
         self.phase("weight sync")
         super().on_step_end()
 
-    # ---------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------- the step
 
     def prepare_step(self) -> dict:
-        (self.folder / "failure.txt").unlink(missing_ok=True)  # a failure of an earlier step explains nothing
+        (self.folder / "failure.txt").unlink(
+            missing_ok=True
+        )  # a failure of an earlier step explains nothing
         return super().prepare_step()
 
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         self._batch = super().step(metrics, timing_raw)
         for who in ("critic", "actor"):  # verl would only log and skip such a step
-            refuse_gradient(metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}")
+            refuse_gradient(
+                metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}"
+            )
         return self._batch
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
@@ -140,21 +159,31 @@ class AgentR1Trainer(PPOTrainerSync):
             self.phase("sampling")
             failure = self.folder / "failure.txt"
             said = failure.read_text() if failure.exists() else "see the log"
-            raise AgentR1Error(f"{lost} of {wanted} episodes failed: {said}", code="episodes_failed")
+            raise AgentR1Error(
+                f"{lost} of {wanted} episodes failed: {said}", code="episodes_failed"
+            )
         return self._in_minibatches(batch, metrics)
 
     def _in_minibatches(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Order the rows so that an episode's rows are in one minibatch.
 
-        Verl is told not to shuffle, and cuts each rank's rows into minibatches in order. Each rank gets an equal part
-        of a minibatch, of about equal length. Verl's own order would balance the ranks over the whole batch only.
+        Verl is told not to shuffle, and cuts each rank's rows into minibatches in order. Each rank
+        gets an equal part of a minibatch, of about equal length. Verl's own order would balance the
+        ranks over the whole batch only.
         """
         c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        sizes = [c.actor_rollout_ref.actor.ppo_mini_batch_size, *[c.critic.ppo_mini_batch_size] * self.use_critic]
+        sizes = [
+            c.actor_rollout_ref.actor.ppo_mini_batch_size,
+            *[c.critic.ppo_mini_batch_size] * self.use_critic,
+        ]
         size = math.gcd(*sizes) * c.actor_rollout_ref.rollout.n
         seed = derive_seed(self.ours.seed, "minibatches", self.global_steps)
-        parts = deal_into_minibatches(batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size)
-        batch = upsample_batch_to_divisible_size(batch, len(parts) * size, self.tokenizer.eos_token_id)
+        parts = deal_into_minibatches(
+            batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size
+        )
+        batch = upsample_batch_to_divisible_size(
+            batch, len(parts) * size, self.tokenizer.eos_token_id
+        )
         places = {key: place for place, key in enumerate(batch.keys)}
         lengths = [tag["seq_len"] for tag in batch.tags]
         filling = (place for place, tag in enumerate(batch.tags) if tag.get("is_padding"))
@@ -163,7 +192,9 @@ class AgentR1Trainer(PPOTrainerSync):
             rows = [places[key] for key in part]
             rows += itertools.islice(filling, size - len(rows))
             work = calculate_workload(torch.tensor([lengths[row] for row in rows]))
-            for mine, share in zip(of_rank, get_seqlen_balanced_partitions(work, ranks, equal_size=True), strict=True):
+            for mine, share in zip(
+                of_rank, get_seqlen_balanced_partitions(work, ranks, equal_size=True), strict=True
+            ):
                 mine += [rows[place] for place in share]
         metrics |= log_seqlen_unbalance(lengths, of_rank, "global_seqlen")
         batch.reorder([row for mine in of_rank for row in mine])
@@ -177,10 +208,19 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """Step 4 of `training/loop.py`, with the same functions."""
-        fields = ["response_mask", "rm_scores", "rollout_log_probs", "old_log_probs", "ref_log_prob", "values"]
+        fields = [
+            "response_mask",
+            "rm_scores",
+            "rollout_log_probs",
+            "old_log_probs",
+            "ref_log_prob",
+            "values",
+        ]
         of_tokens = [column.name for column in self.estimate.columns if column.of_tokens]
         fields += ["step_ids", *of_tokens]
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
+        )
         nested_mask = data["response_mask"]
         padded = data.to_padded_tensor()
         rewards_BT, mask_BT = padded["rm_scores"].clone(), padded["response_mask"]
@@ -203,13 +243,21 @@ class AgentR1Trainer(PPOTrainerSync):
             truncated_B=truncated_B,
         )
         acted_B = mask_BT.bool().any(dim=1)
-        metrics["groups/zero_advantage"] = (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
-        fields = {"advantages": advantages_BT, "returns": returns_BT, "token_level_rewards": rewards_BT}
+        metrics["groups/zero_advantage"] = (
+            (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
+        )
+        fields = {
+            "advantages": advantages_BT,
+            "returns": returns_BT,
+            "token_level_rewards": rewards_BT,
+        }
         tokens_B, episodes_B = votes(batch.keys, self._minibatches(len(batch)), mask_BT)
         fields["episode_tokens"] = tokens_B[:, None].expand_as(mask_BT)
         fields["minibatch_episodes"] = episodes_B[:, None].expand_as(mask_BT)
         correction = algorithm.rollout_correction
-        if correction.rollout_is:  # verl's own step, which stands in the method that this one replaces
+        if (
+            correction.rollout_is
+        ):  # verl's own step, which stands in the method that this one replaces
             weights, _, said = compute_rollout_correction_and_rejection_mask(
                 old_BT, sampled_BT, mask_BT, correction.rollout_is, correction.rollout_is_threshold
             )
@@ -217,77 +265,125 @@ class AgentR1Trainer(PPOTrainerSync):
             metrics |= said
         nested = {name: response_to_nested(value, nested_mask) for name, value in fields.items()}
         self.advantages = {
-            parse_key(key): row.tolist() for key, row in zip(batch.keys, nested["advantages"].unbind(), strict=True)
+            parse_key(key): row.tolist()
+            for key, row in zip(batch.keys, nested["advantages"].unbind(), strict=True)
         }
         return tq.kv_batch_put(
-            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(nested, batch_size=len(batch))
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(nested, batch_size=len(batch)),
         )
 
     def _of_episodes(self, batch: KVBatchMeta) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return data of the rows' episodes: `truncated_B`, and the estimator's columns [B].
 
-        If the value of a row is NaN, another sample of its prompt may have it: the greedy episode belongs to only
-        one.
+        If the value of a row is NaN, another sample of its prompt may have it: the greedy episode
+        belongs to only one.
         """
-        data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-        extras, groups = data.get("extra_fields").tolist(), [parse_key(key).group for key in batch.keys]
+        data = tq.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
+        )
+        extras, groups = (
+            data.get("extra_fields").tolist(),
+            [parse_key(key).group for key in batch.keys],
+        )
         columns = {}
         for column in (column for column in self.estimate.columns if not column.of_tokens):
             values = [extra["columns"][column.name] for extra in extras]
-            known = {group: value for group, value in zip(groups, values, strict=True) if value == value}
+            known = {
+                group: value for group, value in zip(groups, values, strict=True) if value == value
+            }
             values = [known.get(group, value) for group, value in zip(groups, values, strict=True)]
             columns[column.name] = torch.tensor(values, dtype=column.dtype)
         return torch.tensor([extra["truncated"] for extra in extras]), columns
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl fits the critic wherever the mask is 1: meanwhile that is the estimator's `critic_mask`."""
-        place, masks = {"keys": batch.keys, "partition_id": batch.partition_id}, ["response_mask", "loss_mask"]
+        """verl fits the critic wherever the mask is 1: meanwhile that is the estimator's
+        `critic_mask`."""
+        place, masks = (
+            {"keys": batch.keys, "partition_id": batch.partition_id},
+            ["response_mask", "loss_mask"],
+        )
         whole = tq.kv_batch_get(**place, select_fields=[*masks, "step_ids"])
         nested_mask, padded = whole["response_mask"], whole.to_padded_tensor()
         mask_BT = padded["response_mask"]
-        tensors = {"mask_BT": mask_BT, "rewards_BT": torch.zeros_like(mask_BT), "steps_BT": padded["step_ids"]}
-        fitted_BT = self.estimate.critic_mask(Batch(**tensors, groups=[], trajectory_B=torch.empty(0)))
+        tensors = {
+            "mask_BT": mask_BT,
+            "rewards_BT": torch.zeros_like(mask_BT),
+            "steps_BT": padded["step_ids"],
+        }
+        fitted_BT = self.estimate.critic_mask(
+            Batch(**tensors, groups=[], trajectory_B=torch.empty(0))
+        )
         if fitted_BT is mask_BT:
             return super()._update_critic(batch, metrics)
         fitted = response_to_nested(fitted_BT.long(), nested_mask)
-        tq.kv_batch_put(**place, fields=TensorDict(dict.fromkeys(masks, fitted), batch_size=len(batch)))
+        tq.kv_batch_put(
+            **place, fields=TensorDict(dict.fromkeys(masks, fitted), batch_size=len(batch))
+        )
         batch = super()._update_critic(batch, metrics)
         tq.kv_batch_put(**place, fields=whole.select(*masks))
         return batch
 
-    # -------------------------------------------------------------------------------------------------- the records
+    # ---------------------------------------------------------------------------------- the records
 
-    def _compute_metrics(self, batch: KVBatchMeta, metrics: dict, timing_raw, global_steps, epoch) -> None:
+    def _compute_metrics(
+        self, batch: KVBatchMeta, metrics: dict, timing_raw, global_steps, epoch
+    ) -> None:
         super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
-        real = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding")]
+        real = [
+            key
+            for key, tag in zip(batch.keys, batch.tags, strict=True)
+            if not tag.get("is_padding")
+        ]
         data = tq.kv_batch_get(
-            keys=real, partition_id=batch.partition_id, select_fields=["extra_fields", "response_mask"]
+            keys=real,
+            partition_id=batch.partition_id,
+            select_fields=["extra_fields", "response_mask"],
         )
         keys, tokens = [parse_key(key) for key in real], int(data["response_mask"].values().sum())
         # Each row of an episode carries the same extras: count them once.
-        extras = {key.episode: extra for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)}
+        extras = {
+            key.episode: extra
+            for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)
+        }
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
-        metrics |= episode_metrics(episodes) | {"response_length/mean": tokens / len(episodes)} | self.checked
+        metrics |= (
+            episode_metrics(episodes)
+            | {"response_length/mean": tokens / len(episodes)}
+            | self.checked
+        )
         metrics |= free_host_memory()
         self.checked = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
-        calls, failed = (sum(e.metrics.get(name, 0.0) for e in episodes) for name in ("tool_calls", "failed_calls"))
-        refuse_broken_tools(calls, failed, next(filter(None, (e["failed_call"] for e in extras.values())), ""))
-        records = {episode: extra["record"] for episode, extra in sorted(extras.items()) if extra["record"]}
+        calls, failed = (
+            sum(e.metrics.get(name, 0.0) for e in episodes)
+            for name in ("tool_calls", "failed_calls")
+        )
+        refuse_broken_tools(
+            calls, failed, next(filter(None, (e["failed_call"] for e in extras.values())), "")
+        )
+        records = {
+            episode: extra["record"] for episode, extra in sorted(extras.items()) if extra["record"]
+        }
         if records:
             for key in keys:
                 row, advantages = records[key.episode]["rows"][key.row], self.advantages[key]
                 row["advantages"] = [0.0] * (len(row["input_ids"]) - len(advantages)) + advantages
-            write_rollouts(self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl", iter(records.values()))
+            write_rollouts(
+                self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl",
+                iter(records.values()),
+            )
         self.run.metrics.append(metrics)
         if self.ours.trainer.stop_on_collapse:
             refuse_collapse(self.run)
         self.phase("next step")
 
-    # ---------------------------------------------------------------------------------------------- the checkpoints
+    # ------------------------------------------------------------------------------ the checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, the model in Hugging Face's format, and a manifest, atomically."""
+        """Save verl's checkpoint, the model in Hugging Face's format, and a manifest,
+        atomically."""
         self.phase("checkpoint: log-probabilities")
         rows = self._logprobs_now()
         self.phase("checkpoint: save")
@@ -300,15 +396,22 @@ class AgentR1Trainer(PPOTrainerSync):
     def _logprobs_now(self) -> list[dict[str, Any]]:
         """Return some rows of this step with the updated policy's log-probabilities."""
         ranks = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        tagged = sorted(zip(self._batch.keys, self._batch.tags, strict=True), key=lambda row: "is_padding" in row[1])
+        tagged = sorted(
+            zip(self._batch.keys, self._batch.tags, strict=True),
+            key=lambda row: "is_padding" in row[1],
+        )
         rows = -(-PARITY_ROWS // ranks) * ranks  # each rank takes as many
         batch = self._batch.select_keys([key for key, _ in tagged[:rows]])
         batch.extra_info |= {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
         self.actor_rollout_wg.compute_log_prob(batch)
         fields = ["input_ids", "log_probs", "response_mask"]
-        data = tq.kv_batch_get(keys=batch.keys[:PARITY_ROWS], partition_id=batch.partition_id, select_fields=fields)
+        data = tq.kv_batch_get(
+            keys=batch.keys[:PARITY_ROWS], partition_id=batch.partition_id, select_fields=fields
+        )
         logprobs = response_from_nested(data["log_probs"], data["response_mask"])
-        columns = (column.unbind() for column in (data["input_ids"], logprobs, data["response_mask"]))
+        columns = (
+            column.unbind() for column in (data["input_ids"], logprobs, data["response_mask"])
+        )
         return [parity_row(*row) for row in zip(*columns, strict=True)]
 
 

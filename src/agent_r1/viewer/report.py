@@ -1,11 +1,13 @@
 """Write report.html: one run on one page, for a newcomer.
 
-In: a run directory, finished or interrupted. Out: `runs/<name>/report.html`, a single file without scripts or links,
-so it opens offline. Each run writes it at its end, and `agent-r1 report` on demand. This module reads the files,
-picks what is shown and draws the curves; the page's text is in `report.html.j2`.
+In: a run directory, finished or interrupted. Out: `runs/<name>/report.html`, a single file without
+scripts or links, so it opens offline. Each run writes it at its end, and `agent-r1 report` on
+demand. This module reads the files, picks what is shown and draws the curves; the page's text is in
+`report.html.j2`.
 
-All content comes from a model or a tool. jinja2 escapes it and `clean` removes control characters, in one place for
-the whole page. The page also forbids scripts and network for itself (Content-Security-Policy).
+All content comes from a model or a tool. jinja2 escapes it and `clean` removes control characters,
+in one place for the whole page. The page also forbids scripts and network for itself
+(Content-Security-Policy).
 """
 
 from __future__ import annotations
@@ -40,16 +42,21 @@ from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
 JsonObject = dict[str, Any]
 Points = list[tuple[float, float]]
 
-# ---------------------------------------------------------------------------------------------------- files of a run
+# ----------------------------------------------------------------------------------- files of a run
 
 
-UNDER = {"closed_book": "no tools", "empty": "a search that finds nothing", "random": "random passages"}
+UNDER = {
+    "closed_book": "no tools",
+    "empty": "a search that finds nothing",
+    "random": "random passages",
+}
 """Suffix of a card's file name -> the agent's tools in that evaluation."""
 
 
 @dataclass
 class RunFiles:
-    """Hold the files of a run. It may have been interrupted, so only the configuration must exist."""
+    """Hold the files of a run. It may have been interrupted, so only the configuration must
+    exist."""
 
     path: Path
     config: JsonObject
@@ -61,8 +68,8 @@ class RunFiles:
     after: JsonObject | None = None
     """eval.json, the card of the trained model."""
     under: dict[str, list[JsonObject | None]] = field(default_factory=dict)
-    """Condition of the tools -> the cards before and after RL from `eval` with `--closed-book`, `--retriever` or
-    `--poison`."""
+    """Condition of the tools -> the cards before and after RL from `eval` with `--closed-book`,
+    `--retriever` or `--poison`."""
     rollouts_before: list[JsonObject] = field(default_factory=list)
     rollouts_after: list[JsonObject] = field(default_factory=list)
     rollouts_train: list[JsonObject] = field(default_factory=list)
@@ -83,15 +90,29 @@ class RunFiles:
     def tools(self) -> list[str]:
         """List the tools: the configured ones, and methods that the run counted or called."""
         named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
-        counted = [key.removeprefix(CALLS) for line in self.metrics for key in line if key.startswith(CALLS)]
+        counted = [
+            key.removeprefix(CALLS)
+            for line in self.metrics
+            for key in line
+            if key.startswith(CALLS)
+        ]
         records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)
         steps = [step for record in records for step in record["steps"]]
-        called = [call["name"] for step in steps for call in step["info"].get("tool_calls", ()) if call["ok"]]
+        called = [
+            call["name"]
+            for step in steps
+            for call in step["info"].get("tool_calls", ())
+            if call["ok"]
+        ]
         return list(dict.fromkeys([*named, *counted, *called]))
 
     def series(self, key: str) -> Points:
         """Return (step, value) of every line of metrics.jsonl that has a number at `key`."""
-        return [(line[STEP_KEY], line[key]) for line in self.metrics if STEP_KEY in line and line.get(key) is not None]
+        return [
+            (line[STEP_KEY], line[key])
+            for line in self.metrics
+            if STEP_KEY in line and line.get(key) is not None
+        ]
 
 
 def load_run(run_dir: Path) -> RunFiles:
@@ -102,22 +123,39 @@ def load_run(run_dir: Path) -> RunFiles:
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     if not isinstance(config, dict):
-        there = ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml"))) or "none yet"
+        there = (
+            ", ".join(sorted(path.parent.name for path in run_dir.parent.glob("*/config.yaml")))
+            or "none yet"
+        )
         raise AgentR1Error(
-            f"{run_dir} has no readable config.yaml; name a run with --run (there are: {there})", code="missing_run"
+            f"{run_dir} has no readable config.yaml; name a run with --run (there are: {there})",
+            code="missing_run",
         )
     run = RunFiles(run_dir, config, text)
-    run.metrics = [with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")]
+    run.metrics = [
+        with_val_em(m) for m in _lines(run, "metrics.jsonl", "there are no learning curves")
+    ]
     run.before = _card(run, "eval_before.json", "the model that RL started from was not evaluated")
-    run.after = _card(run, "eval.json", "the trained model was not evaluated; was the run interrupted?")
+    run.after = _card(
+        run, "eval.json", "the trained model was not evaluated; was the run interrupted?"
+    )
     rates = {path.stem.partition("_poison_")[2] for path in run_dir.glob("eval*_poison_*.json")}
-    poisoned = {f"poison_{rate}": f"hostile documents in a share of {rate} of the searches" for rate in sorted(rates)}
+    poisoned = {
+        f"poison_{rate}": f"hostile documents in a share of {rate} of the searches"
+        for rate in sorted(rates)
+    }
     for name, words in (UNDER | poisoned).items():
         cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
         run.under |= {words: cards} if any(cards) else {}
-    run.rollouts_before = _lines(run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL")
-    run.rollouts_after = _lines(run, "rollouts/eval.jsonl", "there are no transcripts from after RL")
-    last = max((path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl")
+    run.rollouts_before = _lines(
+        run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL"
+    )
+    run.rollouts_after = _lines(
+        run, "rollouts/eval.jsonl", "there are no transcripts from after RL"
+    )
+    last = max(
+        (path.name for path in (run_dir / "rollouts").glob("step_*.jsonl")), default="step_*.jsonl"
+    )
     run.rollouts_train = _lines(run, f"rollouts/{last}", "there is no training batch to show")
     return run
 
@@ -137,14 +175,17 @@ def _card(run: RunFiles, name: str, consequence: str | None = None) -> JsonObjec
         return None
     except ValueError:
         raise AgentR1Error(
-            f"{run.path / name} is not an eval card; make it again with `agent-r1 eval`", code="bad_card"
+            f"{run.path / name} is not an eval card; make it again with `agent-r1 eval`",
+            code="bad_card",
         ) from None
 
 
-# ----------------------------------------------------------------------------------------------------- selection
+# ---------------------------------------------------------------------------------------- selection
 
 
-def pick_pairs(before: Iterable[JsonObject], after: Iterable[JsonObject]) -> list[tuple[str, JsonObject, JsonObject]]:
+def pick_pairs(
+    before: Iterable[JsonObject], after: Iterable[JsonObject]
+) -> list[tuple[str, JsonObject, JsonObject]]:
     """Pick questions to show, as (reason, before, after).
 
     Two that were learned, one that was known, one that is still wrong.
@@ -152,13 +193,22 @@ def pick_pairs(before: Iterable[JsonObject], after: Iterable[JsonObject]) -> lis
     earlier: dict[str, JsonObject] = {}
     for record in before:
         earlier.setdefault(record["question"], record)
-    wanted = {"learned: wrong before, right now": 2, "right before and after": 1, "still wrong": 1, "lost": 1}
+    wanted = {
+        "learned: wrong before, right now": 2,
+        "right before and after": 1,
+        "still wrong": 1,
+        "lost": 1,
+    }
     learned, known, wrong, lost = wanted
     chosen: list[tuple[str, JsonObject, JsonObject]] = []
     for record in after:
         if (old := earlier.pop(record["question"], None)) is None:
             continue
-        why = (known if _right(old) else learned) if _right(record) else (lost if _right(old) else wrong)
+        why = (
+            (known if _right(old) else learned)
+            if _right(record)
+            else (lost if _right(old) else wrong)
+        )
         if wanted[why]:
             wanted[why] -= 1
             chosen.append((why, old, record))
@@ -179,19 +229,29 @@ _reward = itemgetter("reward")
 
 def _right(record: JsonObject) -> bool:
     """Return whether an episode is right, by its environment's score, exact match or reward."""
-    return (record["metrics"] | record["reward_parts"]).get(record.get("score_name") or "em", record["reward"]) > 0
+    return (record["metrics"] | record["reward_parts"]).get(
+        record.get("score_name") or "em", record["reward"]
+    ) > 0
 
 
 def _example(run: RunFiles, sign: Sign) -> str:
     """Return the last turn of an episode that shows the sign."""
-    shown = (r["steps"][-1]["text"] for r in run.rollouts_train if r["stop_reason"] == sign.stop_reason and r["steps"])
+    shown = (
+        r["steps"][-1]["text"]
+        for r in run.rollouts_train
+        if r["stop_reason"] == sign.stop_reason and r["steps"]
+    )
     return next(shown, "")
 
 
 def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
     """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
     before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
-    pairs = [(kind, *(round(cards[kind]["score"], 2) for cards in (before, after))) for kind in before if kind in after]
+    pairs = [
+        (kind, *(round(cards[kind]["score"], 2) for cards in (before, after)))
+        for kind in before
+        if kind in after
+    ]
     return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
 
 
@@ -212,11 +272,18 @@ def _percent(share: float) -> str:
     return f"{100 * min(1.0, max(0.0, share)):.1f}%"
 
 
-# ------------------------------------------------------------------------------------------------------- the curves
+# --------------------------------------------------------------------------------------- the curves
 
 CALLS = "episode/calls/"
 """Metrics of `BaseToolEnv.calls_by_tool`, one per tool; an agent with one tool has none."""
-COLOURS = {"c1": "#0f766e", "c2": "#2563eb", "c3": "#c2570c", "c4": "#be185d", "c5": "#7c3aed", "c6": "#6b7280"}
+COLOURS = {
+    "c1": "#0f766e",
+    "c2": "#2563eb",
+    "c3": "#c2570c",
+    "c4": "#be185d",
+    "c5": "#7c3aed",
+    "c6": "#6b7280",
+}
 LINES = tuple(COLOURS)
 COLOURS |= {"star": "#c47f00", "rule": "#e4e1d8"}
 """Names in the page, where they have other values in dark mode."""
@@ -276,12 +343,22 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         Curve("KL to the sampling policy", run.series("actor/ppo_kl"), "c4", noisy=True),
         Curve("KL to the start", run.series("actor/kl_loss"), "c2", noisy=True),
     ]
-    parts = [(line[STEP_KEY], step_times(line)) for line in run.metrics if "timing_s/step" in line and STEP_KEY in line]
-    names = [name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)]
-    times = [Curve(n, [(step, part[n]) for step, part in parts], c) for n, c in zip(names, COLOURS, strict=False)]
+    parts = [
+        (line[STEP_KEY], step_times(line))
+        for line in run.metrics
+        if "timing_s/step" in line and STEP_KEY in line
+    ]
+    names = [
+        name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)
+    ]
+    times = [
+        Curve(n, [(step, part[n]) for step, part in parts], c)
+        for n, c in zip(names, COLOURS, strict=False)
+    ]
     tools = sorted({key for line in run.metrics for key in line if key.startswith(CALLS)})
     by_tool = [
-        Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True) for k, c in zip(tools, cycle(LINES), strict=False)
+        Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True)
+        for k, c in zip(tools, cycle(LINES), strict=False)
     ]
     paid = [
         Curve("mean return of a trajectory", returns, "c1", noisy=True),
@@ -290,7 +367,9 @@ def charts(run: RunFiles) -> dict[str, Chart]:
     drawn = {
         "score": draw(score, marks(run), floor=0, top=1),
         "reward": draw(paid, floor=0, top=1),
-        "calls": draw([Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]),
+        "calls": draw(
+            [Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]
+        ),
         "by_tool": draw(by_tool, floor=0),
         "entropy": draw([Curve("entropy", run.series("actor/entropy"), "c3")], floor=0),
         "kl": draw(kl, floor=0),
@@ -327,20 +406,45 @@ def draw(
     axes = figure.add_axes((0.09, 0.21, 0.89, 0.76))
     # clip_on=False: no point is outside, and clip paths would be links within the page.
     if stacked:
-        xs, columns = [x for x, _ in curves[0].points], [[y for _, y in curve.points] for curve in curves]
-        axes.stackplot(xs, columns, colors=[COLOURS[curve.colour] for curve in curves], alpha=0.8, clip_on=False)
+        xs, columns = (
+            [x for x, _ in curves[0].points],
+            [[y for _, y in curve.points] for curve in curves],
+        )
+        axes.stackplot(
+            xs,
+            columns,
+            colors=[COLOURS[curve.colour] for curve in curves],
+            alpha=0.8,
+            clip_on=False,
+        )
     for curve in () if stacked else curves:
         xs, ys = zip(*curve.points, strict=True)
         if curve.noisy:
             axes.plot(xs, ys, color=COLOURS[curve.colour], linewidth=1.2, alpha=0.35, clip_on=False)
             ys = smooth(ys)
-        axes.plot(xs, ys, color=COLOURS[curve.colour], linewidth=2.4, solid_capstyle="round", clip_on=False)
+        axes.plot(
+            xs,
+            ys,
+            color=COLOURS[curve.colour],
+            linewidth=2.4,
+            solid_capstyle="round",
+            clip_on=False,
+        )
     for mark in marks:
         axes.vlines(mark.x, mark.low, mark.high, color=COLOURS["star"], linewidth=2, clip_on=False)
         # A dot: markers would be links within the page.
-        axes.plot([mark.x] * 2, [mark.y] * 2, color=COLOURS["star"], linewidth=9, solid_capstyle="round", clip_on=False)
+        axes.plot(
+            [mark.x] * 2,
+            [mark.y] * 2,
+            color=COLOURS["star"],
+            linewidth=9,
+            solid_capstyle="round",
+            clip_on=False,
+        )
     low, high = axes.get_ylim()
-    axes.set_ylim(low if floor is None else min(floor, low), high if top is None else max(top, high))
+    axes.set_ylim(
+        low if floor is None else min(floor, low), high if top is None else max(top, high)
+    )
     axes.margins(x=0.015)  # so that a mark at step 0 does not cover the labels of the y axis
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -359,18 +463,23 @@ def _svg(figure: Figure) -> Markup:
     """Convert the figure to an `<svg>` without links, in the page's colours."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    body = re.sub(r' id="[^"]*"|<defs>.*?</defs>', "", file.getvalue().split(">", 3)[-1], flags=re.DOTALL)
+        figure.savefig(
+            file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        )
+    body = re.sub(
+        r' id="[^"]*"|<defs>.*?</defs>', "", file.getvalue().split(">", 3)[-1], flags=re.DOTALL
+    )
     for name, colour in COLOURS.items():
         body = body.replace(colour, f"var(--{name})")
     return Markup(f'<svg class="chart" viewBox="0 0 520 240" role="img">{body}')
 
 
-# --------------------------------------------------------------------------------------------------------- the page
+# ----------------------------------------------------------------------------------------- the page
 
 
 def _data_name(name: str) -> str:
-    """Shorten `agent_r1_recipes.tinymath.questions:rows` or `folder/tinymath.py:rows` to `tinymath`."""
+    """Shorten `agent_r1_recipes.tinymath.questions:rows` or `folder/tinymath.py:rows` to
+    `tinymath`."""
     return name.split(":")[0].split("/")[-1].removeprefix("agent_r1_recipes.").split(".")[0]
 
 
@@ -379,11 +488,17 @@ def write_report(run_dir: Path) -> Path:
     run = load_run(run_dir)
     # A missing field of a record or card shows as nothing.
     page = Environment(
-        loader=PackageLoader("agent_r1.viewer", ""), autoescape=True, undefined=ChainableUndefined, trim_blocks=True,
+        loader=PackageLoader("agent_r1.viewer", ""),
+        autoescape=True,
+        undefined=ChainableUndefined,
+        trim_blocks=True,
         finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
-    )  # fmt: skip
+    )
     page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right}
-    pairs, group = pick_pairs(run.rollouts_before, run.rollouts_after), pick_group(run.rollouts_train)
+    pairs, group = (
+        pick_pairs(run.rollouts_before, run.rollouts_after),
+        pick_group(run.rollouts_train),
+    )
     found = signs([line for line in run.metrics if STEP_KEY in line])
     text = page.get_template("report.html.j2").render(
         run=run,
@@ -391,7 +506,9 @@ def write_report(run_dir: Path) -> Path:
         data=_data_name(run.config.get("data", {}).get("name") or "tinyhop"),
         signs=[(sign, _example(run, sign)) for sign in found],
         over=all(sign.over for sign in found),
-        machine=next((card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None),
+        machine=next(
+            (card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None
+        ),
         step_seconds=[seconds for _, seconds in run.series("timing_s/step")],
         eval_seconds=sum(card.get("wall_seconds") or 0 for card in run.cards),
         fallen=_worse_kinds(run),

@@ -1,10 +1,10 @@
 """Show a training sequence token by token: the author of each token, and its credit.
 
-In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook, spans for the
-report. Both use `token_cells`.
+In: a row of a rollout line (`rollouts/*.jsonl`). Out: coloured text for a terminal or a notebook,
+spans for the report. Both use `token_cells`.
 
-Colour is the action mask: sampled tokens are coloured, read tokens (prompt, tool results, template) are grey. Policy
-loss, entropy, KL and advantages exist on coloured tokens only.
+Colour is the action mask: sampled tokens are coloured, read tokens (prompt, tool results, template)
+are grey. Policy loss, entropy, KL and advantages exist on coloured tokens only.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.ui import clean
 
-# Text is encoded so that control tokens never result (rollout/chat_format.py), and a tokenizer's ordinary pieces do
-# not join brackets and letters. So a single token that reads like a whole tag *is* a control token.
+# Text is encoded so that control tokens never result (rollout/chat_format.py), and a tokenizer's
+# ordinary pieces do not join brackets and letters. So a single token that reads like a whole tag
+# *is* a control token.
 _CONTROL = re.compile(r"<\|[^<>|]+\|>|</?[a-z_]+>")
 
 
@@ -64,7 +65,8 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
     lists = [row.get(name, ()) for name in names]
     if any(len(values) != n for values in (*lists, advantages, process)):
         raise AgentR1Error(
-            f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it again",
+            f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it "
+            "again",
             code="bad_rollout",
         )
     return [
@@ -80,13 +82,20 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
             advantage=advantage if mask else None,
             process=on_the_way,
         )
-        for position, (token_id, text, mask, logprob, reward, step, advantage, on_the_way) in enumerate(
-            zip(*lists, advantages, process, strict=True)
-        )
+        for position, (
+            token_id,
+            text,
+            mask,
+            logprob,
+            reward,
+            step,
+            advantage,
+            on_the_way,
+        ) in enumerate(zip(*lists, advantages, process, strict=True))
     ]
 
 
-# --------------------------------------------------------------------------------------------------- for terminals
+# ------------------------------------------------------------------------------------ for terminals
 
 _SAMPLED, _READ = "black on bright_cyan", "bright_black"
 
@@ -106,7 +115,8 @@ def token_text(row: Mapping[str, Any]) -> Text:
 def token_table(row: Mapping[str, Any], start: int = 0) -> Table:
     """Format the tokens of `row` from `start`, one per line, with all numbers.
 
-    It also renders in notebooks. The column names are repeated below, because the header may have left the screen.
+    It also renders in notebooks. The column names are repeated below, because the header may have
+    left the screen.
     """
     table = Table(box=None, header_style="bold", footer_style="bold", show_footer=True)
     for name in ("#", "id", "token", "mask", "step", "log-prob", "reward", "advantage"):
@@ -115,7 +125,10 @@ def token_table(row: Mapping[str, Any], start: int = 0) -> Table:
         table.add_row(
             str(cell.position),
             str(cell.id),
-            Text(cell.text.replace("\n", "↵").replace(" ", "·").replace("\t", "→"), style=_style(cell)),
+            Text(
+                cell.text.replace("\n", "↵").replace(" ", "·").replace("\t", "→"),
+                style=_style(cell),
+            ),
             str(int(cell.sampled)),
             str(cell.step) if cell.sampled else "",
             _signed(cell.logprob),
@@ -125,7 +138,7 @@ def token_table(row: Mapping[str, Any], start: int = 0) -> Table:
     return table
 
 
-# ------------------------------------------------------------------------------------------------------- for HTML
+# ----------------------------------------------------------------------------------------- for HTML
 
 
 def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) -> str:
@@ -184,21 +197,29 @@ TOKEN_CSS = """
   padding: 8px 14px; border-radius: 8px; background: var(--ink);
   color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; }
 """
-"""Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star --accent."""
+"""Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star
+--accent."""
 
 
 def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
     """Read trajectory `index` of a rollouts file. Raises AgentR1Error if there is none."""
     if not file.is_file():
         raise AgentR1Error(
-            f"{file} does not exist; runs/<name>/rollouts/ has the trajectories of a run", code="missing_rollouts"
+            f"{file} does not exist; runs/<name>/rollouts/ has the trajectories of a run",
+            code="missing_rollouts",
         )
     records = read_jsonl(file)
-    if not records or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys():
-        raise AgentR1Error(f"{file} has no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout")
+    if (
+        not records
+        or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys()
+    ):
+        raise AgentR1Error(
+            f"{file} has no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout"
+        )
     if not 0 <= index < len(records):
         raise AgentR1Error(
-            f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}", code="index_out_of_range"
+            f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}",
+            code="index_out_of_range",
         )
     return records[index]
 

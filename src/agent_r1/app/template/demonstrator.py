@@ -6,7 +6,8 @@ from agent_r1 import Hermes
 
 
 def demonstrate(row, history, rng):
-    """Return the agent's next turn. It stops after the first of two calculations in 60 % of the cases."""
+    """Return the agent's next turn. It stops after the first of two calculations in 60 % of the
+    cases."""
     first, *rest = re.findall(r"\d+|[-+*]", row["prompt"][-1]["content"])
     results = [message["content"] for message in history if message["role"] == "tool"]
     steps = list(zip(rest[::2], rest[1::2], strict=True))
@@ -14,4 +15,10 @@ def demonstrate(row, history, rng):
         return Hermes.answer(results[-1], "done")
     operation, right = steps[len(results)]
     left = results[-1] if results else first
-    return Hermes.call("calculate", f"step {len(results) + 1}", left=int(left), operation=operation, right=int(right))
+    return Hermes.call(
+        "calculate",
+        f"step {len(results) + 1}",
+        left=int(left),
+        operation=operation,
+        right=int(right),
+    )

@@ -1,4 +1,5 @@
-"""Let the demonstrator play a few questions in the real environment. Run `python -m pytest` in this folder."""
+"""Let the demonstrator play a few questions in the real environment. Run `python -m pytest` in this
+folder."""
 
 import json
 from pathlib import Path
