@@ -1,6 +1,6 @@
 """Check that training is bit-identical before and after a change of structure.
 
-    python -m benchmarks.same_bits record /tmp/before              smoke, seeds 0 to 4, and laptop, 0 and 1; one thread
+    python -m benchmarks.same_bits record /tmp/before              smoke seeds 0 to 4 (grpo) and 0, 1 (ppo), laptop 0, 1; one thread
     python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, compared with those
 
 Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file
@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RUNS = [*(f"smoke-{seed}" for seed in range(5)), "laptop-0", "laptop-1"]
+RUNS = [*(f"smoke-{seed}" for seed in range(5)), "smoke-0-ppo", "smoke-1-ppo"]
+RUNS += ["laptop-0", "laptop-1"]
 CLOCKS = ("timing_s/", "perf/")
 NOT_COMPARED = {
     "seconds", "wall_seconds", "time_to_agent", "date", "machine", "versions", "config_hash",
@@ -29,10 +30,10 @@ NOT_COMPARED = {
 
 
 def play(name: str, home: Path) -> None:
-    """Train and evaluate `PRESET-SEED` in the new folder `home`."""
-    preset, _, seed = name.rpartition("-")
+    """Train and evaluate `PRESET-SEED` or `PRESET-SEED-ALGORITHM` in the new folder `home`."""
+    preset, seed, *algorithm = name.split("-")
     home.mkdir(parents=True)
-    words = ["grpo", "--preset", preset, "--seed", seed]
+    words = [*(algorithm or ["grpo"]), "--preset", preset, "--seed", seed]
     env = os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1"}
     for command in (
         ["train", *words, "--plain", "trainer.threads=1"],
