@@ -116,7 +116,7 @@ def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEn
     mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
     env = made(mine, config)
     env.episode_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
-    for wrap in tables.asked_for("around_env", env=config):
+    for wrap in tables.for_changed_settings("around_env", env=config):
         env = wrap(env, config)
     return env
 

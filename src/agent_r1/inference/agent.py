@@ -154,7 +154,7 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     c, workspace = agent.config, Workspace(agent.config)
     world = (
         f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
-        if tables.stated("tool", agent.tools, "index")
+        if tables.any_entry_has("tool", agent.tools, "index")
         else ""
     )
     lead = (

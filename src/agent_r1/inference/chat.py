@@ -243,7 +243,7 @@ def only_world(agent: Agent) -> set[str]:
     """Return all titles of the passages, for a model that knows nothing else; else empty."""
     corpus = Workspace(agent.config).data / "corpus.jsonl"
     if (
-        not tables.stated("tool", agent.tools, "index")
+        not tables.any_entry_has("tool", agent.tools, "index")
         or not agent.made_from_nothing
         or not corpus.exists()
     ):

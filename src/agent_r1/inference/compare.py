@@ -130,7 +130,7 @@ def full_card(
     c = agent.config
     retriever = (
         facts.get("condition") or Workspace(c).retriever
-        if tables.stated("tool", agent.tools, "index")
+        if tables.any_entry_has("tool", agent.tools, "index")
         else "none"
     )
     card = eval_card(

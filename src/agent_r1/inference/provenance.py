@@ -75,7 +75,7 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
         "corpus": config.data.corpus,
         "corpus_sha256": data.get("files", {}).get("corpus.jsonl"),
     }
-    if tables.stated("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get(
+    if tables.any_entry_has("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get(
         "generated"
     ):
         facts["note"] = (
@@ -132,7 +132,7 @@ def data_facts(config: Config) -> dict[str, Any]:
         if generated
         else manifest.get("dataset") or data.source or data.name
     )
-    own_corpus = tables.stated("corpus", [data.corpus], "of_questions")
+    own_corpus = tables.any_entry_has("corpus", [data.corpus], "of_questions")
     licence = data.facts.get("licence", UNKNOWN)
     corpus = (
         licence

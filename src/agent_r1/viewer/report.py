@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import agent_r1
-from agent_r1.config.renamed import renamed_card
+from agent_r1.config.renamed import translate_card
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
@@ -169,7 +169,7 @@ def _lines(run: RunFiles, name: str, consequence: str) -> list[JsonObject]:
 
 def _card(run: RunFiles, name: str, consequence: str | None = None) -> JsonObject | None:
     try:
-        return renamed_card(json.loads((run.path / name).read_text(encoding="utf-8")))
+        return translate_card(json.loads((run.path / name).read_text(encoding="utf-8")))
     except FileNotFoundError:
         run.missing += [f"{name} is missing: {consequence}."] if consequence else []
         return None
