@@ -11,6 +11,7 @@ from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig
 
 if TYPE_CHECKING:
     from agent_r1 import Config
+    from agent_r1.config.settings import Clip
 
 
 class CreditRollout(RolloutConfig):
@@ -61,6 +62,8 @@ class CreditActor(ActorConfig):
     span_clip_high: NonNegativeFloat = 4e-4
 
     @property
-    def clip(self) -> tuple[float, float, float]:
-        means = self.ratio_level in ("step", "sequence")
-        return (self.span_clip_low, self.span_clip_high, self.clip_dual) if means else super().clip
+    def clip(self) -> Clip:
+        clip = super().clip
+        if self.ratio_level in ("step", "sequence"):
+            return clip._replace(low=self.span_clip_low, high=self.span_clip_high)
+        return clip

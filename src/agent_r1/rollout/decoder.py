@@ -207,9 +207,13 @@ class Decoder(nn.Module):
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
         again = self.recompute and torch.is_grad_enabled()
+        last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            read = x, rope, layer, attention, at_BA if layer == len(self.blocks) - 1 else None
-            x = checkpoint(block, *read, use_reentrant=False) if again else block(*read)
+            at = at_BA if layer == last else None
+            if again:
+                x = checkpoint(block, x, rope, layer, attention, at, use_reentrant=False)
+            else:
+                x = block(x, rope, layer, attention, at)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
