@@ -11,7 +11,6 @@ from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig
 
 if TYPE_CHECKING:
     from agent_r1 import Config
-    from agent_r1.config.settings import Clip
 
 
 class CreditRollout(RolloutConfig):
@@ -62,7 +61,8 @@ class CreditActor(ActorConfig):
     span_clip_high: NonNegativeFloat = 4e-4
 
     @property
-    def clip(self) -> Clip:
+    def clip(self):
+        """Return the narrower range if ratios are means over spans."""
         clip = super().clip
         if self.ratio_level in ("step", "sequence"):
             return clip._replace(low=self.span_clip_low, high=self.span_clip_high)

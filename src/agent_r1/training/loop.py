@@ -23,7 +23,7 @@ Skipped when not needed:
   2e-5. In bfloat16 they round differently, and the ratio then is also the importance weight that
   corrects for this; the clip bounds it.
 * *Removing padding.* Rows of similar length are batched instead.
-* *Computing again* a beginning that samples of a prompt have in common (`batches.py`).
+* *Computing again* a beginning that samples of a prompt have in common (`prefix_tree.py`).
 * *The reference model*, if the KL weight is 0.
 * *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy
   term. Their gradient is then exactly zero. They still count in the loss's denominator.
@@ -47,7 +47,7 @@ from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
-from agent_r1.training.batches import make_batch, micro_batches_of, minibatches
+from agent_r1.training.batches import make_batch, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
@@ -74,6 +74,7 @@ from agent_r1.training.metrics import (
     sampler_gap,
 )  # fmt: skip
 from agent_r1.training.parts import get_ratios, make_estimator, make_policy, make_rollouts
+from agent_r1.training.prefix_tree import micro_batches_of
 
 
 def train(
