@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data import json_files
-from agent_r1.data.json_files import parse_records, json_records
+from agent_r1.data.json_files import json_records, parse_records
 from agent_r1.ground.errors import AgentR1Error
 
 VALUES = st.recursive(
