@@ -7,7 +7,7 @@ fills it. Pydantic refuses unknown names, wrong types and values outside their b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
@@ -167,7 +167,7 @@ class EnvConfig(Section):
     @property
     def searches(self) -> bool:
         """Return whether one of `tools` needs the run's index."""
-        return tables.stated("tool", self.tools, "index")
+        return tables.any_entry_has("tool", self.tools, "index")
 
 
 class ModelConfig(Section):
@@ -197,7 +197,9 @@ class RolloutConfig(Section):
 
     def greedy_episodes(self, algorithm: str) -> int:
         """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
-        return self.prompts_per_step if algorithm_has(algorithm, "greedy") else 0
+        if not algorithm_has(algorithm, "greedy"):
+            return 0
+        return self.prompts_per_step
 
 
 class AdvantageConfig(Section):
@@ -210,6 +212,14 @@ class AdvantageConfig(Section):
     normalize_std: bool = True
     """grpo, gigpo: divide by the group's standard deviation (False is Dr. GRPO). ppo, steppo,
     reinforce++ and its baseline: whiten advantages over the batch."""
+
+
+class Clip(NamedTuple):
+    """Where `losses.policy_loss` bounds the ratio and the loss."""
+
+    low: float
+    high: float
+    dual: float
 
 
 class ActorConfig(Section):
@@ -251,9 +261,9 @@ class ActorConfig(Section):
     times the learning rate."""
 
     @property
-    def clip(self) -> tuple[float, float, float]:
-        """Return the clip range and the dual clip."""
-        return self.clip_low, self.clip_high, self.clip_dual
+    def clip(self) -> Clip:
+        """Return the clip range and the dual clip of `ratio_level`."""
+        return Clip(self.clip_low, self.clip_high, self.clip_dual)
 
 
 class CriticConfig(Section):
