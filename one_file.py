@@ -58,7 +58,7 @@ class World:
 
 
 class Episode:
-    """One attempt at one question: a list of token ids, and for each token who wrote it."""
+    """One attempt at a question: token ids, and who wrote each of them."""
 
     def __init__(self, world, row):
         self.chat = world.chat
@@ -99,7 +99,7 @@ class Episode:
 
     def finish(self):
         """Ask for the outcome: 1 for the right answer, less 0.2 for a malformed ending."""
-        # Asked once, however the episode ended: nobody escapes the penalty by never ending.
+        # Asked once, however the episode ended: no one escapes the penalty by never ending.
         outcome = self.env.outcome(self.stop_reason)
         self.reward += outcome.reward
         self.exact_match = outcome.metrics["em"]

@@ -33,11 +33,10 @@ ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000
 
 @functools.cache
 def seccomp_filter() -> bytes:
-    """The seccomp program: in classic BPF, eight bytes an instruction. Raises AgentR1Error on an
-    architecture without numbers.
+    """Write the seccomp program: in classic BPF, eight bytes an instruction.
 
-    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386)
-    allow nothing.
+    Raises AgentR1Error on an architecture without numbers. Whatever is not allowed fails with
+    EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
     """
     with extra("code", "the sandbox"):
         from system_calls import syscalls

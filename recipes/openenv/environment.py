@@ -151,8 +151,10 @@ class RemoteTool(BaseTool):
 
 @functools.lru_cache(maxsize=16)
 def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
-    """The JSON schema of an action, asked for once. Raises AgentR1Error where no server answers, or
-    one with another protocol."""
+    """Return the JSON schema of an action, asked for once.
+
+    Raises AgentR1Error where no server answers, or one with another protocol.
+    """
     import httpx
 
     where = f"{url.rstrip('/')}/schema"

@@ -57,7 +57,7 @@ USERS = {
     "viewer.tokens": ("TOKEN_CSS", "tokens_html"),
     "workspace": ("Workspace",),
 }
-"""Module -> names for whoever trains an agent, plays episodes, or writes a tool or environment."""
+"""Module -> names for all who train an agent, play episodes, or write a tool or environment."""
 
 AUTHORS = {
     "app.parser": ("command", "option"),

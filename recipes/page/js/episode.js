@@ -8,7 +8,7 @@ const TAG = /<(\/?)(think|tool_call|answer|tool_response)>/g;
 const MALFORMED = 'the call is not valid JSON; write {"name": ..., "arguments": {...}}';
 const ACCEPTS = "accepts: query (string, required)";
 const MAX_QUERY_CHARS = 2000;
-/** What a row has for each token, beside its reward. */
+/** What a row has for each token, next to its reward. */
 const COLUMNS = ["input_ids", "tokens", "action_mask", "step_ids", "logprobs", "logits"];
 
 /** Split a turn into its parts, in order and without their tags. An unmatched tag is text. */

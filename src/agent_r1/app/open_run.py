@@ -1,4 +1,4 @@
-"""Train, evaluate and chat from Python: the stages of the command line as methods of one object.
+"""Train, evaluate and chat from Python, by the stages of the command line.
 
 In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in this process.
 
@@ -113,7 +113,7 @@ class Run:
         return Evaluation(card["score"], (low, high), card["n"], card)
 
     def chat(self, question: str | None = None) -> None:
-        """Talk to the trained agent in the terminal; with a `question`, print the answer to it.
+        """Talk to the trained agent in the terminal, or print its answer to `question`.
 
         Raises ConfigError without a terminal, such as in a notebook, unless there is a question.
         """

@@ -233,10 +233,10 @@ class AgentEnvLoop(AgentFlowBase):
         ]
 
     def on_action(self, action: Action) -> None:
-        """Hook: called with a turn of the agent, before the environment processes it."""
+        """Process a turn of the agent before the environment does (a hook)."""
 
     def on_result(self, result: StepResult) -> None:
-        """Hook: called with the environment's result of a turn."""
+        """Process the environment's result of a turn (a hook)."""
 
 
 class EnvironmentFailure(Exception):
