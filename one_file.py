@@ -1,11 +1,12 @@
 """Train a search agent with multi-turn reinforcement learning (GRPO), in one file.
 
 Read it from top to bottom: the world, the rollout, the rows, the advantages, the loss, the update.
-The task is TinyHop. A language model with 0.4 million parameters is asked "In which city is the
-publisher of Sosnum based?". It may call a search tool, as often as it wants; then it must answer.
-No single passage has the answer, so it has to learn to search twice.
+The task is TinyHop, a made-up world. A language model with 0.44 million parameters is asked "In
+which city is the publisher of Sosnum based?". It may call a search tool, then it must answer. No
+single passage has the answer (a quarter of the questions are easier), so it must learn to search,
+read, and search again.
 
-    .venv/bin/python one_file.py        # about a minute on one CPU core, then exact match .53 -> .83
+    .venv/bin/python one_file.py [SEED]      # exact match .510 -> .817 (seed 0), .490 -> .817 (1)
 
 What makes agents different from chat models is all here: several turns, tokens that the agent did
 not write, and one reward at the end. What is left out, and where the project does it:
@@ -187,7 +188,8 @@ def compute_loss(model, episodes):
     logp = model(ids[:, :-1]).logits.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
     mask = mask[:, 1:]  # of the token that is predicted, not of the one that predicts it
     # How much likelier is each token now than when it was sampled? With one update per batch the
-    # ratio is 1, up to rounding; the clip acts only in a second update. Its gradient is not 0.
+    # ratio is 1, up to rounding (the step's line says 1e-5), and the clip never acts. The gradient
+    # of the ratio is that of log pi, and not 0. A second update on this batch would need the clip.
     ratio = torch.where(mask, logp - old_logp[:, 1:], 0.0).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     loss = -torch.min(advantage * ratio, advantage * clipped)
