@@ -31,9 +31,9 @@ except ImportError as error:
     sys.exit(f"one_file.py needs the package agent_r1 ({error}); see the README's three commands")
 
 PROMPTS, SAMPLES, STEPS = 12, 8, 30  # questions per step, attempts at each question, steps
-MAX_TURN, MAX_CONTEXT = 48, 320  # tokens
-LR = 1e-3
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a search takes 9 or 10, its result about 35
+LR = 1e-3  # high, because the model is tiny; it falls to a tenth
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # more room upwards: a rare good token may become likelier
 
 # ------------------------------------------------------------------------------------- 1. the world
 
@@ -59,7 +59,17 @@ class World:
 
 
 class Episode:
-    """One attempt at one question: a list of token ids, and for each token who wrote it."""
+    """One attempt at one question: a list of token ids, and for each token who wrote it.
+
+        read     In which city is the company that Lumlir works for based?       mask 0
+        sampled  <think>find the employer</think><tool_call>... "Lumlir" ...     mask 1
+        read     Lumlir from Pirdir works for Rospir and married Girfir. ...     mask 0
+        sampled  <think>find the headquarters</think> ... "Rospir" ...           mask 1
+        read     Rospir in Velnum was founded by Fosfax. ...                     mask 0
+        sampled  <think>answer</think><answer>Velnum</answer>                    mask 1, reward 1
+
+    That is one list of 123 tokens, 28 of them sampled.
+    """
 
     def __init__(self, world, row):
         self.chat = world.chat
@@ -173,10 +183,13 @@ def compute_advantages(rewards):
     """Compare each attempt with the others at the same question. In and out: [B]."""
     group = rewards.view(-1, SAMPLES)  # one line per question
     deviation = group - group.mean(dim=1, keepdim=True)
-    # If all attempts earned the same, the deviation is 0 and the question teaches nothing; the 1e-6
-    # keeps 0 / 0 away. Every token of an attempt gets the attempt's advantage: GRPO does not know
-    # which of the turns was the good one.
-    return (deviation / (group.std(dim=1, keepdim=True) + 1e-6)).flatten()
+    # Every token of an attempt gets the attempt's advantage: GRPO does not know which turn was the
+    # good one. If all attempts earned the same, the question teaches nothing, and the advantage
+    # must be exactly 0: in float32 the mean of eight times -0.2 is not -0.2, and the error, divided
+    # by its own size, would be an advantage of 0.015.
+    agree = (group == group[:, :1]).all(dim=1, keepdim=True)
+    advantage = deviation / (group.std(dim=1, keepdim=True) + 1e-6)
+    return torch.where(agree, 0.0, advantage).flatten()
 
 
 def compute_loss(model, episodes):
@@ -192,6 +205,8 @@ def compute_loss(model, episodes):
     # of the ratio is that of log pi, and not 0. A second update on this batch would need the clip.
     ratio = torch.where(mask, logp - old_logp[:, 1:], 0.0).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    # The smaller of the two is the pessimist's: a token that has moved far enough in the direction
+    # of its advantage gets no gradient, one that has moved the wrong way still gets its own.
     loss = -torch.min(advantage * ratio, advantage * clipped)
     return loss[mask].sum() / mask.sum(), ratio[mask]  # the mean over sampled tokens
 
