@@ -59,7 +59,7 @@ class World:
 
 
 class Episode:
-    """One attempt at one question: a list of token ids, and for each token who wrote it.
+    """One attempt at a question: token ids, and for each token who wrote it.
 
         read     In which city is the company that Lumlir works for based?       mask 0
         sampled  <think>find the employer</think><tool_call>... "Lumlir" ...     mask 1
@@ -110,7 +110,8 @@ class Episode:
 
     def finish(self):
         """Ask for the outcome: 1 for the right answer, less 0.2 for a malformed ending."""
-        # Asked once, however the episode ended: nobody escapes the penalty by never ending.
+        # Asked once, however the episode ended. Otherwise the agent could avoid a penalty by never
+        # ending its episode.
         outcome = self.env.outcome(self.stop_reason)
         self.reward += outcome.reward
         self.exact_match = outcome.metrics["em"]
@@ -185,8 +186,8 @@ def compute_advantages(rewards):
     deviation = group - group.mean(dim=1, keepdim=True)
     # Every token of an attempt gets the attempt's advantage: GRPO does not know which turn was the
     # good one. If all attempts earned the same, the question teaches nothing, and the advantage
-    # must be exactly 0: in float32 the mean of eight times -0.2 is not -0.2, and the error, divided
-    # by its own size, would be an advantage of 0.015.
+    # must be exactly 0. In float32 the mean of eight times -0.2 is not -0.2. Divided by its own
+    # size, that error would be an advantage of 0.015.
     agree = (group == group[:, :1]).all(dim=1, keepdim=True)
     advantage = deviation / (group.std(dim=1, keepdim=True) + 1e-6)
     return torch.where(agree, 0.0, advantage).flatten()
@@ -205,8 +206,8 @@ def compute_loss(model, episodes):
     # of the ratio is that of log pi, and not 0. A second update on this batch would need the clip.
     ratio = torch.where(mask, logp - old_logp[:, 1:], 0.0).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
-    # The smaller of the two is the pessimist's: a token that has moved far enough in the direction
-    # of its advantage gets no gradient, one that has moved the wrong way still gets its own.
+    # The smaller of the two is the pessimistic one. A token that has moved far enough in the
+    # direction of its advantage gets no gradient; one that has moved the wrong way keeps its own.
     loss = -torch.min(advantage * ratio, advantage * clipped)
     return loss[mask].sum() / mask.sum(), ratio[mask]  # the mean over sampled tokens
 
