@@ -207,7 +207,7 @@ def compute_loss(model, episodes):
     ratio = torch.where(mask, logp - old_logp[:, 1:], 0.0).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
     # The smaller of the two is the pessimistic one. A token that has moved far enough in the
-    # direction of its advantage gets no gradient; one that has moved the wrong way keeps its own.
+    # direction of its advantage gets no gradient. One that moved the wrong way keeps its gradient.
     loss = -torch.min(advantage * ratio, advantage * clipped)
     return loss[mask].sum() / mask.sum(), ratio[mask]  # the mean over sampled tokens
 
