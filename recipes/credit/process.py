@@ -1,4 +1,4 @@
-"""Wrap estimators as settings require; names.toml maps each setting to its wrapper.
+"""Wrap estimators as settings require; recipe.toml maps each setting to its wrapper.
 
 In: an estimator and the configuration. Out: an estimator. `parts.py` combines them.
 """
