@@ -62,5 +62,6 @@ class CreditActor(ActorConfig):
 
     @property
     def clip(self) -> tuple[float, float, float]:
-        means = self.ratio_level in ("step", "sequence")
-        return (self.span_clip_low, self.span_clip_high, self.clip_dual) if means else super().clip
+        if self.ratio_level in ("step", "sequence"):
+            return self.span_clip_low, self.span_clip_high, self.clip_dual
+        return super().clip

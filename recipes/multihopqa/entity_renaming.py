@@ -157,7 +157,7 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
     turns += ["assistant\n", "answer", "guess", "yes", "no"]
     # The fixed phrases once for each question, as often as the agent will see them.
     texts += [*turns, f"system\n{instructions}\n\ntools: search(query)"] * len(rows)
-    # A text is split at each name: the tokenizer must not learn which names occur side by side.
+    # A text is split at its names. They follow below, all equally often.
     no_names = dict.fromkeys(names, "\0")
     for text in texts:
         yield from re.split(r"\0|<[a-z_/]+>", rename_entities(text, no_names))
