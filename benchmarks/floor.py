@@ -25,9 +25,11 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+# As a script it finds `common` in its own folder, and `lab` at the root.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from book_pictures import ROOT, Drawing
 from common import Setting, load_setting, make_parser, run
+from lab.pictures.book import ROOT, Drawing
 
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device

@@ -1,4 +1,4 @@
-"""benchmarks/ablation.sh: the commands that it gives are recorded, and those of one seed are
+"""lab/experiments/ablation.sh: the commands that it gives are recorded, and those of one seed are
 run."""
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 import torch
-from benchmarks import ablation, summary
 from conftest import micro_config, random_model, trajectory_of
+from lab.experiments import ablation, summary
 from runs import ROOT, TINY, curve, main
 
 from agent_r1.ground.errors import ConfigError
@@ -34,7 +34,7 @@ def commands(tmp_path) -> list[list[str]]:
     tiny = [*TINY[1:], "actor.kl_coef=0", "trainer.steps=2", "trainer.eval_every=0"]
     environment = {"AGENT_R1_VENV": str(tmp_path), "PRESET": "smoke", "PATH": "/usr/bin:/bin"}
     subprocess.run(
-        ["bash", ROOT / "benchmarks" / "ablation.sh", "0 1 2", *tiny], env=environment, check=True
+        ["bash", ROOT / "lab/experiments/ablation.sh", "0 1 2", *tiny], env=environment, check=True
     )
     return [line.split() for line in log.read_text().splitlines()]
 
@@ -45,7 +45,7 @@ def test_three_arms_from_one_cold_start_for_each_seed(
 ):
     *agents, table = commands
     assert table == [
-        "benchmarks/summary.py",
+        "lab/experiments/summary.py",
         *(f"ablation-{arm}-s{seed}" for seed in range(3) for arm in ARMS),
     ]
     cold = [argv[argv.index("--seed") + 1] for argv in agents if argv[0] == "cold-start"]
@@ -54,7 +54,7 @@ def test_three_arms_from_one_cold_start_for_each_seed(
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     shutil.copytree(produced / "artifacts", tmp_path / "artifacts")
     for argv in agents[:12]:
-        by_script = argv[0] == "benchmarks/ablation.py"
+        by_script = argv[0] == "lab/experiments/ablation.py"
         assert (ablation.main(*argv[1:]) if by_script else main(*argv)) == 0, argv
     curves = [curve(tmp_path / "runs" / name) for name in table[1:4]]
     assert [[line["training/global_step"] for line in lines] for lines in curves] == [[1, 2]] * 3

@@ -133,7 +133,9 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
     assert own <= wheeled and {f"src/{name}" for name in own} <= packed
     assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"} <= packed
     assert not [
-        name for name in wheeled if "tests" in Path(name).parts or name.startswith("benchmarks/")
+        name
+        for name in wheeled
+        if "tests" in Path(name).parts or name.startswith(("benchmarks/", "lab/"))
     ]
 
 

@@ -26,7 +26,7 @@ FIRST, SPAN, AGREED = 3, 5, 3
 nothing."""
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
-benchmarks/sentinel.py."""
+lab/experiments/sentinel.py."""
 
 
 LEAK = 30
