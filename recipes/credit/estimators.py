@@ -8,7 +8,7 @@ estimator compares an outcome with something else:
     reinforce++                        was it better than the whole batch?
     ppo                                was this token better than the critic expected?
     steppo                             was this turn better than the critic expected?
-    gigpo                              was this turn better than the others' turns in the same state?
+    gigpo                              was this turn better than the others' in the same state?
 
 docs/algorithms.md compares their strengths, errors and costs. S counts the steps of a batch. Next:
 `losses.py`.

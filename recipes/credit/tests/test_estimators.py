@@ -226,7 +226,9 @@ def test_verls_own_agree(seed, gamma):
     theirs = {
         rloo: core_algos.compute_rloo_outcome_advantage,
         reinforce_plus_plus: core_algos.compute_reinforce_plus_plus_outcome_advantage,
-        reinforce_plus_plus_baseline: core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage,
+        reinforce_plus_plus_baseline: getattr(
+            core_algos, "compute_reinforce_plus_plus_baseline_outcome_advantage"
+        ),
         remax: core_algos.compute_remax_outcome_advantage,
     }
     for ours, reference in theirs.items():

@@ -22,14 +22,16 @@ COMPUTED = """
 const { dials, steps } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const answer = ({ records, settings }, changed = {}) => {
   const members = Object.fromEntries(records.map((_, i) => [`member ${i}`, "on"]));
-  return { ...computeLayers(rowsOf(records), { ...dials, ...settings, ...members, ...changed }), here: null };
+  const all = { ...dials, ...settings, ...members, ...changed };
+  return { ...computeLayers(rowsOf(records), all), here: null };
 };
 const layers = Object.entries(steps).map(([name, step]) => [name, answer(step)]);
 const forgotten = answer(steps.masks, { forget: "on" });
 const divided = answer(steps.house, { normalizeStd: true });
 const without = answer(steps.four, { "member 3": undefined, "reward 2": 1 });
 const authors = rowsOf(steps.masks.records).map((row) => row.authors);
-console.log(JSON.stringify({ ...Object.fromEntries(layers), forgotten, divided, without, authors }));
+const all = Object.fromEntries(layers);
+console.log(JSON.stringify({ ...all, forgotten, divided, without, authors }));
 """
 
 
