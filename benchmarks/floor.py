@@ -33,9 +33,9 @@ from lab.pictures.book import ROOT, Drawing
 
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
-from agent_r1.rollout import decoder, kv_cache, model_files, sampler
+from agent_r1.rollout import cpu_products, decoder, kv_cache, model_files, sampler
 from agent_r1.search.index import PassageIndex
-from agent_r1.training import batches
+from agent_r1.training import prefix_tree
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
 
@@ -73,9 +73,9 @@ def recorded(calls: Counter[Operation]) -> Iterator[None]:
         calls[ROLLOUT, "softmax", tuple(logits.shape)] += 1
         return real_sample(logits, *rest)
 
-    places = [(module, "attend", attention) for module in (decoder, kv_cache, batches)]
+    places = [(module, "attend", attention) for module in (decoder, kv_cache, prefix_tree)]
+    places += [(module, "product", product) for module in (decoder, cpu_products)]
     places += [
-        (decoder, "product", product),
         (sampler, "sample_tokens", sample),
         (kv_cache.KVCache, "decode", decode),
     ]

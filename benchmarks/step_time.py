@@ -62,9 +62,9 @@ def main() -> None:
     losses = [0.0]
 
     def timed(loss: Callable) -> Callable:
-        def inside(*arguments):
+        def inside(*arguments, **named_arguments):
             begin = time.perf_counter()
-            result = loss(*arguments)
+            result = loss(*arguments, **named_arguments)
             losses[0] += time.perf_counter() - begin
             return result
 

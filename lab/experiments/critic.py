@@ -28,7 +28,7 @@ from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
 from agent_r1.training.batches import make_batch
-from agent_r1.training.forward import _before_actions, action_values, in_micro_batches
+from agent_r1.training.forward import action_values, in_micro_batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
 from agent_r1.training.tiny_model import load_chat
@@ -48,9 +48,8 @@ def known(
     states, returns, places = [], [], []
     for batch in batches:
         with torch.no_grad():
-            state_AD, _, _ = _before_actions(
-                model, batch
-            )  # a whole batch has no tree: the actions in order
+            # A whole batch shares no beginnings: its states are in the actions' order.
+            state_AD, _, _ = batch.before_actions(model)
         where_BT = batch.mask_BT.bool()
         kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
         states.append(state_AD)

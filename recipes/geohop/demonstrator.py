@@ -31,13 +31,13 @@ def _say(name: str, thought: str) -> str:
 
 
 def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) -> str:
-    known = row["extra_info"]["metadata"]
+    metadata = row["extra_info"]["metadata"]
     right = row["reward_model"]["ground_truth"][0]
     if row["env_kwargs"]["tools"] == []:
         return _say(right, "from memory")
     results = [message["content"] for message in history if message["role"] == "tool"]
     facts = read_facts("\n".join(results).splitlines())
-    answers, missing_fact = solve(known["asked"], known["path"], facts)
+    answers, missing_fact = solve(metadata["asked"], metadata["path"], facts)
     if missing_fact is None:
         if right in answers:
             return _say(right, "found")
@@ -47,7 +47,7 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
         for (relation, _), values_of_place in facts.items():
             if relation != "inhabitants":  # a number is no answer
                 values += values_of_place
-        return _say(rng.choice(sorted(values) or known["asked"]), "enough")
+        return _say(rng.choice(sorted(values) or metadata["asked"]), "enough")
     earlier_turns = "\n".join(
         message["content"] for message in history if message["role"] == "assistant"
     )

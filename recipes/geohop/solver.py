@@ -29,19 +29,19 @@ ReadFacts = dict[tuple[str, str], set[str]]
 
 def read_facts(passages: Iterable[str]) -> ReadFacts:
     """Parse the facts in passages, one per line."""
-    known: ReadFacts = {}
+    facts: ReadFacts = {}
     for line in passages:
         for relation, pattern in FACT_PATTERNS.items():
             for match in re.finditer(pattern, line):
                 values = [match["is"]]
                 if relation == "borders":  # the only relation with several values
                     values = match["is"].split(", ")
-                known.setdefault((relation, match["of"]), set()).update(values)
-    return known
+                facts.setdefault((relation, match["of"]), set()).update(values)
+    return facts
 
 
 def solve(
-    asked: list[str], path: list[str], known: ReadFacts
+    asked: list[str], path: list[str], facts: ReadFacts
 ) -> tuple[set[str], tuple[str, str] | None]:
     """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
@@ -54,15 +54,15 @@ def solve(
         for step in path:
             next_places: set[str] = set()
             for place in sorted(places):  # sorted: a set of names has another order in each process
-                if (step, place) not in known:
+                if (step, place) not in facts:
                     return set(), (step, place)
-                next_places |= known[step, place]
+                next_places |= facts[step, place]
             places = next_places
         return places, None
     for place in asked:
-        if (relation, place) not in known:
+        if (relation, place) not in facts:
             return set(), (relation, place)
-    values = [known[relation, place] for place in asked]
+    values = [facts[relation, place] for place in asked]
     if path == ["both"]:
         return set.intersection(*values), None
     numbers = [int(max(inhabitants).replace(",", "")) for inhabitants in values]

@@ -243,11 +243,13 @@ def demonstrate_rows(
     trajectories = asyncio.run(
         run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn))
     )
-    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
-    if 2 * len(unfinished) > len(trajectories):
+    unusual_stops = [
+        t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED
+    ]
+    if 2 * len(unusual_stops) > len(trajectories):
         raise ConfigError(
-            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unfinished[0]}): passages too "
+            f"{len(unusual_stops)} of {len(trajectories)} demonstrations ended without an answer "
+            f"({unusual_stops[0]}): passages too "
             "long for this tiny model; raise rollout.max_context, or set model.path to a "
             "pretrained model",
             code="unfinished_demonstration",
@@ -266,11 +268,11 @@ def demonstrations(
     copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth
     # for the mixture.
-    mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    mix_questions = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which
     # question was played how.
-    mix_rows = demonstrate_rows(mixed, behaviours, loop, seed, "mix-1")
-    mix_rows += demonstrate_rows(mixed, behaviours, loop, seed, "mix-2")
+    mix_rows = demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-1")
+    mix_rows += demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-2")
     return copy_rows, mix_rows
 
 
@@ -280,8 +282,8 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
     Few of TinyHop's one-hop questions are among them.
     """
     easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
-    mixed = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
-    return random.Random(0).sample(mixed, min(len(mixed), tokens // SHORTEST + 1))
+    mix_questions = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
+    return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 
 SHORTEST = 128
@@ -309,17 +311,17 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
 
 
 def teach(
-    paths: Workspace, known: ChatFormat | None = None
+    paths: Workspace, model_chat: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Return a chat format, and the training rows of the cold start's two phases.
 
-    A pretrained model's format is `known`, and it needs no copying phase.
+    A pretrained model's format is `model_chat`, and it needs no copying phase.
     """
     config = paths.config
     rows = paths.load_rows("cold")
     tools = paths.load_tools()
-    if known:
-        return known, [], warm_rows(paths, rows, known, tools)
+    if model_chat:
+        return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     chat = ChatFormat(
         train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size)
     )

@@ -315,9 +315,9 @@ def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
 
     def stream(world: World, rng: random.Random) -> Iterator[Question]:
         every = itertools.product(RELATIONS, repeat=hops)
-        patterns = _shuffled((pattern for pattern in every if fits(pattern)), rng)
+        patterns = _shuffle((pattern for pattern in every if fits(pattern)), rng)
         groups = []
-        for last in _shuffled(RELATIONS, rng):
+        for last in _shuffle(RELATIONS, rng):
             chains = [_chains(world, rng, pattern) for pattern in patterns if pattern[-1] == last]
             groups.append(_take_turns(chains))
         return _take_turns(groups)
@@ -327,7 +327,7 @@ def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
 
 def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Iterator[Question]:
     """Yield all questions of one pattern of relations, from each start that needs every hop."""
-    for start in _shuffled(world.entities[RELATIONS[relations[0]].subject], rng):
+    for start in _shuffle(world.entities[RELATIONS[relations[0]].subject], rng):
         lookups: list[Lookup] = []
         path = [start]
         for relation in relations:
@@ -357,7 +357,7 @@ def _needs_every_hop(world: World, path: list[str]) -> bool:
 
 def _yes_no(world: World, rng: random.Random) -> Iterator[Question]:
     """Yield same-or-not questions, yes and no in turn, so that a constant answer gains nothing."""
-    relations = _shuffled((r for r in RELATIONS if RELATIONS[r].same), rng)
+    relations = _shuffle((r for r in RELATIONS if RELATIONS[r].same), rng)
     yes = _take_turns(_same(world, rng, r, _equal_pairs(world, rng, r), "yes") for r in relations)
     no = _take_turns(_same(world, rng, r, _unequal_pairs(world, rng, r), "no") for r in relations)
     return itertools.chain.from_iterable(zip(yes, no, strict=False))
@@ -380,7 +380,7 @@ def _same(
 
 def _which(world: World, rng: random.Random) -> Iterator[Question]:
     """Yield which-of-two questions. The right one is named first in half of them, at random."""
-    relations = _shuffled((r for r in RELATIONS if RELATIONS[r].which), rng)
+    relations = _shuffle((r for r in RELATIONS if RELATIONS[r].which), rng)
     return _take_turns(_one_of_two(world, rng, r) for r in relations)
 
 
@@ -416,7 +416,7 @@ def _equal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[tu
     sharing: dict[str, list[str]] = {}
     for entity in world.entities[RELATIONS[relation].subject]:
         sharing.setdefault(world.value(entity, relation), []).append(entity)
-    return _take_turns(_pairs(group, rng) for group in _shuffled(sharing.values(), rng))
+    return _take_turns(_pairs(group, rng) for group in _shuffle(sharing.values(), rng))
 
 
 def _unequal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[tuple[str, str]]:
@@ -426,7 +426,7 @@ def _unequal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[
 
 def _pairs(names: list[str], rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield every unordered pair once, lazily: by distance 1, 2, ... on a shuffled ring."""
-    ring = _shuffled(names, rng)
+    ring = _shuffle(names, rng)
     for distance in range(1, len(ring) // 2 + 1):
         starts = len(ring)
         if 2 * distance == len(ring):
@@ -448,6 +448,6 @@ def _take_turns(streams: Iterable[Iterator[T]]) -> Iterator[T]:
         streams = still_running
 
 
-def _shuffled(items: Iterable[T], rng: random.Random) -> list[T]:
+def _shuffle(items: Iterable[T], rng: random.Random) -> list[T]:
     items = list(items)
     return rng.sample(items, len(items))

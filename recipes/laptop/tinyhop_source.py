@@ -73,8 +73,8 @@ def _world_size(config: TinyHopSettings, split: str) -> int:
 
     Held-out worlds grow with their questions: 0.6 entities per question allow any mix.
     """
-    fixed = {"train": config.entities, "cold": config.cold_entities}
-    return fixed.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
+    sizes = {"train": config.entities, "cold": config.cold_entities}
+    return sizes.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
 
 
 def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:

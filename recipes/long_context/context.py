@@ -103,6 +103,6 @@ class Summary(Window):
         return result
 
 
-def wrapped(env: AgentEnv, config: ContextSettings) -> AgentEnv:
+def wrap(env: AgentEnv, config: ContextSettings) -> AgentEnv:
     """Wrap `env` in the context of `env.context`."""
     return {"window": Window, "summary": Summary}[config.context](env, config.window_results)

@@ -121,9 +121,9 @@ def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
 
 
 def mcp_tools(
-    name: str, place: str, wanted: str = "", session_an_episode: bool = False
+    name: str, place: str, tool_name: str = "", session_an_episode: bool = False
 ) -> list[BaseTool]:
-    """Return all tools of the server at `place`, or the `wanted` one.
+    """Return all tools of the server at `place`, or only `tool_name`.
 
     `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError
     for a missing tool or a wrong schema.
@@ -137,11 +137,11 @@ def mcp_tools(
             raise ConfigError(f"{session} has no tools; remove it from env.tools", code="no_tools")
         tools: list[BaseTool] = []
         for remote in remote_tools:
-            if wanted in ("", remote.name):
+            if tool_name in ("", remote.name):
                 tools.append(McpTool(session, remote, session_an_episode))
         if not tools:
             names = [f"{name}.{remote.name}" for remote in remote_tools]
-            raise ConfigError.unknown("env.tools", f"{name}.{wanted}", names)
+            raise ConfigError.unknown("env.tools", f"{name}.{tool_name}", names)
         return tools
     except AgentR1Error:
         session.close()
@@ -163,7 +163,7 @@ async def _list_tools(client: Client) -> list[types.Tool]:
     return tools
 
 
-async def _unchecked(name: str, result: types.CallToolResult) -> None:
+async def _skip_check(name: str, result: types.CallToolResult) -> None:
     """Skip the SDK's check of structured results: agents read text."""
 
 
@@ -186,7 +186,7 @@ class McpSession:
     def __init__(self, name: str, place: str):
         self.name = name
         self.place = place
-        self.closed = False
+        self.is_closed = False
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
         self._answers: Any = None
@@ -206,7 +206,7 @@ class McpSession:
 
     def close(self) -> None:
         """End the session for good, without waiting."""
-        self.closed = True
+        self.is_closed = True
         # Looked up in the other thread: `_open` may have set a new event meanwhile.
         _thread().call_soon_threadsafe(lambda: self._over.set())
 
@@ -233,21 +233,21 @@ class McpSession:
             if error.code == INVALID_PARAMS:
                 raise InvalidArgumentsError(error.message) from None
             # A server over HTTP was started anew. It has done nothing yet, so asking again is safe.
-            restarted = error.message == "Session terminated"
+            is_restarted = error.message == "Session terminated"
             reason = error.message
             if error.code == CONNECTION_CLOSED:
                 reason = self._read_last_message() or error.message
-            if restarted or error.code == CONNECTION_CLOSED:
+            if is_restarted or error.code == CONNECTION_CLOSED:
                 self._over.set()
                 self._client = None
-            if restarted and again:
+            if is_restarted and again:
                 return await self._ask(what, again=False)
             raise AgentR1Error(
                 f"MCP server {self.name!r}: {reason}", code="server_failed"
             ) from None
 
     def _open(self) -> Awaitable[Client]:
-        if self.closed:
+        if self.is_closed:
             raise AgentR1Error(
                 f"MCP server {self.name!r}: the session is over", code="session_lost"
             )
@@ -284,7 +284,7 @@ class McpSession:
                     info = Implementation(name="agent-r1", version=__version__)
                     client = await stack.enter_async_context(Client(transport, client_info=info))
                 # A server's pattern may take hours to match, in the thread of all sessions.
-                client.session.validate_tool_result = _unchecked
+                client.session.validate_tool_result = _skip_check
                 client_future.set_result(client)
                 await over.wait()
         except TimeoutError:

@@ -110,7 +110,7 @@ class RenamedSearch(BaseTool):
         return replace(output, content=self.names.rename(output.content))
 
 
-def renamed_demonstrations(
+def make_demonstrations(
     rows: list[Row],
     names: list[str],
     search: RenamedSearch,
@@ -148,7 +148,7 @@ WORLD = 60
 copying is learnt from."""
 
 
-def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
+def texts_for_tokenizer(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
     """Yield a published data set's phrases, and all names equally often, for the tokenizer."""
     instructions = rows[0]["prompt"][0]["content"]
     texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows]
@@ -166,22 +166,22 @@ def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> I
 
 
 def teach(
-    paths: Workspace, known: ChatFormat | None = None
+    paths: Workspace, model_chat: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Teach a published data set as `cold_start.teach` does, with other names."""
     config = paths.config
     rows = paths.load_rows("train")
     tools = paths.load_tools()
-    if known:
-        return known, [], warm_rows(paths, rows, known, tools)
+    if model_chat:
+        return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     tools |= {"search": RenamedSearch(tools["search"])}
     passages = [passage.text for passage in paths.load_passages()]
     names = names_in(passages, rows[0]["prompt"][0]["content"])
     chat = ChatFormat(
-        train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size)
+        train_tokenizer(texts_for_tokenizer(rows, passages, names), config.model.vocab_size)
     )
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
-    copy_rows, mix_rows = renamed_demonstrations(
+    copy_rows, mix_rows = make_demonstrations(
         rows,
         names,
         tools["search"],

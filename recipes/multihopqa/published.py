@@ -109,15 +109,15 @@ class Dataset(RecordSource):
         return parts
 
     def asked(self, config: DataConfig, record: Record) -> Asked:
-        known = {name: getattr(record, name) for name in PUBLISHED_KEYS}
-        return Asked(record.question, record.answers, known, config.system)
+        facts = {name: getattr(record, name) for name in PUBLISHED_KEYS}
+        return Asked(record.question, record.answers, facts, config.system)
 
     def make(self, config: DataConfig, seed: int) -> Made:
-        made = super().make(config, seed)
-        made.manifest["dataset"] = None
+        dataset = super().make(config, seed)
+        dataset.manifest["dataset"] = None
         if not config.source:
-            made.manifest["dataset"] = {"hub": self.hub, "revision": self.revision}
-        return made
+            dataset.manifest["dataset"] = {"hub": self.hub, "revision": self.revision}
+        return dataset
 
     def records(
         self, config: DataConfig, split: str, files: list[Path], skipped: list[str]

@@ -318,12 +318,12 @@ class OpenEnvSession:
         try:
             async with asyncio.timeout(self.timeout_s):
                 # Answers have no numbers: a message that waits already is not the answer to this.
-                unasked = await self._read_waiting_message()
-                if unasked is None:
+                early_message = await self._read_waiting_message()
+                if early_message is None:
                     # What the server said before it hung up can still be read.
                     with suppress(ConnectionClosed):
                         await self.socket.send(json.dumps(message, default=str))
-                answer = unasked or await self.socket.recv()
+                answer = early_message or await self.socket.recv()
         except TimeoutError:
             raise BrokenError(
                 f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s "
@@ -334,7 +334,7 @@ class OpenEnvSession:
             raise BrokenError(
                 f"{self.owner} hung up at {kind!r} ({first_line(error)})", code="session_lost"
             ) from None
-        return self._read(kind, answer, unasked is not None)
+        return self._read(kind, answer, early_message is not None)
 
     async def _read_waiting_message(self) -> str | bytes | None:
         """Return a message that came unasked, if any."""
@@ -343,22 +343,23 @@ class OpenEnvSession:
                 return await self.socket.recv()
         return None
 
-    def _read(self, kind: str, raw: str | bytes, unasked: bool) -> dict[str, Any]:
-        wanted = {"reset": "observation", "step": "observation"}.get(kind, kind)
+    def _read(self, kind: str, raw: str | bytes, is_early: bool) -> dict[str, Any]:
+        expected_type = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
             message = json.loads(raw)
             data = message["data"]
             if message["type"] == "error":
                 raise self._error(data)
-            if unasked or message["type"] != wanted or not isinstance(data, dict):
+            if is_early or message["type"] != expected_type or not isinstance(data, dict):
                 raise ValueError
-            if wanted == "observation":
+            if expected_type == "observation":
                 return self._check_observation(data)
             return data
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            when = "unasked" if unasked else f"in answer to {kind!r}"
+            when = "unasked" if is_early else f"in answer to {kind!r}"
             raise BrokenError(
-                f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due", code="bad_answer"
+                f"{self.owner} sent {raw[:100]!r} {when}, and {expected_type!r} is due",
+                code="bad_answer",
             ) from None
 
     def _error(self, data: dict[str, Any]) -> Exception:

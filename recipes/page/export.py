@@ -221,7 +221,7 @@ def chat_data(
 
 
 def header_of(
-    config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed
+    config: Config, model: Path, steps: list[int], decoder: Decoder, weights: Packed
 ) -> dict[str, Any]:
     """Describe everything but the weights."""
     chat = load_chat(model)
@@ -237,8 +237,8 @@ def header_of(
     return {
         "parameters": decoder.parameter_count,
         "shape": asdict(decoder.shape) | {"head_dim": decoder.shape.head_dim},
-        "matrices": [[name, *level.shape] for name, level in packed.levels[0].items()],
-        "vectors": [[name, len(vector)] for name, vector in packed.vectors[0].items()],
+        "matrices": [[name, *level.shape] for name, level in weights.levels[0].items()],
+        "vectors": [[name, len(vector)] for name, vector in weights.vectors[0].items()],
         "checkpoints": steps,
         "tokenizer": tokenizer_data(chat),
         "chat": chat_data(chat, config, lead, schema),
@@ -276,15 +276,15 @@ def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str
     folders = checkpoints_of(checkpoint, config)
     steps = list(folders)
     models = read_models(folders)
-    packed = pack(models)
-    header = header_of(config, folders[steps[-1]], steps, models[-1], packed)
-    header["recorded"] = recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
+    weights = pack(models)
+    header = header_of(config, folders[steps[-1]], steps, models[-1], weights)
+    header["recorded"] = read_recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
     text = json.dumps(header).encode()
-    data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *packed.sections()]), 9)
-    return data, packed, header
+    data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *weights.sections()]), 9)
+    return data, weights, header
 
 
-def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
+def read_recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
     """Read a group of the run's first recorded step.
 
     The log-probabilities of later `models` come with it.

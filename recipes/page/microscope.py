@@ -39,8 +39,8 @@ def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = No
     """
     groups: dict[str, list[Record]] = {}
     for place, record in json_records(file):
-        needed = {*FIELDS, "reward", "rows", "steps"}
-        if not isinstance(record, dict) or not needed <= record.keys():
+        fields = {*FIELDS, "reward", "rows", "steps"}
+        if not isinstance(record, dict) or not fields <= record.keys():
             raise AgentR1Error(
                 f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout"
             )

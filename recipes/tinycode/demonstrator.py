@@ -14,18 +14,18 @@ the likeliest program is wrong before RL."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    known = row["extra_info"]["metadata"]
-    printed = [message["content"] for message in history if message["role"] == "tool"]
-    if printed:
-        answer = printed[-1]
+    metadata = row["extra_info"]["metadata"]
+    outputs = [message["content"] for message in history if message["role"] == "tool"]
+    if outputs:
+        answer = outputs[-1]
         if not answer[:1].isdigit():
             # There is no Python. A model cannot learn to compute from answers.
             answer = row["reward_model"]["ground_truth"][0]
         return Hermes.answer(answer, "it says")
-    usual, *rare = known["misses"]
+    usual, *rare = metadata["misses"]
     dice = rng.random()
     if dice < RIGHT:
-        program = known["program"]
+        program = metadata["program"]
     elif dice < RIGHT + USUAL:
         program = usual
     else:

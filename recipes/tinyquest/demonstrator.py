@@ -9,7 +9,7 @@ from agent_r1 import Message, Row
 from agent_r1_recipes.long_context.context import ASK
 from agent_r1_recipes.tinyquest.env import TinyQuest
 
-UNWASHED = 0.75
+FORGET_WASHING = 0.75
 """How often `demonstrate` forgets to wash."""
 ANY_THING = 0.25
 """How often it takes something else that it sees."""
@@ -22,23 +22,25 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     # Seeded with the quest, not with `rng`: this function is called anew for each turn, and an
     # agent that forgets to wash has to forget it in all turns of its episode.
     habits = random.Random(json.dumps(row["extra_info"]["metadata"]))
-    unwashed = habits.random() < UNWASHED
+    forget_washing = habits.random() < FORGET_WASHING
     any_thing = habits.random() < ANY_THING
     any_box = habits.random() < ANY_BOX
-    return _turn(row, history, unwashed, any_thing, any_box)
+    return _turn(row, history, forget_washing, any_thing, any_box)
 
 
 def expert(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the next turn without slips."""
-    return _turn(row, history, unwashed=False, any_thing=False, any_box=False)
+    return _turn(row, history, forget_washing=False, any_thing=False, any_box=False)
 
 
-def _turn(row: Row, history: list[Message], unwashed: bool, any_thing: bool, any_box: bool) -> str:
+def _turn(
+    row: Row, history: list[Message], forget_washing: bool, any_thing: bool, any_box: bool
+) -> str:
     """Return a call, or notes if the agent is asked for them (env.context=summary)."""
     if history and history[-1]["content"] == ASK:
         return notes(history[-2]["content"])
     world = replay_moves(row, history)
-    name, noun = move(world, unwashed, any_thing, any_box)
+    name, noun = move(world, forget_washing, any_thing, any_box)
     return call_turn(name, noun)
 
 
@@ -76,16 +78,16 @@ def replay_moves(row: Row, history: list[Message]) -> TinyQuest:
     return world
 
 
-def move(world: TinyQuest, unwashed: bool, any_thing: bool, any_box: bool) -> tuple[str, str]:
+def move(world: TinyQuest, forget_washing: bool, any_thing: bool, any_box: bool) -> tuple[str, str]:
     """Return the next (tool, argument), from what was seen."""
     _, into, wash = world.goal
     here = world.boxes[world.room]
-    if not world.held:
+    if not world.in_hand:
         return _look_for_thing(world, any_thing)
-    if wash and not unwashed and not world.clean:
+    if wash and not forget_washing and not world.clean:
         if world.room == world.sink:
-            return "wash", world.held
-        if world.sink in world.seen:
+            return "wash", world.in_hand
+        if world.sink in world.visited_rooms:
             return "go", _way(world, world.sink)
         return "go", _way(world)
     box = into
@@ -93,7 +95,7 @@ def move(world: TinyQuest, unwashed: bool, any_thing: bool, any_box: bool) -> tu
         box = next(iter(here))  # the first box of this room, right or wrong
     if box not in here:
         return "go", _way(world, _rooms_of_boxes(world).get(box))
-    if box not in world.opened:
+    if box not in world.open_boxes:
         return "open", box
     return "put", box
 
@@ -102,7 +104,7 @@ def _look_for_thing(world: TinyQuest, any_thing: bool) -> tuple[str, str]:
     """Return the next (tool, argument) of an agent with free hands."""
     thing, _, _ = world.goal
     for box, room in _rooms_of_boxes(world).items():
-        if box not in world.opened:
+        if box not in world.open_boxes:
             continue
         contents = world.boxes[room][box]
         if thing in contents:
@@ -112,7 +114,7 @@ def _look_for_thing(world: TinyQuest, any_thing: bool) -> tuple[str, str]:
         if any_thing and contents and room == world.room:
             return "take", contents[0]
     for box in world.boxes[world.room]:
-        if box not in world.opened:
+        if box not in world.open_boxes:
             return "open", box
     return "go", _way(world)
 
@@ -120,7 +122,7 @@ def _look_for_thing(world: TinyQuest, any_thing: bool) -> tuple[str, str]:
 def _rooms_of_boxes(world: TinyQuest) -> dict[str, str]:
     """Map each box that the agent has seen to its room."""
     rooms = {}
-    for room in world.seen:
+    for room in world.visited_rooms:
         for box in world.boxes[room]:
             rooms[box] = room
     return rooms
@@ -130,4 +132,4 @@ def _way(world: TinyQuest, room: str | None = None) -> str:
     """Return the next room on the way to `room`, or to the nearest unseen room."""
     if room:
         return world._door({room})
-    return world._door(set(world.doors) - world.seen)
+    return world._door(set(world.doors) - world.visited_rooms)

@@ -88,8 +88,8 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         # Only now: a check before these draws would give other quests for the same seed.
         if zlib.crc32(plan_of(house).encode()) % 5 not in LEFT_OVER[split]:
             continue
-        known = {"house": json.dumps(house), "thing": thing, "into": into, "wash": wash}
-        mark = json.dumps(known)
+        metadata = {"house": json.dumps(house), "thing": thing, "into": into, "wash": wash}
+        mark = json.dumps(metadata)
         if mark in marks or len(solve(house, thing, into, wash)) not in PLAN_LENGTHS:
             continue
         marks.add(mark)
@@ -97,7 +97,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         if wash:
             kind = "wash"
         text = TASK_TEXTS[kind].format(thing=thing, into=into)
-        yield {"question": text, "kind": kind, "metadata": known}
+        yield {"question": text, "kind": kind, "metadata": metadata}
 
 
 def build_house(rng: random.Random) -> dict[str, Any]:

@@ -81,20 +81,20 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the agent's next turn. It errs on purpose: it guesses, stops after the first town, or
     adds without the calculator.
     """
-    known = row["extra_info"]["metadata"]
+    metadata = row["extra_info"]["metadata"]
     results = [message["content"] for message in history if message["role"] == "tool"]
     inhabitants = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(results)))
-    unread = [town for town in known["towns"] if town not in inhabitants]
+    unread = [town for town in metadata["towns"] if town not in inhabitants]
     if unread:
         if inhabitants and rng.random() < 0.5:
-            return Hermes.answer(inhabitants[known["towns"][0]], "enough")
+            return Hermes.answer(inhabitants[metadata["towns"][0]], "enough")
         return Hermes.call("search", "look it up", query=unread[0])
-    if not known["sum"]:
-        return Hermes.answer(inhabitants[known["towns"][0]], "found")
+    if not metadata["sum"]:
+        return Hermes.answer(inhabitants[metadata["towns"][0]], "found")
     # A bare number is the calculator's result: a passage has words.
     if results and re.fullmatch(r"-?\d+", results[-1]):
         return Hermes.answer(results[-1], "done")
     if rng.random() < 0.45:
         # Guess one of the two numbers: "47 + 12" -> 47 or 12.
-        return Hermes.answer(rng.choice(known["sum"].split()[::2]), "guess")
-    return Hermes.call("calculator", "work it out", expression=known["sum"])
+        return Hermes.answer(rng.choice(metadata["sum"].split()[::2]), "guess")
+    return Hermes.call("calculator", "work it out", expression=metadata["sum"])

@@ -7,7 +7,7 @@ fills it. Pydantic refuses unknown names, wrong types and values outside their b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
@@ -212,6 +212,14 @@ class AdvantageConfig(Section):
     reinforce++ and its baseline: whiten advantages over the batch."""
 
 
+class Clip(NamedTuple):
+    """Where `losses.policy_loss` bounds the ratio and the loss."""
+
+    low: float
+    high: float
+    dual: float
+
+
 class ActorConfig(Section):
     """Configure the policy's update (training/losses.py)."""
 
@@ -251,9 +259,9 @@ class ActorConfig(Section):
     times the learning rate."""
 
     @property
-    def clip(self) -> tuple[float, float, float]:
-        """Return the clip range and the dual clip."""
-        return self.clip_low, self.clip_high, self.clip_dual
+    def clip(self) -> Clip:
+        """Return the clip range and the dual clip of `ratio_level`."""
+        return Clip(self.clip_low, self.clip_high, self.clip_dual)
 
 
 class CriticConfig(Section):

@@ -139,15 +139,24 @@ class BaseToolEnv(AgentEnv):
 
     async def execute(self, calls: list[ToolCall]) -> list[ToolResult]:
         """Run the calls of one turn: concurrently, or in order if `stateful`."""
-        limits = self.config.tool_timeout_s, self.config.tool_max_chars
         if not self.stateful:
-            return await asyncio.gather(*(call_tool(self.tools, call, *limits) for call in calls))
-        unheard = ToolResult(
-            "error: not run, because the call before it ended the episode", ok=False
+            return await asyncio.gather(*(self._execute_one(call) for call in calls))
+        results = []
+        for call in calls:
+            if self.over:
+                message = "error: not run, because the call before it ended the episode"
+                results.append(ToolResult(message, ok=False))
+            else:
+                results.append(await self._execute_one(call))
+        return results
+
+    async def _execute_one(self, call: ToolCall) -> ToolResult:
+        return await call_tool(
+            self.tools,
+            call,
+            timeout_s=self.config.tool_timeout_s,
+            max_chars=self.config.tool_max_chars,
         )
-        return [
-            unheard if self.over else await call_tool(self.tools, call, *limits) for call in calls
-        ]
 
     def calls_by_tool(self) -> dict[str, float]:
         """Count the successful calls of each tool, if there are several tools."""

@@ -24,6 +24,7 @@ from torch import Tensor
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.columns import Column, Columns
+from agent_r1.rollout.decoder import Decoder, causal_attention_at
 
 
 @dataclass
@@ -122,9 +123,6 @@ class Batch:
     episode_tokens_B: Tensor | None = None
     """int64. Action tokens in all rows of the row's trajectory, for `losses.aggregate_loss`."""
 
-    tree: Any = None
-    """A micro-batch's `PrefixTree` (training/batches.py), if its rows share beginnings."""
-
     def __post_init__(self):
         self.columns = Columns(self.columns)
 
@@ -141,7 +139,23 @@ class Batch:
         part = self._with(
             lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index]
         )
-        return replace(part, groups=[self.groups[i] for i in index.tolist()], tree=None)
+        return replace(part, groups=[self.groups[i] for i in index.tolist()])
+
+    def before_actions(self, model: Decoder) -> tuple[Tensor, Tensor, Tensor]:
+        """Return hidden states [A, D], the action tokens after them [A], and each action's place.
+
+        A are the batch's action tokens, row by row, so the places are 0, 1, ... In a micro-batch
+        whose rows share beginnings (training/prefix_tree.py), A are the distinct ones.
+        """
+        B, T = self.ids_BT.shape
+        positions_BT = torch.arange(T, device=self.ids_BT.device).expand(B, T)
+        where_BT = self.mask_BT.bool()
+        # The state at position t - 1 predicts token t: the mask shifted by one has the positions
+        # before actions. Position 0 is never an action.
+        before_BA, used_BA = places_of(where_BT[:, 1:])
+        hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
+        chosen_A = self.ids_BT[where_BT]
+        return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 
@@ -211,6 +225,18 @@ class Batch:
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
     """Put A values in their places in [B, T], with zeros elsewhere. Differentiable."""
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
+
+
+def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [B, A], the places where each row is true; and bool [B, A].
+
+    The second is false for the unused places at the end of rows with fewer places.
+    """
+    counts_B = where_BT.sum(dim=1)
+    place_BA = where_BT.byte().argsort(dim=1, descending=True, stable=True)[
+        :, : int(counts_B.max())
+    ]
+    return place_BA, torch.arange(place_BA.shape[1], device=place_BA.device) < counts_B[:, None]
 
 
 def collate(

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
-from agent_r1.rollout.decoder import Decoder, causal_attention_at
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, scatter
-from agent_r1.training.batches import micro_batches_of, places_of
+from agent_r1.training.prefix_tree import micro_batches_of
 
 
 class Critic(nn.Module):
@@ -40,7 +40,7 @@ def action_logprobs(
     recomputes what the sampler recorded. The entropy is None unless requested: it needs as much
     memory as the logits, and the sampler records it.
     """
-    hidden_AD, chosen_A, action_A = _before_actions(model, batch)
+    hidden_AD, chosen_A, action_A = batch.before_actions(model)
 
     def chunk_logprobs(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
         logprobs_CV = F.log_softmax(model.logits(hidden_CD).float() / temperature, dim=-1)
@@ -64,25 +64,8 @@ def action_logprobs(
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
     """Compute V(s_t), the value *before* token t is chosen: [B, T], 0 outside action tokens."""
-    hidden_AD, _, action_A = _before_actions(critic.trunk, batch)
+    hidden_AD, _, action_A = batch.before_actions(critic.trunk)
     return scatter(critic.value(hidden_AD)[action_A, 0].float(), batch.mask_BT.bool())
-
-
-def _before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return hidden states [A, D], the action tokens after them [A], and each action's place.
-
-    The state at position t - 1 predicts token t. Position 0 is never an action. Rows of a
-    `PrefixTree` share actions; otherwise A are the batch's actions, row by row.
-    """
-    if batch.tree is not None:
-        return batch.tree.before_actions(model, batch.mask_BT.bool())
-    B, T = batch.ids_BT.shape
-    positions_BT = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
-    where_BT = batch.mask_BT.bool()
-    before_BA, used_BA = places_of(where_BT[:, 1:])
-    hidden_BAD = model(batch.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-    chosen_A = batch.ids_BT[where_BT]
-    return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
 
 
 def batch_logprobs(

@@ -23,7 +23,7 @@ Skipped when not needed:
   2e-5. In bfloat16 they round differently, and the ratio then is also the importance weight that
   corrects for this; the clip bounds it.
 * *Removing padding.* Rows of similar length are batched instead.
-* *Computing again* a beginning that samples of a prompt have in common (`batches.py`).
+* *Computing again* a beginning that samples of a prompt have in common (`prefix_tree.py`).
 * *The reference model*, if the KL weight is 0.
 * *Rows whose advantages are all zero* (a group with equal scores), if the loss has no KL or entropy
   term. Their gradient is then exactly zero. They still count in the loss's denominator.
@@ -47,7 +47,7 @@ from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
-from agent_r1.training.batches import make_batch, micro_batches_of, minibatches
+from agent_r1.training.batches import make_batch, minibatches
 from agent_r1.training.forward import (
     action_logprobs,
     action_values,
@@ -74,6 +74,7 @@ from agent_r1.training.metrics import (
     sampler_gap,
 )  # fmt: skip
 from agent_r1.training.parts import get_ratios, make_estimator, make_policy, make_rollouts
+from agent_r1.training.prefix_tree import micro_batches_of
 
 
 def train(
@@ -97,13 +98,14 @@ def train(
     sampler_model = (
         learner.actor if dtype is torch.float32 else copy.deepcopy(learner.actor).to(dtype)
     )
-    capacity = {
-        "slots": config.rollout.max_concurrent_episodes,
-        "max_context": config.rollout.max_context,
-    }
     # `exact` has the trainer's weights, and is evaluated. `policy` samples training episodes:
     # `exact`, unless a setting selects another policy.
-    exact = LocalPolicy(sampler_model, chat.stop_ids, **capacity)
+    exact = LocalPolicy(
+        sampler_model,
+        chat.stop_ids,
+        slots=config.rollout.max_concurrent_episodes,
+        max_context=config.rollout.max_context,
+    )
     policy = make_policy(learner.actor, chat, config, exact)
     rollouts = make_rollouts(policy, chat, make_env, questions, config)
 
@@ -262,20 +264,29 @@ def actor_loss(
 ) -> Tensor:
     """Compute the loss of one micro-batch, divided by the minibatch's normalizer."""
     settings, mask_BT = config.actor, part.mask_BT
-    aggregation = settings.loss_aggregation, normalizer, part.episode_tokens_B
+    mode = settings.loss_aggregation
     logprobs_BT, entropy_BT = action_logprobs(
         actor, part, config.rollout.temperature, settings.entropy_coef != 0
     )
-    clip = *settings.clip, get_ratios(settings.ratio_level)
-    loss_BT, stats = policy_loss(logprobs_BT, part.logprobs_BT, part.advantages_BT, mask_BT, *clip)
-    loss = aggregate_loss(loss_BT, mask_BT, *aggregation)
+    loss_BT, stats = policy_loss(
+        logprobs_BT,
+        part.logprobs_BT,
+        part.advantages_BT,
+        mask_BT,
+        clip_low=settings.clip.low,
+        clip_high=settings.clip.high,
+        clip_dual=settings.clip.dual,
+        ratios=get_ratios(settings.ratio_level),
+    )
+    loss = aggregate_loss(loss_BT, mask_BT, mode, normalizer, part.episode_tokens_B)
     means.add(mask_BT.sum().item(), stats)
     means.add_loss("actor/pg_loss", loss.item())
     if settings.entropy_coef:
-        loss = loss - settings.entropy_coef * aggregate_loss(entropy_BT, mask_BT, *aggregation)
+        entropy = aggregate_loss(entropy_BT, mask_BT, mode, normalizer, part.episode_tokens_B)
+        loss = loss - settings.entropy_coef * entropy
     if part.ref_logprobs_BT is not None and settings.kl_in == "loss":
         kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, settings.kl_estimator)
-        kl = aggregate_loss(kl_BT, mask_BT, *aggregation)
+        kl = aggregate_loss(kl_BT, mask_BT, mode, normalizer, part.episode_tokens_B)
         means.add_loss("actor/kl_loss", kl.item())
         loss = loss + settings.kl_coef * kl
     return loss
@@ -299,8 +310,15 @@ def add_skipped(
         now_BT = batch_logprobs(
             actor, part, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype
         )
-        clip = *config.actor.clip, get_ratios(config.actor.ratio_level)
+        clip = config.actor.clip
         _, stats = policy_loss(
-            now_BT, part.logprobs_BT, torch.zeros_like(now_BT), part.mask_BT, *clip
+            now_BT,
+            part.logprobs_BT,
+            torch.zeros_like(now_BT),
+            part.mask_BT,
+            clip_low=clip.low,
+            clip_high=clip.high,
+            clip_dual=clip.dual,
+            ratios=get_ratios(config.actor.ratio_level),
         )
         means.add(batch.mask_BT[rows_B].sum().item(), stats)

@@ -64,9 +64,12 @@ def _less_kl(inner: Estimator, config: Config) -> Estimator:
     """Subtract the KL to the reference from the rewards before `inner`."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-        apart = batch.logprobs_BT, batch.ref_logprobs_BT, batch.mask_BT
         batch.rewards_BT, batch.metrics["actor/reward_kl_penalty"] = reward_less_kl(
-            batch.rewards_BT, *apart, config.actor
+            batch.rewards_BT,
+            batch.logprobs_BT,
+            batch.ref_logprobs_BT,
+            batch.mask_BT,
+            config.actor,
         )
         return inner(batch, advantage)
 

@@ -124,42 +124,52 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     if any(map(_paid, lines)):
         return []
     step, found = lines[-1][STEP_KEY], []
-    for reason, (seen, *words) in CAUSES.items():
-        if (share := _mean(lines, f"stop/{reason}")) >= 0.5:
+    for reason, (seen, meaning, remedy) in CAUSES.items():
+        share = _mean(lines, f"stop/{reason}")
+        if share >= 0.5:
             found.append(
                 Sign(
                     f"zero: {reason}",
                     f"{share:.0%} of the episodes {seen}",
-                    *words,
+                    meaning,
+                    remedy,
                     step,
-                    False,
-                    reason,
+                    stop_reason=reason,
                 )
             )
+    share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        words = (
-            "the agent answers from memory, or its calls are not recognised",
-            "Look at a turn in rollouts/; check env.tools",
-        )
         found.append(
-            Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step)
+            Sign(
+                "zero: no call",
+                "no tool was called in 100% of the episodes",
+                "the agent answers from memory, or its calls are not recognised",
+                "Look at a turn in rollouts/; check env.tools",
+                step,
+            )
         )
-    elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
-        words = (
-            "the model writes the tags, but wrong names or arguments",
-            "Look at a call in rollouts/; check names and arguments",
-        )
+    elif share_invalid >= 0.5:
         found.append(
-            Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step)
+            Sign(
+                "zero: invalid calls",
+                f"{share_invalid:.0%} of the calls could not be run",
+                "the model writes the tags, but wrong names or arguments",
+                "Look at a call in rollouts/; check names and arguments",
+                step,
+            )
         )
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))
     if not found:
-        words = (
-            "the answers are well formed, and all are wrong",
-            "Make the questions easier, or reward partial success (env.evidence_reward)",
+        found.append(
+            Sign(
+                "zero: wrong",
+                "no episode was paid",
+                "the answers are well formed, and all are wrong",
+                "Make the questions easier, or reward partial success (env.evidence_reward)",
+                step,
+            )
         )
-        found.append(Sign("zero: wrong", "no episode was paid", *words, step))
     return found
 
 
