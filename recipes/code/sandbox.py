@@ -455,25 +455,25 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) ->
     with contextlib.suppress(BrokenPipeError), process.stdin:
         _hand_over(process, program)
     output = bytearray()
-    ended = None
+    limit = None
     while True:
         if not _has_output(process, until):
-            ended = "time"
+            limit = "time"
             break
         piece = os.read(process.stdout.fileno(), 1 << 16)
         if not piece:
             break
         output += piece
         if len(output) > MAX_OUTPUT:
-            ended = "output"
+            limit = "output"
             break
     code = None
-    if ended is None:
+    if limit is None:
         try:
             code = process.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:  # it has closed its output, and continues
-            ended = "time"
-    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
+            limit = "time"
+    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, limit)
 
 
 def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
