@@ -1,10 +1,9 @@
 """Derive answers from passages alone.
 
 In: passages as text, the places that a question names (`asked`), and the relations from them to its
-answer (`path`).
-Out: all answers that the passages allow, or what to look up next. Next: `questions.py` keeps a
-question only if it has one answer; `demonstrator.py` plays the solver's path; the tests compare the
-passages with the packages.
+answer (`path`). Out: all answers that the passages allow, or what to look up next. Next:
+`questions.py` keeps a question only if it has one answer; `demonstrator.py` plays the solver's
+path; the tests compare the passages with the packages.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Make the microscopes of the lessons.
 
 In: lessons.yml, and the recorded group of lessons 1 to 3. Out: a step for each name, as
-`microscope.py` writes them.
-Next: docs/site/hooks.py replaces each `<!-- microscope: NAME -->` by one.
+`microscope.py` writes them. Next: docs/site/hooks.py replaces each `<!-- microscope: NAME -->` by
+one.
 """
 
 from __future__ import annotations
