@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_r1 import AgentR1Error, first_line
-from agent_r1_recipes.code.seccomp import ALLOWED, seccomp_filter
+from agent_r1_recipes.code.seccomp import SYSTEM_CALLS, seccomp_filter
 
 MEMORY = 512 << 20
 """Bytes of address space of a program, and of its files: `RLIMIT_AS`."""
@@ -143,7 +143,7 @@ class Sandbox:
     def _start(self) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [*KILLED_FIRST, *(self._command or _command([], confined=False))],
+                [*OUT_OF_MEMORY_FIRST, *(self._command or _command([], confined=False))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 env=ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -173,7 +173,7 @@ class Sandbox:
                 self.protections.append(name)
             if active.get("Landlock"):
                 self.protections.append(f"Landlock {active['Landlock']}")
-            self.protections.append(f"seccomp ({len(ALLOWED)} system calls)")
+            self.protections.append(f"seccomp ({len(SYSTEM_CALLS)} system calls)")
             return
         raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
@@ -203,10 +203,10 @@ class Sandbox:
             finally:
                 _end(process)
             # The probe's own report is not enough: it might be kept from reporting what it did.
-            canary_is_damaged = Path(canary.name).read_text() != "sings"
-        if canary_is_damaged or result.output.strip() != "[]":
+            spoils_canary = Path(canary.name).read_text() != "sings"
+        if spoils_canary or result.output.strip() != "[]":
             raise AgentR1Error(
-                f"the probe could {'spoil ' * canary_is_damaged}{_last_line(result.output)}",
+                f"the probe could {'spoil ' * spoils_canary}{_last_line(result.output)}",
                 code="leaky_sandbox",
             )
         return active
@@ -287,7 +287,7 @@ ENVIRONMENT = {
 }
 """All of a program's environment. The last variable is for pandas, whose allocator warns if it
 cannot start a thread."""
-KILLED_FIRST = [
+OUT_OF_MEMORY_FIRST = [
     "/bin/sh",
     "-c",
     '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',

@@ -23,10 +23,10 @@ rt_sigprocmask rt_sigreturn sigaltstack nanosleep clock_nanosleep clock_gettime 
 gettimeofday time times getitimer setitimer alarm getpid getppid gettid getuid geteuid getgid
 getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
 """
-ALLOWED = _NAMES.split()
+SYSTEM_CALLS = _NAMES.split()
 """Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create,
 whose pages no limit counts."""
-ALLOWED_COMMANDS = {
+SYSTEM_CALL_COMMANDS = {
     "fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030),
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451),
 }
@@ -65,10 +65,10 @@ def seccomp_filter() -> bytes:
         instruction(give, 0x80000000),
         instruction(load, 0),
     ]
-    for call in ALLOWED:
+    for call in SYSTEM_CALLS:
         if call in numbers:  # the newer architecture has no open, only openat
             program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
-    for call, commands in ALLOWED_COMMANDS.items():
+    for call, commands in SYSTEM_CALL_COMMANDS.items():
         program += [
             instruction(equal, numbers[call], 0, 2 + 2 * len(commands)),
             instruction(load, 24),

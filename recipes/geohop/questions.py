@@ -151,9 +151,10 @@ def _neighbours(countries: list[Country]) -> Iterator[Hop]:
 
 
 def _pairs(pages: dict[Any, tuple[str, str]], rng: random.Random) -> Iterator[Hop]:
-    """Yield comparisons of four rounds, in each of which every place meets another, no two twice.
+    """Yield comparisons from four rounds; no two places meet twice.
 
-    One of the two has at least twice the inhabitants: the numbers are of various years.
+    In a round every place meets another one. One of the two has at least twice the inhabitants: the
+    numbers are of various years.
     """
     places = list(pages)
     pairs = set()

@@ -139,7 +139,7 @@ def _make_facts(
 
 
 def _sample_makers(rng: random.Random, persons: list[str], works: int) -> list[str]:
-    """Choose one person per three works; at least two, so that a question has two candidates."""
+    """Choose one person per three works, and at least two, so that questions can compare."""
     return rng.sample(persons, max(2, works // 3))
 
 
@@ -437,17 +437,17 @@ def _pairs(names: list[str], rng: random.Random) -> Iterator[tuple[str, str]]:
 
 
 def _take_turns(streams: Iterable[Iterator[T]]) -> Iterator[T]:
-    """Yield one item of each stream in turn, until all are exhausted."""
+    """Yield one value of each stream in turn, until all are exhausted."""
     streams = list(streams)
     while streams:
         still_running = []
         for stream in streams:
-            for item in itertools.islice(stream, 1):
-                yield item
+            for value in itertools.islice(stream, 1):
+                yield value
                 still_running.append(stream)
         streams = still_running
 
 
-def _shuffle(items: Iterable[T], rng: random.Random) -> list[T]:
-    items = list(items)
-    return rng.sample(items, len(items))
+def _shuffle(values: Iterable[T], rng: random.Random) -> list[T]:
+    values = list(values)
+    return rng.sample(values, len(values))

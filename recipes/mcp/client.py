@@ -233,14 +233,14 @@ class McpSession:
             if error.code == INVALID_PARAMS:
                 raise InvalidArgumentsError(error.message) from None
             # A server over HTTP was started anew. It has done nothing yet, so asking again is safe.
-            is_restarted = error.message == "Session terminated"
+            server_is_new = error.message == "Session terminated"
             reason = error.message
             if error.code == CONNECTION_CLOSED:
                 reason = self._read_last_message() or error.message
-            if is_restarted or error.code == CONNECTION_CLOSED:
+            if server_is_new or error.code == CONNECTION_CLOSED:
                 self._over.set()
                 self._client = None
-            if is_restarted and again:
+            if server_is_new and again:
                 return await self._ask(what, again=False)
             raise AgentR1Error(
                 f"MCP server {self.name!r}: {reason}", code="server_failed"

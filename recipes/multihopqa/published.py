@@ -31,7 +31,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue, Record, TwoWiki
 
-PUBLISHED_KEYS = ("kind", "hops", "id", "supporting")
+RECORD_KEYS = ("kind", "hops", "id", "supporting")
 """What evaluations and environments get to know of a published question."""
 
 
@@ -109,7 +109,7 @@ class Dataset(RecordSource):
         return parts
 
     def asked(self, config: DataConfig, record: Record) -> Asked:
-        facts = {name: getattr(record, name) for name in PUBLISHED_KEYS}
+        facts = {name: getattr(record, name) for name in RECORD_KEYS}
         return Asked(record.question, record.answers, facts, config.system)
 
     def make(self, config: DataConfig, seed: int) -> Made:

@@ -83,17 +83,17 @@ class OpenEnv(WorldEnv):
             specs = step_tool(self.action)
         self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
         try:
-            data = await self.session.ask("reset", self.facts(row))
+            first = await self.session.ask("reset", self.facts(row))
         except RefusedError as error:
             raise BrokenError(
                 f"{self.owner} refused to begin an episode: {error}", code="server_refused"
             ) from None
-        if data["done"]:
+        if first["done"]:
             raise BrokenError(
-                f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}",
+                f"{self.owner}: the episode was over before it began: {json.dumps(first)[:200]}",
                 code="episode_over",
             )
-        return self.first(row, text_of(data["observation"]))
+        return self.first(row, text_of(first["observation"]))
 
     async def _list_tools(self) -> list[Any]:
         """List the tools by an action, or by an MCP message if only calls exist."""
@@ -140,12 +140,12 @@ class RemoteTool(BaseTool):
         if self.name != STEP_TOOL:
             action = {"type": "call_tool", "tool_name": self.name, "arguments": args}
         try:
-            data = await self.env.session.ask("step", action)
+            reply = await self.env.session.ask("step", action)
         except BrokenError as error:
             self.env.broken = str(error)
             raise
-        self.env.over = data["done"]
-        return ToolOutput(text_of(data["observation"]), {"reward": data["reward"]})
+        self.env.over = reply["done"]
+        return ToolOutput(text_of(reply["observation"]), {"reward": reply["reward"]})
 
 
 # ----------------------------------------------------------------------------------- what it offers

@@ -182,8 +182,8 @@ def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     merges: list[int] = []
     for pair in tokenizer["model"]["merges"]:
         # "Ġ t" in older files, ["Ġ", "t"] in newer ones.
-        left, right = pair.split(" ") if isinstance(pair, str) else pair
-        merges += [vocabulary[left], vocabulary[right], vocabulary[left + right]]
+        first, second = pair.split(" ") if isinstance(pair, str) else pair
+        merges += [vocabulary[first], vocabulary[second], vocabulary[first + second]]
     pattern = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {"pattern": pattern, "tokens": tokens, "merges": merges, "controls": chat.control_ids}
 
@@ -280,8 +280,10 @@ def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str
     header = header_of(config, folders[steps[-1]], steps, models[-1], weights)
     header["recorded"] = read_recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
     text = json.dumps(header).encode()
-    data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *weights.sections()]), 9)
-    return data, weights, header
+    page_data = zlib.compress(
+        b"".join([struct.pack("<I", len(text)), text, *weights.sections()]), 9
+    )
+    return page_data, weights, header
 
 
 def read_recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
@@ -309,7 +311,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
             "passages; name a run",
             code="page_without_run",
         )
-    data, _, header = pack_page(checkpoint, config)
+    page_data, _, header = pack_page(checkpoint, config)
     steps = header["checkpoints"]
     group = header["recorded"]
     title = ""
@@ -317,7 +319,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         title = title_of(group["records"])
     facts = {
         "TITLE": f"{config.preset} {config.algorithm}: the agent in the page",
-        "DATA": base64.b64encode(data).decode(),
+        "DATA": base64.b64encode(page_data).decode(),
         "PRESET": config.preset,
         "ALGORITHM": config.algorithm.upper(),
         "SEED": config.seed,

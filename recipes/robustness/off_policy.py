@@ -50,8 +50,8 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
 
     All others become -inf.
     """
-    sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
-    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that reaches the limit stays
+    probs_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
+    beyond_BV = probs_BV.cumsum(-1) - probs_BV >= top_p  # the token that reaches the limit stays
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_r1 import Hermes, Message, Row
 
-ITEMS = [
+WARES = [
     "lamp",
     "chair",
     "table",
@@ -25,7 +25,7 @@ ITEMS = [
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for _ in range(count):
         metadata = {
-            "item": rng.choice(ITEMS),
+            "item": rng.choice(WARES),
             "want": rng.randrange(20, 100),
             "stock": rng.randrange(2, 20),
         }

@@ -19,8 +19,8 @@ ANY_BOX = 0.25
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the agent's next turn. Its slips are drawn once per quest."""
-    # Seeded with the quest, not with `rng`: this function is called anew for each turn, and an
-    # agent that forgets to wash has to forget it in all turns of its episode.
+    # Seeded with the quest, not with `rng`: this function is called anew for each turn. An agent
+    # that forgets to wash has to forget it in all turns of its episode.
     habits = random.Random(json.dumps(row["extra_info"]["metadata"]))
     forget_washing = habits.random() < FORGET_WASHING
     any_thing = habits.random() < ANY_THING

@@ -142,13 +142,13 @@ class TinyQuest:
     def _look(self) -> str:
         """Describe the room, the task and the map, in parts that `; ` separates."""
         boxes = self.boxes[self.room]
-        shut = [box for box in boxes if box not in self.open_boxes]
+        shut_boxes = [box for box in boxes if box not in self.open_boxes]
         name = self.room
         if self.room == self.sink:
             name += ", Sink"
         parts = [name]
-        if shut:
-            parts.append(f"shut {', '.join(shut)}")
+        if shut_boxes:
+            parts.append(f"shut {', '.join(shut_boxes)}")
         for box in boxes:
             if box in self.open_boxes:
                 parts.append(f"open {box} with {', '.join(boxes[box]) or 'nothing'}")

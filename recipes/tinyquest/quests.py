@@ -61,7 +61,7 @@ TASK_TEXTS = {
     "put": "Put the {thing} into the {into}.",
     "wash": "Wash the {thing} and put it into the {into}.",
 }
-LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
+CHECKSUMS = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
 """Split -> checksums of its room plans, modulo 5."""
 SIZE = 4
 """Rooms of a house."""
@@ -86,7 +86,7 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
         into = rng.choice(boxes)
         wash = len(marks) % 2 == 1
         # Only now: a check before these draws would give other quests for the same seed.
-        if zlib.crc32(plan_of(house).encode()) % 5 not in LEFT_OVER[split]:
+        if zlib.crc32(plan_of(house).encode()) % 5 not in CHECKSUMS[split]:
             continue
         metadata = {"house": json.dumps(house), "thing": thing, "into": into, "wash": wash}
         mark = json.dumps(metadata)
