@@ -167,7 +167,7 @@ class EnvConfig(Section):
     @property
     def searches(self) -> bool:
         """Return whether one of `tools` needs the run's index."""
-        return tables.stated("tool", self.tools, "index")
+        return tables.any_entry_has("tool", self.tools, "index")
 
 
 class ModelConfig(Section):
@@ -197,7 +197,9 @@ class RolloutConfig(Section):
 
     def greedy_episodes(self, algorithm: str) -> int:
         """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
-        return self.prompts_per_step if algorithm_has(algorithm, "greedy") else 0
+        if not algorithm_has(algorithm, "greedy"):
+            return 0
+        return self.prompts_per_step
 
 
 class AdvantageConfig(Section):

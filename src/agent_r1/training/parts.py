@@ -55,7 +55,7 @@ def reward_less_kl(
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
     """Wrap `estimate` as the table `credit` says."""
-    for wrap in tables.asked_for("credit", **dict(config)):
+    for wrap in tables.for_changed_settings("credit", **dict(config)):
         estimate = wrap(estimate, config)
     return estimate
 
@@ -82,7 +82,7 @@ def make_policy(
     """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
     made = [
         make(actor, chat.stop_ids, config.rollout)
-        for make in tables.asked_for("policy", **dict(config))
+        for make in tables.for_changed_settings("policy", **dict(config))
     ]
     return made[-1] if made else exact
 
@@ -101,7 +101,7 @@ def make_rollouts(
         return tasks_of_step(questions, step, config.rollout, config.seed, again)
 
     rollouts = Rollouts(flow, policy, tasks, config.rollout)
-    for wrap in tables.asked_for("rollouts", **dict(config)):
+    for wrap in tables.for_changed_settings("rollouts", **dict(config)):
         rollouts = wrap(rollouts, config.rollout)
     return Greedy(rollouts) if config.algorithm_has("greedy") else rollouts
 
