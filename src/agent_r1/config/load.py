@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, added, preset_names
 from agent_r1.config.renamed import RENAMED, translate_keys
-from agent_r1.config.settings import Engine, OutsideFingerprint, algorithm_has
+from agent_r1.config.settings import Engine, OutsideFingerprint
 from agent_r1.config.whole import Config, declared_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -69,7 +69,7 @@ def load_config(
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
-        critic = chosen in per_algorithm and algorithm_has(chosen, "critic")
+        critic = chosen in per_algorithm and tables.algorithm_has(chosen, "critic")
         layers += [file, per_algorithm.get(chosen) or per_algorithm["ppo" if critic else "grpo"]]
     return _validated(_merged(*layers, {"preset": preset}, overriding), trains)
 
@@ -440,7 +440,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
     for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
         if scheme := tables.scheme_of(text):
             scheme.find(text, setting)
-    if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
+    if config.data_facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [
             name
             for name in tables.names("data")
@@ -451,7 +451,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             f"{', '.join(others)}",
             code="unused_setting",
         )
-    if d.facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
+    if config.data_facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
         yield ConfigError(
             f"data.name={d.name} has no questions; name a JSONL or parquet file of them with "
             "data.source",

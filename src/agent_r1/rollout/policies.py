@@ -138,7 +138,9 @@ class ServerPolicy(Policy):
         the other.
         """
         self.seeded = seeded
-        self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
+        self.url = url
+        self.model = model
+        self.stop_ids = frozenset(stop_ids)
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._clients: dict[
             asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]

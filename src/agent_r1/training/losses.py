@@ -15,6 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Ratios = Callable[[Tensor, Tensor], Tensor]
+"""Maps log-ratios [B, T] and the action mask to the ratios that are clipped."""
+
 # ------------------------------------------------------------------------------------------- policy
 
 
@@ -31,7 +34,7 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     clip_dual: float,
-    ratios: Callable[[Tensor, Tensor], Tensor] = token_ratios,
+    ratios: Ratios = token_ratios,
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute PPO's clipped surrogate (1707.06347, eq. 7), negated for a minimiser.
 

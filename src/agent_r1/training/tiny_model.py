@@ -220,7 +220,9 @@ def init_weights(model: Decoder, seed: int) -> None:
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
-    d, hd, group = s.hidden_size, s.head_dim, s.heads // s.kv_heads
+    d = s.hidden_size
+    hd = s.head_dim
+    group = s.heads // s.kv_heads
     model.embed.weight.normal_(0, 0.1, generator=g)
     for block in model.blocks:
         block.qkv.weight.normal_(0, 1 / math.sqrt(d), generator=g)
@@ -232,7 +234,8 @@ def init_weights(model: Decoder, seed: int) -> None:
             OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T
         )
     first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
-    previous, induction = model.blocks[0], model.blocks[1]
+    previous = model.blocks[0]
+    induction = model.blocks[1]
     key = torch.zeros(hd)
     key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
     previous.qkv.bias[:hd] = rotate(key, model.cos[1], -model.sin[1])  # R(-1)
