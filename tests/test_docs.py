@@ -24,7 +24,7 @@ def made_of(picture) -> list[dict]:
     return json.loads(Image.open(picture).text["agent-r1"])
 
 
-def test_the_readmes_curve_is_of_the_preset_as_it_stands():
+def test_the_curve_is_of_the_preset_as_it_stands():
     [facts] = made_of(ROOT / "docs/images/laptop.png")
     config = load_config("laptop", algorithm="ppo")
     assert facts["steps"] == config.trainer.steps
@@ -33,7 +33,6 @@ def test_the_readmes_curve_is_of_the_preset_as_it_stands():
     assert re.search(
         rf"\| {facts['seed']} \| {before} \|.*\| {after} \|", LAPTOP
     )  # the row of its seed
-    assert before in README and after in README
 
 
 def test_no_training_question_is_about_the_test_world(produced, monkeypatch):

@@ -16,9 +16,10 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 from annotate import annotated, segments  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the whole book is built
-PATH = re.findall(
-    r"\((src/agent_r1/[\w/]+\.py)\)",
-    (ROOT / "README.md").read_text().split("## What is special")[0],
+PATH = ["one_file.py"] + re.findall(
+    r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)",
+    (ROOT / "README.md").read_text(),
+    re.MULTILINE,
 )
 
 

@@ -17,6 +17,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+from agent_r1.app.open_run import run_name
 from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
@@ -35,7 +36,7 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, changed, from_yaml, load_config, preset_title, tables
+from agent_r1.config import Config, changed, from_yaml, load_config, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -114,18 +115,6 @@ def _config(a: Namespace) -> Config:
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
     )
-
-
-def _run_name(a: Namespace, config: Config) -> str:
-    default = f"{preset_title(config.preset)}-{config.algorithm}" + (
-        "-verl" if config.engine == "verl" else ""
-    )
-    name = a.run or default + (f"-s{config.seed}" if config.seed else "")
-    if name.startswith(".") or "/" in name or "\\" in name:
-        raise ConfigError(
-            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
-        )
-    return name
 
 
 # --------------------------------------------------------------------------------------- the stages
@@ -223,7 +212,7 @@ def cold_start(a: Namespace) -> None:
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
-    name = _run_name(a, config)
+    name = run_name(config, a.run)
     if a.dry_run:
         from agent_r1.app.own_code import check_own
         from agent_r1.app.plan import print_plan
@@ -267,39 +256,15 @@ def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
+    name = run_name(config, a.run)
     from agent_r1.app import stages
-    from agent_r1.inference.agent import model_folder
-    from agent_r1.training.checkpoint import verify_checkpoint
-    from agent_r1.training.run import start_model
-    from agent_r1.training.run_dir import RunDir, check_same_settings, open_run
-    from agent_r1.workspace import Workspace
 
-    paths = Workspace(config)
-    run = RunDir(paths.run(_run_name(a, config)))
-    check_same_settings(run, config)
-    if a.before:
-        model, card, title = start_model(paths), "eval_before.json", "evaluate before RL"
-    elif not run.finished(config.trainer.steps):
-        how = (
-            f"has not finished its {config.trainer.steps} steps"
-            if run.begun()
-            else "does not exist"
-        )
-        raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")
-    else:
-        verify_checkpoint(run.latest_checkpoint())
-        model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
-    if any(
-        value is not None
-        for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
-    ):
-        return _evaluate_models(a, model, config)
-    paths.make_task()
-    stages.run_eval(config, model, run.path / card, title, eval_condition(a))
-    if a.before:
-        open_run(run, config)
+    other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    if any(value is not None for value in other):
+        return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
+    stages.evaluate_run(config, name, a.before, eval_condition(a))
 
 
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
@@ -349,7 +314,7 @@ def report(a: Namespace) -> None:
         from agent_r1.viewer.report import write_report
 
     start = time.perf_counter()
-    path = write_report(home() / "runs" / _run_name(a, _config(a)))
+    path = write_report(home() / "runs" / run_name(_config(a), a.run))
     say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import sys
@@ -305,9 +306,10 @@ def run_chat(
         config.rollout.temperature = temperature
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(
-            errors="replace"
-        )  # broken UTF-8 in a pasted text or a narrow locale must not end the chat
+        # Broken UTF-8 in a pasted text or a narrow locale must not end the chat. The streams of a
+        # notebook are no TextIOWrapper.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     typed = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
     plain = (
         not sys.stdout.isatty()
