@@ -196,9 +196,9 @@ def test_no_circle():
 
 MOST_FILES = 30
 """Files that one has to be able to read to run the training loop."""
-MOST_LINES = 2840
+MOST_LINES = 2640
 """Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1450
+PATH_LINES = 1500
 """Code lines of the twelve files that README.md lists for reading, and 5 %."""
 
 

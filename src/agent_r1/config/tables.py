@@ -7,7 +7,7 @@ FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
 
-    [estimator.rloo]                      a separate table for facts that are needed before the code is imported
+    [estimator.rloo]         a table of its own has facts that are needed before the import
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
 """

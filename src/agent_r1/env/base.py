@@ -52,6 +52,7 @@ class BaseToolEnv(AgentEnv):
         self.turns = 0
         self.tool_calls = 0
         self.invalid_in_a_row = 0
+        """Consecutive calls that could not be parsed or validated, also across turns."""
         self.final_turn: str | None = None
         """Text of the turn with which the agent ended the episode."""
         self.calls: list[dict] = []
@@ -98,6 +99,7 @@ class BaseToolEnv(AgentEnv):
     # ---------------------------------------------------------------------------------- the episode
 
     def reset(self, row: Row) -> Observation:
+        # Kept for the outcome, which compares the answer with the row's targets.
         self.row = row
         return self.dialect.first_observation(row["prompt"], self.tools)
 
@@ -180,6 +182,7 @@ class BaseToolEnv(AgentEnv):
         """Count the successful calls of each tool, if there are several tools."""
         if len(self.tools) < 2:
             return {}
+        # With one tool the number is `tool_calls` already.
         counts = Counter(call["name"] for call in self.calls if call["ok"])
         return {f"calls/{name}": float(counts[name]) for name in self.tools}
 
@@ -214,12 +217,15 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
 def _normalize(value: Any) -> Any:
     """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no
     new call."""
+    # "Paris?" and "paris " are one search: the index would return the same passages.
     if isinstance(value, dict):
         return {key: _normalize(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_normalize(item) for item in value]
     if not isinstance(value, str):
         return value
+    # NFKC makes look-alikes one form (full-width letters, ligatures); Z and C are the categories of
+    # separators and of invisible characters.
     text = unicodedata.normalize("NFKC", value).casefold()
     return "".join(c for c in text if unicodedata.category(c)[0] not in "ZC").strip(
         string.punctuation

@@ -3,8 +3,8 @@
     <think> ... </think>
     <tool_call>
     {"name": "search", "arguments": {"query": "..."}}
-    </tool_call>                                   a turn may have several calls, which run concurrently
-    <answer> ... </answer>                         ends the episode
+    </tool_call>                       a turn may have several calls, which run concurrently
+    <answer> ... </answer>             ends the episode
 
 `split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens
 all use its result. Its input is model output, so nothing here may raise. A call that cannot be
@@ -53,8 +53,8 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     for tag in _pattern(tags).finditer(text):
         opens = not tag[1]
         name = kinds.get(tag[2], tag[2])
-        # These two lines are the whole grammar (lesson 2). Outside of any tag, only an opening tag
-        # counts, and never that of a result: the agent must not write its tool's answers.
+        # The two `continue`s are the whole grammar. Outside of any tag, only an opening tag counts,
+        # and never that of a result: the agent must not write its tool's answers.
         if kind == "text" and (not opens or name == "tool_response"):
             continue
         # Inside a part, only the part's own tags count. So a call inside a thought is not run, and
@@ -165,6 +165,8 @@ def parse_call(body: str, closed: bool) -> ToolCall:
         return ToolCall(
             "", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}'
         )
+    # Valid JSON may still be a list or a number. Whether the tool exists and its arguments fit the
+    # schema is checked by `call_tool`, which knows the tools.
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, error='the call has no "name"')
     if not isinstance(call.get("arguments"), dict):
@@ -175,6 +177,7 @@ def parse_call(body: str, closed: bool) -> ToolCall:
 def _finite(number: str) -> float:
     """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON
     cannot record."""
+    # "1e999" is valid JSON for infinity, and a rollout with it could not be written as JSON again.
     if not math.isfinite(float(number)):
         raise ValueError(number)
     return float(number)

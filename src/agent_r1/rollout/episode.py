@@ -6,7 +6,7 @@ and `training_rows.py` turns the trajectory into training sequences.
 Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them
 (`rollouts.py`) keep one sampler busy.
 
-    AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
+    AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, two policies)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
 
 To watch an episode live, override `on_action` and `on_result` of `AgentEnvLoop` and set the
@@ -104,6 +104,7 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             return await self._run_in(env, task, sampling)
         finally:
+            # Also after Ctrl-C: an environment may hold a browser or a sandbox.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.timeout_s):
                     await maybe_await(env.close())
@@ -166,6 +167,7 @@ class AgentEnvLoop(AgentFlowBase):
             raise EnvironmentFailure(_error_text(failure)) from failure
         while True:
             ids = self.observe(steps, observation)
+            # The prompt and everything so far count: 71 tokens in the second turn of lesson 2.
             room = self.limits.max_context - len(ids)
             if room < 1:
                 return StopReason.CONTEXT_OVERFLOW
@@ -174,6 +176,7 @@ class AgentEnvLoop(AgentFlowBase):
             seed = None if task.seed is None else derive_seed(task.seed, len(steps))
             turn = replace(sampling, max_tokens=max_tokens, seed=seed)
             generation = await self.policy.generate(ids, turn, task.session)
+            # Stop here: training on NaN would make every weight NaN in one step.
             if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(
                     "the model's log-probabilities are not finite: its weights are corrupt. Use an "
@@ -217,6 +220,7 @@ class AgentEnvLoop(AgentFlowBase):
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         """Return the prompt ids of the next turn. Sampled ids are carried over unchanged."""
         if not steps or observation.rewrite:
+            # A rewritten context starts a new training row: see the row rule in training_rows.py.
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
         # A turn that was cut off lacks its end token. The format adds it, as part of the
@@ -287,6 +291,7 @@ def finite(reward: float) -> float:
 
 def count_calls(steps: list[Step]) -> dict[str, int]:
     """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
+    # Three numbers, because each has another remedy: teach the agent the format, or fix the tool.
     errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
     invalid = sum(error in INVALID for error in errors)
     failed = sum(error is not None for error in errors) - invalid

@@ -250,7 +250,8 @@ class ServerPolicy(Policy):
 
     def _gone(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
-        said = f"the model server at {self.url} {what}; {cause or 'is it running? its log may say more'}"
+        hint = cause or "is it running? its log may say more"
+        said = f"the model server at {self.url} {what}; {hint}"
         return (
             AgentR1Error(said, code="server_gone")
             if cause

@@ -76,7 +76,7 @@ def trajectory_rows(
     unassigned_reward = 0.0
     for number, step in enumerate(trajectory.steps):
         context = rows[-1].input_ids if rows else None
-        # The row rule. In lesson 1's episode, step 2 observes 71 tokens and the first 25 are the
+        # The row rule. In lesson 2's episode, step 2 observes 71 tokens and the first 25 are the
         # row so far, so it joins. A context that was rewritten does not begin like the row.
         if context is None or step.observation_ids[: len(context)] != context:
             rows.append(TrainingRow(index, trajectory.group_id, truncated=trajectory.truncated))
@@ -88,7 +88,8 @@ def trajectory_rows(
             column.extend(row.columns, step if column.of_tokens else trajectory, len(row.input_ids))
         for token, reward in step.token_rewards:
             # `token` counts from the start of the action, which ends where the row now ends: so
-            # count from the row's end. Token 9 of 10 is at -1, whatever was read before (lesson 4).
+            # count from the row's end. The last of 10 tokens, number 9, is at -1, whatever was read
+            # before (lesson 4).
             row.rewards[token - len(step.action_ids)] += reward
         # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
         # else to the next one: on a token with mask 0, every later formula would drop it.

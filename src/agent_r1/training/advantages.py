@@ -64,7 +64,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome
     supervision).
 
-        score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
+        score_i = sum of all rewards of trajectory i
+        A_i     = (score_i - mean_G) / (std_G + 1e-6)
 
     over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean
     replaces a critic as the baseline. std uses G - 1, as in verl. Dividing gives more weight to
@@ -74,6 +75,7 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     Statistics are over trajectories: an episode that rewrote its context has several rows but one
     score. Raises ConfigError for a group of one.
     """
+    # N trajectories, not B rows: an episode that rewrote its context has several rows and one vote.
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
     for group, members in batch.members().items():
@@ -180,9 +182,10 @@ def gae(
     values_NL[trajectory_A, place_A] = value_A
     next_value_N = rewards_NL.new_zeros(len(length_N))
     next_advantage_N = next_value_N
-    # All trajectories at once: L passes (28 for lesson 3's group, whose rows have up to 123 tokens),
-    # not one per token of the batch. Lesson 5 does an episode of six action tokens by hand.
+    # All trajectories at once: L passes (28 for lesson 3's group, with rows of up to 123 tokens),
+    # not one per token of the batch. Lesson 5 has an episode of six action tokens by hand.
     for t in reversed(range(rewards_NL.shape[1])):
+        # After a trajectory's last token both "next" values are 0: the episode is over.
         delta_N = rewards_NL[:, t] + gamma * next_value_N - values_NL[:, t]
         next_advantage_N = delta_N + gamma * lam * next_advantage_N
         next_value_N = values_NL[:, t]

@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
-RECORDED_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+RECORDED_EXAMPLE = (
+    '{"messages": [{"role": "user", "content": "..."}, '
+    '{"role": "assistant", "content": "<answer>...</answer>"}]}'
+)
 """One line of recorded demonstrations."""
 
 

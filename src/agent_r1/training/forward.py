@@ -51,6 +51,7 @@ def action_logprobs(
         entropy_C = None
         if entropy:
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
+        # Of V probabilities, only that of the token that was really sampled.
         return logprobs_CV.gather(1, chosen_C[:, None])[:, 0], entropy_C
 
     # Logits are the largest tensor of training. In Qwen's vocabulary of 151,936 tokens, those of
@@ -100,6 +101,7 @@ def in_micro_batches(
     forward: Callable[[Batch], Tensor], batch: Batch, max_tokens: int, dtype: torch.dtype
 ) -> Tensor:
     """Apply `forward` to the whole batch in micro-batches, without gradients; returns [B, T]."""
+    # float32 [B, T], as the rewards are; zero wherever no action is.
     out = torch.zeros_like(batch.rewards_BT)
     for index, part in micro_batches_of(batch, max_tokens):
         with autocast(dtype, out.device):

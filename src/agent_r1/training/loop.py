@@ -5,13 +5,13 @@ that makes their environments. Out: a better policy. The loop knows no tool, dia
 reward, only `AgentEnv` (core.py). `train` is the algorithm; its two updates follow:
 
     for each RL step
-        1  sample      G episodes for each of the step's prompts                     rollout/
-        2  rows        tokens, action masks, rewards on action tokens                rollout/training_rows.py
-        3  predict     critic: V(s_t) (ppo);  reference: log pi_ref (if there is KL)  training/forward.py
-        4  credit      advantages: grpo compares the group, ppo runs GAE             training/advantages.py
-        5  critic      fit V to the returns (ppo)                                    training/losses.py
-        6  policy      clipped surrogate on action tokens                            training/losses.py
-        7  record      metrics, transcripts, evaluation, checkpoint
+        1  sample   G episodes for each of the step's prompts             rollout/
+        2  rows     tokens, action masks, rewards on action tokens        rollout/training_rows.py
+        3  predict  critic: V(s_t) (ppo); reference: log pi_ref (KL)      training/forward.py
+        4  credit   advantages: grpo compares the group, ppo runs GAE     training/advantages.py
+        5  critic   fit V to the returns (ppo)                            training/losses.py
+        6  policy   clipped surrogate on action tokens                    training/losses.py
+        7  record   metrics, transcripts, evaluation, checkpoint
 
 Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask.
 The reading path ends here: `rollout/sampler.py` makes phase 1 fast, and `run.py` wraps the loop
@@ -230,7 +230,9 @@ def update_critic(
                 values_BT, part.values_BT, part.returns_BT, part.mask_BT, critic.value_clip
             )
             loss = aggregate_loss(loss_BT, part.mask_BT, "token-mean", normalizer)
+            # Gradients add up over micro-batches; the optimiser steps once per minibatch.
             loss.backward()
+            # Weighted by action tokens, because micro-batches have different numbers of them.
             means.add(part.mask_BT.sum().item(), stats)
             means.add_loss("critic/vf_loss", loss.item())
         norm = optimize(
@@ -251,12 +253,15 @@ def update_actor(
     """Phase 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
     actor = config.actor
     means = Means()
+    # The learning rate falls linearly to a tenth (`actor.lr_final`). It depends on the step only, so
+    # resuming needs no state of a scheduler.
     lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
+    # Counted before rows are cut into micro-batches, which may part the rows of an episode.
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
-    # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it. In the first
-    # step of preset laptop these are 0.4375 of the rows (7 of 16 groups, lesson 7).
+    # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it. In the
+    # first step of preset laptop these are 0.4375 of the rows (7 of 16 groups, lesson 7).
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
     order_seed = derive_seed(config.seed, "actor", step)
     # Two minibatches by default: the ratio is 1 in the first, and the clip can act in the second.
@@ -299,6 +304,7 @@ def actor_loss(
     settings = config.actor
     mask_BT = part.mask_BT
     mode = settings.loss_aggregation
+    # The entropy is computed only if it is in the loss: it needs as much memory as the logits.
     logprobs_BT, entropy_BT = action_logprobs(
         actor, part, config.rollout.temperature, settings.entropy_coef != 0
     )
@@ -316,8 +322,10 @@ def actor_loss(
     means.add(mask_BT.sum().item(), stats)
     means.add_loss("actor/pg_loss", loss.item())
     if settings.entropy_coef:
+        # Subtracted, because the optimiser minimises: more entropy means more exploration.
         entropy = aggregate_loss(entropy_BT, mask_BT, mode, normalizer, part.episode_tokens_B)
         loss = loss - settings.entropy_coef * entropy
+    # With `kl_in: reward` the KL is in the rewards already (parts.py): twice would be too much.
     if part.ref_logprobs_BT is not None and settings.kl_in == "loss":
         kl_BT = kl_penalty(logprobs_BT, part.ref_logprobs_BT, settings.kl_estimator)
         kl = aggregate_loss(kl_BT, mask_BT, mode, normalizer, part.episode_tokens_B)
@@ -346,6 +354,7 @@ def add_skipped(
     sample of them.
     """
     if len(rows_B):
+        # Counted like the others, or `actor/pg_clipfrac` would jump whenever groups agree.
         part = batch[rows_B[::KL_ROW_STRIDE]]
         now_BT = batch_logprobs(
             actor, part, config.rollout.temperature, config.trainer.max_tokens_per_microbatch, dtype

@@ -5,7 +5,7 @@ needed.
 
     runs/<name>/config.yaml            the resolved configuration
                 metrics.jsonl          one line per step
-                rollouts/*.jsonl       whole trajectories: ids, masks, log-probs, rewards, advantages
+                rollouts/*.jsonl       trajectories: ids, masks, log-probs, rewards, advantages
                 checkpoints/step_*/    see checkpoint.py
                 eval_before.json       the model that RL started from, on the test split
                 eval.json              the trained one

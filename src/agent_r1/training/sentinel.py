@@ -268,14 +268,23 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
-    meaning = f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is such a leak)"
+    seen = (
+        f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
+        "are left"
+    )
+    meaning = (
+        f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is "
+        "such a leak)"
+    )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
     return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    means = "the sampler lacks the trainer's weights or rounds very differently, and the ratios measure that"
+    means = (
+        "the sampler lacks the trainer's weights or rounds very differently, and the ratios "
+        "measure that"
+    )
     first = (
         "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
     )

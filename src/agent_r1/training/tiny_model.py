@@ -67,9 +67,11 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}\
+{{- '<|im_start|>user' }}{%- endif %}
         {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}\
+{{- '<|im_end|>\\n' }}{%- endif %}
     {%- elif message.role != 'system' or not loop.first %}
         {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
         {%- for call in message.tool_calls or [] %}
