@@ -22,7 +22,7 @@ from agent_r1.config import (
     to_yaml,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED, renamed_card
+from agent_r1.config.renamed import RENAMED, translate_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
@@ -71,9 +71,9 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():
-    assert renamed_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
-    assert renamed_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
-    assert renamed_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})[
+    assert translate_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
+    assert translate_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
+    assert translate_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})[
         "score_ci95"
     ] == [0.3, 0.7]
 

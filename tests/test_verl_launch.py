@@ -33,7 +33,7 @@ from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.checkpoints import finish, keep_shards, unverified
+from agent_r1.verl_engine.checkpoints import finish, keep_shards, newest_shards
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -279,7 +279,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     run = RunDir(folder / "run")
     shards = shutil.copytree(actor, run.path / "verl" / "global_step_3" / "actor").parent
     kept = keep_shards(run, 3, shards, dtype, rows)
-    assert not shards.exists() and unverified(run) == kept
+    assert not shards.exists() and newest_shards(run) == kept
     start = folder / "start"
     model_files.save_model(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
     return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
@@ -294,7 +294,7 @@ def test_shards_become_a_checkpoint_that_everybody_reads(sharded, tmp_path):
     assert phases == ["checkpoint: merge", "checkpoint: check", "checkpoint: hash"]
     checkpoint = run.checkpoints / "step_000003"
     assert read_checkpoint(checkpoint, fingerprint(config)) == (3, {"engine": "verl"})
-    assert list(run.checkpoints.iterdir()) == [checkpoint] and unverified(run) is None
+    assert list(run.checkpoints.iterdir()) == [checkpoint] and newest_shards(run) is None
     assert tree(checkpoint / "global_step_3" / "actor") == tree(sharded[0])
     read = model_files.load_model(checkpoint / "model")
     for name, value in model_files.to_hf(model).items():
@@ -355,7 +355,7 @@ def test_weights_that_are_not_the_trainers_end_the_run_and_nothing_is_lost(shard
             match="unverified_000003: .* differs from the trained one by .* kept there: --resume",
         ):
             finish(run, config, start, kept)
-        assert tree(kept / "actor") == tree(sharded[0]) and unverified(run) == kept
+        assert tree(kept / "actor") == tree(sharded[0]) and newest_shards(run) == kept
         assert run.latest_checkpoint() is None
     assert "continue from unverified_000003 with --resume" in launch.resume_hint(run)
 

@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from agent_r1.training.log import VAL_EM
-from agent_r1.viewer.report import load_run, marks, sampled_score
+from agent_r1.viewer.report import load_run, marks, training_score
 
 SHADES = ("#0f766e", "#2563eb", "#7c3aed", "#be185d", "#6b7280")
 """One a run."""
@@ -33,7 +33,7 @@ def main(out: Path, folders: list[Path]) -> None:
     for run, colour in zip(runs, SHADES, strict=False):
         seed = f"seed {run.config['seed']}: " if len(runs) > 1 else ""
         left.plot(
-            *zip(*sampled_score(run), strict=True),
+            *zip(*training_score(run), strict=True),
             color=colour,
             alpha=0.3,
             label=f"{seed}train, sampled",

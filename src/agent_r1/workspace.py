@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
-from agent_r1.config.recipes import added
+from agent_r1.config.recipes import recipe_code
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
@@ -54,7 +54,7 @@ class Workspace:
     def data(self) -> Path:
         c = self.config
         made_of = fingerprint(
-            c.data, c.seed, c.env.name, *code(c.data.name, *added({"data": [c.data.name]}))
+            c.data, c.seed, c.env.name, *code(c.data.name, *recipe_code({"data": [c.data.name]}))
         )
         return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 

@@ -39,6 +39,6 @@ def check_own(config: Config) -> None:
             f"env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
-    named: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
+    own: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
-    offered_tools(named | dict.fromkeys(others), config.env)
+    offered_tools(own | dict.fromkeys(others), config.env)

@@ -95,7 +95,7 @@ def reward_less_kl(
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
     """Wrap `estimate` as the table `credit` says."""
-    for wrap in tables.asked_for("credit", **dict(config)):
+    for wrap in tables.for_changed_settings("credit", **dict(config)):
         estimate = wrap(estimate, config)
     return estimate
 
@@ -121,7 +121,7 @@ def make_policy(
 ) -> LocalPolicy:
     """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
     policy = exact
-    for make in tables.asked_for("policy", **dict(config)):
+    for make in tables.for_changed_settings("policy", **dict(config)):
         policy = make(actor, chat.stop_ids, config.rollout)
     return policy
 
@@ -141,7 +141,7 @@ def make_rollouts(
         return tasks_of_step(questions, step, config.rollout, config.seed, again)
 
     rollouts = Rollouts(flow, policy, tasks, config.rollout)
-    for wrap in tables.asked_for("rollouts", **dict(config)):
+    for wrap in tables.for_changed_settings("rollouts", **dict(config)):
         rollouts = wrap(rollouts, config.rollout)
     return Greedy(rollouts) if greedy else rollouts
 
