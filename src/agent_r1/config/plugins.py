@@ -150,7 +150,9 @@ def recipe_folders() -> list[Traversable]:
     """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
-    folders = resources.files("agent_r1_recipes").iterdir()
+    # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
+    [place] = importlib.import_module("agent_r1_recipes").__path__
+    folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
 
