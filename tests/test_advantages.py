@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.config.settings import algorithm_has
+from agent_r1.config.tables import algorithm_has
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import grpo, ppo

@@ -19,7 +19,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.env import environment
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, named_outcome
-from agent_r1.rollout.rollouts import load_flow
+from agent_r1.rollout.setup import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
 from agent_r1.workspace import Workspace

@@ -68,7 +68,7 @@ class OtherSearch(Condition):
     """Results in addition to `search.top_k`."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        if not config.env.searches:
+        if not config.searches:
             tools = ", ".join(config.env.tools)
             raise ConfigError(
                 f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
