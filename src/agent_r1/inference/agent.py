@@ -216,7 +216,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not workspace.needs_index)
-    if config.data.facts.get("generated") and not there:
+    if config.data_facts.get("generated") and not there:
         say(
             "the data of this model is not on this machine; it is generated now (stages data and "
             "index)"

@@ -25,7 +25,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agent_r1.config import tables
-from agent_r1.config.settings import AdvantageConfig, algorithm_has
+from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.training_rows import Batch
@@ -108,8 +108,10 @@ def compute_advantages(
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
-    # If the environment broke off all but one episode of a group, there is nothing to compare.
-    if algorithm_has(name, "groups"):
+    estimate = estimate or get_estimator(name)
+    if estimate.groups:
+        # If the environment broke off all but one episode of a group, there is nothing to compare
+        # it with.
         episodes_of_order = {keys[i].episode for i in order}
         sizes = Counter(group for group, _ in episodes_of_order)
         order = [i for i in order if sizes[keys[i].group] > 1]
@@ -130,7 +132,7 @@ def compute_advantages(
             metrics=metrics,
             **{name: None if values is None else values[order] for name, values in tensors.items()},
         )
-        advantages_BT[order], returns_BT[order] = (estimate or get_estimator(name))(batch, section)
+        advantages_BT[order], returns_BT[order] = estimate(batch, section)
         token_level_rewards[order] = batch.rewards_BT
     return advantages_BT, returns_BT
 
