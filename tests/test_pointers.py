@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import io
 import re
 import tokenize
@@ -144,7 +145,7 @@ def stale_in_source(text: str, file: Path) -> list[str]:
         if not dotted_name_exists(name):
             stale.append(name)
     for name in re.findall(r"`([a-z_]\w*)\(\)`", prose):
-        if name not in all_names():
+        if name not in all_names() and not hasattr(builtins, name):
             stale.append(f"{name}()")
     return stale
 
