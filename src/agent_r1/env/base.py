@@ -35,7 +35,6 @@ from agent_r1.core import (
 from agent_r1.env.dialect import Dialect
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
 
-
 CALL_NAME = re.compile(r"[\w.-]{1,64}")
 """Names of calls that a chat template gets to see; others are shown as unknown."""
 

@@ -122,6 +122,7 @@ class Template:
         data."""
         self._hidden = re.compile(f"{self.guarded.pattern}|[{_OPEN}{_CLOSE}{_TURN}]")
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
+        self._ends: dict[tuple[str, ...], str] = {}
 
     # ---------------------------------------------------------------------------------- one render
 
@@ -319,18 +320,24 @@ class Template:
             return after
         # After a call's arguments come brackets and tags; the turn ends with the last control token
         # that is there, whatever follows.
-        alone = self.render(asked, tools, opens=False).rpartition(_TURN)[2]
+        alone = self._alone(tuple(calls))
         shared = os.path.commonprefix([alone, after])
         ends = [match.start() for match in self._control.finditer(shared)]
         start = len(alone) if self.left_open else max(ends, default=len(alone))
         return after[start:]
 
+    def _alone(self, calls: tuple[str, ...]) -> str:
+        """Render the end of a turn that nothing follows."""
+        if calls not in self._ends:
+            turn = self.recorded(calls) if calls else {"role": "assistant", "content": _TURN}
+            asked = [{"role": "user", "content": "?"}, turn]
+            self._ends[calls] = self.render(asked, opens=False).rpartition(_TURN)[2]
+        return self._ends[calls]
+
     @cached_property
     def left_open(self) -> bool:
         """Whether no token of its own ends a turn, only the next role's token (GLM)."""
-        asked = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _TURN}]
-        alone = self.render(asked, opens=False).rpartition(_TURN)[2]
-        return self._control.search(alone) is None
+        return self._control.search(self._alone(())) is None
 
     @cached_property
     def needs_call(self) -> bool:
