@@ -6,15 +6,41 @@ knows no environment.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from agent_r1.config import plugins
 from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.core import Policy
+from agent_r1.core import AgentEnv, Policy, Row
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import check_fit
-from agent_r1.rollout.episode import AgentEnvLoop
-from agent_r1.rollout.rollouts import make_flow
+from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits
 from agent_r1.tool import BaseTool
+
+
+def make_flow(
+    policy: Policy,
+    chat: ChatFormat,
+    make_env: Callable[[Row], AgentEnv],
+    rollout: RolloutConfig,
+    env: EnvConfig,
+) -> AgentFlowBase:
+    """Make the flow that `rollout.flow` names, or the generic loop."""
+    flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
+    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
+
+
+def load_flow(name: str) -> type[AgentFlowBase]:
+    """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
+    found = plugins.load_trusted(name, "rollout.flow")
+    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
+        raise ConfigError(
+            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase "
+            "(agent_r1.rollout.episode)",
+            code="wrong_code",
+        )
+    return found
 
 
 def make_loop(

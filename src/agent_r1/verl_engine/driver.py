@@ -22,8 +22,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.ground.errors import AgentR1Error
 
-LESS_MEMORY = "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
-GONE = (
+LESS_MEMORY = (
+    "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one "
+    "service (search.url)"
+)
+PROCESS_LOSS = (
     "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
     "memory, dmesg says so: " + LESS_MEMORY
 )
@@ -61,7 +64,8 @@ class AgentTaskRunner:
 def check_cluster(config, cpus: int) -> None:
     """Check that the machines in Ray suffice; otherwise it would wait silently for more."""
     have = {name: int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU")}
-    nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    nodes = config.trainer.nnodes
+    ranks = nodes * config.trainer.n_gpus_per_node
     if have["GPU"] < ranks or have["CPU"] < cpus:
         raise AgentR1Error(
             f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and "
@@ -77,13 +81,17 @@ def one_line_cause(cause: BaseException) -> str:
     """Shorten what ended the run to a line for cause.txt, without Ray's long advice."""
     text = str(cause).strip()
     name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
-    process = f"a process of the run{f' ({name[1]})' if name else ''}"
+    process = "a process of the run"
+    if name:
+        process += f" ({name[1]})"
     if isinstance(cause, OutOfMemoryError):
-        return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
-    if (
-        isinstance(cause, RayActorError) and "creation task" not in text
-    ):  # "creation task" errors tell what failed in __init__
-        return f"AgentR1Error: {GONE.format(process)}"
+        return (
+            f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; "
+            f"{LESS_MEMORY}"
+        )
+    # "creation task" errors tell what failed in __init__.
+    if isinstance(cause, RayActorError) and "creation task" not in text:
+        return f"AgentR1Error: {PROCESS_LOSS.format(process)}"
     return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"
 
 
