@@ -34,10 +34,11 @@ from agent_r1 import (
 from agent_r1.config import load_config
 from agent_r1.rollout.model_files import load_model, to_hf
 from agent_r1.rollout.policies import load_transformers
-from agent_r1.rollout.rollouts import make_flow
+from agent_r1.rollout.setup import make_flow
 from agent_r1.training import loop
 from agent_r1.training.batches import make_batch
 from agent_r1.training.learner import Learner
+from agent_r1.training.losses import token_ratios
 from agent_r1.training.parts import make_estimator
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
@@ -142,7 +143,7 @@ def by_the_loop(chat, env_of):
         ]
 
     estimate = make_estimator(CONFIG)
-    batch = make_batch(asyncio.run(play()), CONFIG.algorithm, estimate.columns)
+    batch = make_batch(asyncio.run(play()), estimate)
     batch.advantages_BT, batch.returns_BT = estimate(batch, CONFIG.advantage)
     model = load_model(DEMO_AGENT)
     gradient = copy.deepcopy(model)
@@ -156,7 +157,7 @@ def by_the_loop(chat, env_of):
 
     learner = Learner(model, Taker(model.parameters(), lr=0.0))
     with pytest.raises(GradientTaken):
-        loop.update_actor(learner, batch, CONFIG, step=1, dtype=torch.float32)
+        loop.update_actor(learner, batch, CONFIG, step=1, dtype=torch.float32, ratios=token_ratios)
     return batch, to_hf(gradient)
 
 

@@ -22,7 +22,8 @@ from queue import SimpleQueue
 import yaml
 
 ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src"
+PACKAGES = {"agent_r1": ROOT / "src/agent_r1", "agent_r1_recipes": ROOT / "recipes"}
+"""Packages of a copy, side by side as in an installation, and their folders in the checkout."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +53,17 @@ def read_faults() -> list[Fault]:
 FAULTS = read_faults()
 
 
-def place(fault: Fault, source: Path) -> Path:
-    """Return the fault's file in a copy of src/."""
-    recipe = fault.file.startswith("recipes/")
-    return source / (
-        fault.file.replace("recipes/", "agent_r1_recipes/", 1)
-        if recipe
-        else f"agent_r1/{fault.file}"
-    )
+def place(fault: Fault) -> tuple[str, str]:
+    """Return the package of the fault's file, and the file below it."""
+    if fault.file.startswith("recipes/"):
+        return "agent_r1_recipes", fault.file.removeprefix("recipes/")
+    return "agent_r1", fault.file
 
 
 def mutated(fault: Fault) -> str:
     """Return the file's text with the fault. Raises ValueError unless the old text occurs once."""
-    text = place(fault, SOURCE).read_text()
+    package, file = place(fault)
+    text = (PACKAGES[package] / file).read_text()
     if text.count(fault.old) != 1:
         raise ValueError(
             f"{fault.file} holds {fault.old!r} {text.count(fault.old)} times; carry the fault along"
@@ -105,7 +104,7 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
 def check(fault: Fault, copies: SimpleQueue) -> bool:
     """Return whether a test fails. Raises if pytest could not run, which proves nothing."""
     source = copies.get()
-    path = place(fault, source)
+    path = source.joinpath(*place(fault))
     before = path.read_text()
     try:
         path.write_text(mutated(fault))
@@ -133,7 +132,9 @@ def run() -> dict:
         copies: SimpleQueue = SimpleQueue()
         for number in range(workers):
             source = Path(folder) / str(number)
-            shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+            for package, folder_here in PACKAGES.items():
+                ignored = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(folder_here, source / package, ignore=ignored)
             copies.put(source)
         selections = sorted({fault.tests for fault in FAULTS})
         with ThreadPoolExecutor(workers) as pool:

@@ -226,7 +226,7 @@ class Workspace:
         Raises AgentR1Error if there is no index.
         """
         config, env, searcher = self.config, self.config.env, None
-        if env.searches:
+        if config.searches:
             from agent_r1.search.searcher import Searcher
 
             searcher = Searcher(self.remote_index(tell) if config.search.url else self.load_index())
@@ -267,7 +267,7 @@ class Workspace:
     @property
     def needs_index(self) -> bool:
         """Return whether the agent searches an index of this process."""
-        return self.config.env.searches and not self.config.search.url
+        return self.config.searches and not self.config.search.url
 
     def load_index(self) -> PassageIndex:
         """Open this configuration's index. Raises AgentR1Error if there is none."""
@@ -327,7 +327,7 @@ class Workspace:
     def retriever(self) -> str:
         """Describe the agent's search for the eval card."""
         s = self.config.search
-        if not self.config.env.searches:
+        if not self.config.searches:
             return "none"
         if s.foreign:
             return f"{s.url}, top {s.top_k}"

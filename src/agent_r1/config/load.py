@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED, copy_sections, translate_keys
-from agent_r1.config.settings import Engine, OutsideFingerprint, algorithm_has
+from agent_r1.config.settings import Engine, OutsideFingerprint
 from agent_r1.config.whole import Config, declared_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -69,7 +69,9 @@ def load_config(
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
-        critic = final_algorithm in per_algorithm and algorithm_has(final_algorithm, "critic")
+        critic = final_algorithm in per_algorithm and tables.algorithm_has(
+            final_algorithm, "critic"
+        )
         relative = "ppo" if critic else "grpo"
         layers += [file, per_algorithm.get(final_algorithm) or per_algorithm[relative]]
     return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
@@ -438,7 +440,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         scheme = tables.scheme_of(text)
         if scheme:
             scheme.find(text, setting)
-    if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
+    if config.data_facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [
             name
             for name in tables.names("data")
@@ -449,7 +451,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             f"{', '.join(others)}",
             code="unused_setting",
         )
-    if d.facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
+    if config.data_facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
         yield ConfigError(
             f"data.name={d.name} has no questions; name a JSONL or parquet file of them with "
             "data.source",
@@ -537,8 +539,8 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
         )
     if r.prompts_per_step > config.data.train:
         yield ConfigError(
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={config.data.train} "
-            "questions; "
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than "
+            f"data.train={config.data.train} questions; "
             "raise the second or lower the first",
             code="too_few_questions",
         )

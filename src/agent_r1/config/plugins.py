@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.imports import import_attribute, import_by_name
 
 _trusted: set[str] = set()
 
@@ -81,7 +81,7 @@ def import_object(name: str, setting: str) -> Any:
     """
     place, _, attribute = name.rpartition(":")
     if name not in _trusted and not place.endswith(".py"):
-        return getattr(importlib.import_module(place), attribute)
+        return import_attribute(name)
     module = _import_module(place, setting)
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -110,7 +110,7 @@ def _import_module(place: str, setting: str) -> Any:
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
     try:
-        module = importlib.import_module(name)
+        module = import_by_name(name)
     except Exception as error:
         raise ConfigError(
             f"{setting}: {error_location(error)}{type(error).__name__}: {error}", code="broken_code"
@@ -150,7 +150,9 @@ def recipe_folders() -> list[Traversable]:
     """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
-    folders = resources.files("agent_r1_recipes").iterdir()
+    # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
+    [place] = importlib.import_module("agent_r1_recipes").__path__
+    folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.config import plugins
 from agent_r1.ground.errors import ConfigError, nearest
@@ -87,6 +87,17 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
             code="unknown_name",
         )
     return table[name]
+
+
+def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
+    ones."""
+    return bool(entry_of("estimator", name, "algorithm").get(fact))
+
+
+def greedy_episodes(algorithm: str, prompts: int) -> int:
+    """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
+    return prompts if algorithm_has(algorithm, "greedy") else 0
 
 
 def scheme_of(text: str | None) -> Any:

@@ -70,7 +70,8 @@ class Block(nn.Module):
 
     def __init__(self, shape: DecoderShape):
         super().__init__()
-        d, head_dim = shape.hidden_size, shape.head_dim
+        d = shape.hidden_size
+        head_dim = shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
         self.qkv = Linear(
@@ -94,7 +95,9 @@ class Block(nn.Module):
         at_BA: Tensor | None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
-        H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        H = self.shape.heads
+        K = self.shape.kv_heads
+        head_dim = self.shape.head_dim
         qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
         # Queries and keys have equal angles, so they are rotated together. `split` beats slices,
         # whose gradients are matrices of zeros to fill and add.

@@ -7,9 +7,14 @@ The samples of a prompt begin with the same tokens, and a trained agent often sa
 turns. In a causal model the state at a token depends on the tokens before it only, so equal
 beginnings have equal states:
 
-    row 0   question  search(A)  result  search(B)  result  answer(x)      the tree has each of these once:
-    row 1   question  search(A)  result  answer(y)                         question - search(A) - result -+- search(B) ...
-    row 2   question  search(A)  result  search(B)  result  answer(x)                                     +- answer(y)
+    row 0   question  search(A)  result  search(B)  result  answer(x)
+    row 1   question  search(A)  result  answer(y)
+    row 2   question  search(A)  result  search(B)  result  answer(x)
+
+    the tree has each beginning once:
+
+    question - search(A) - result -+- search(B) - result - answer(x)
+                                   +- answer(y)
 
 A node is a distinct beginning. It attends to its ancestors, and its position is its depth. So
 log-probabilities and gradient are those of the rows alone, up to rounding: the rows' losses add up
