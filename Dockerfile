@@ -68,7 +68,7 @@ RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
 # A wheel for another torch or CUDA fails here, not after the download of a corpus.
 RUN if [ "$AGENT_R1_STACK" = gpu ]; then python -c "import flash_attn; print('flash-attn', flash_attn.__version__)"; fi
 
-COPY pyproject.toml README.md LICENSE speedrun-nodocker.sh inference.sh ./
+COPY pyproject.toml setup.py README.md LICENSE speedrun-nodocker.sh inference.sh ./
 COPY requirements/environment.sh requirements/inference.sh requirements/
 COPY src src
 COPY recipes recipes

@@ -7,6 +7,8 @@ define verify
 bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
 endef
+# What ruff reads: one_file.py and conftest.py are the *.py of the root.
+CODE = src recipes tests benchmarks lab *.py
 # A process a core. conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
@@ -29,7 +31,7 @@ $(VENV)/.installed-verl: $(VENV)/.installed requirements/verl-cpu.txt requiremen
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/verl-cpu.txt
 	touch $@
 
-$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt requirements/hashes.txt pyproject.toml
+$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt requirements/hashes.txt pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call verify,requirements/dev.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
@@ -46,25 +48,26 @@ quick: install
 	$(PYTEST) -m "not slow"
 
 long: $(VENV)/.installed-verl
-	$(BIN)/python -m benchmarks.long $(PART)
+	$(BIN)/python -m lab.rehearsals $(PART)
 
 lint: install
-	$(BIN)/ruff check src recipes tests benchmarks conftest.py
+	$(BIN)/ruff check $(CODE)
 	$(BIN)/python .ci/prose.py
-	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*.sh benchmarks/gpu/*.sh docs/cloud/*.sh
+	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*/*.sh lab/*/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # Not part of `lint`: half a minute on one core.
 types: install
+	mkdir -p build/types && ln -sfn ../../recipes build/types/agent_r1_recipes
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"
 
 format: install
-	$(BIN)/ruff format src recipes tests benchmarks conftest.py
-	$(BIN)/ruff check --fix --quiet src recipes tests benchmarks conftest.py
+	$(BIN)/ruff format $(CODE)
+	$(BIN)/ruff check --fix --quiet $(CODE)
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis

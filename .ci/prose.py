@@ -12,7 +12,7 @@ import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PLACES = "README* CONTRIBUTING* SECURITY* docs/**/* recipes/**/* benchmarks/**/* src/**/* requirements/* .ci/* *.sh"
+PLACES = "README* CONTRIBUTING* SECURITY* docs/**/* recipes/**/* benchmarks/**/* lab/**/* src/**/* one_file.py requirements/* .ci/* *.sh"
 WORDS = r"\b(nobody|who(m|so)?ever|(?<!room )behind(?! (an?|the) (\w+ )?(proxy|mirror|firewall|gateway))|beside|mend(s|ed|ing)?|alike"
 WORDS += r"|of one's own|in the place of|h[oe]ld(s|ing)?( \w+){0,4} against)\b"
 NOT_IMPERATIVE = r"(the|an?|th[ai]t|th[ei]se?|its?|if|as|in|of|for|from|with|by|wh\w+|how|every|each|all|no|one|\w+[^s\W]s|\w+[^e\W]ed)\b"

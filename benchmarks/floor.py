@@ -1,7 +1,7 @@
 """Compare a step with its products, attention, softmax and optimiser alone.
 
     PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
-    .venv/bin/python benchmarks/floor.py --draw        # docs/images/floor.svg from benchmarks/floor.jsonl
+    .venv/bin/python benchmarks/floor.py --draw    # docs/images/floor.svg from floor.jsonl
 
 It needs data, index and cold start of the preset. The last step of a real run records every
 operation with its shapes. Each distinct operation is then repeated alone, on inputs that are ready
@@ -25,17 +25,20 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 
+# As a script it finds `common` in its own folder, and `lab` at the root.
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
-from book_pictures import ROOT, Drawing
 from common import Setting, load_setting, make_parser, run
+from lab.pictures.book import ROOT, Drawing
 
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
-from agent_r1.rollout import decoder, kv_cache, model_files, sampler
+from agent_r1.rollout import cpu_products, decoder, kv_cache, model_files, sampler
 from agent_r1.search.index import PassageIndex
-from agent_r1.training import batches
+from agent_r1.training import prefix_tree
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 
 OUT = Path(__file__).with_name("floor.jsonl")
 ROLLOUT, UPDATE = "rollout", "update"
@@ -71,9 +74,9 @@ def recorded(calls: Counter[Operation]) -> Iterator[None]:
         calls[ROLLOUT, "softmax", tuple(logits.shape)] += 1
         return real_sample(logits, *rest)
 
-    places = [(module, "attend", attention) for module in (decoder, kv_cache, batches)]
+    places = [(module, "attend", attention) for module in (decoder, kv_cache, prefix_tree)]
+    places += [(module, "product", product) for module in (decoder, cpu_products)]
     places += [
-        (decoder, "product", product),
         (sampler, "sample_tokens", sample),
         (kv_cache.KVCache, "decode", decode),
     ]
@@ -144,10 +147,8 @@ def last_step(
         env_of = partial(make_env, tools=setting.tools, config=setting.config.env)
         train(
             setting.config,
+            make_parts(setting.config, learner.actor, setting.chat, env_of, setting.questions),
             learner,
-            setting.chat,
-            env_of,
-            setting.questions,
             on_step,
             lambda _: {},
             lambda _: None,

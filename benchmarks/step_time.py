@@ -35,6 +35,7 @@ from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 
 
 def main() -> None:
@@ -62,9 +63,9 @@ def main() -> None:
     losses = [0.0]
 
     def timed(loss: Callable) -> Callable:
-        def inside(*arguments):
+        def inside(*arguments, **named_arguments):
             begin = time.perf_counter()
-            result = loss(*arguments)
+            result = loss(*arguments, **named_arguments)
             losses[0] += time.perf_counter() - begin
             return result
 
@@ -75,10 +76,8 @@ def main() -> None:
     env_of = partial(make_env, tools=s.tools, config=s.config.env)
     train(
         s.config,
+        make_parts(s.config, learner.actor, s.chat, env_of, s.questions),
         learner,
-        s.chat,
-        env_of,
-        s.questions,
         on_step,
         evaluate=lambda _: {},
         save=lambda _: None,

@@ -1,4 +1,4 @@
-"""benchmarks/ablation.sh: the commands that it gives are recorded, and those of one seed are
+"""lab/experiments/ablation.sh: the commands that it gives are recorded, and those of one seed are
 run."""
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ import subprocess
 
 import pytest
 import torch
-from benchmarks import ablation, summary
 from conftest import micro_config, random_model, trajectory_of
+from lab.experiments import ablation, summary
 from runs import ROOT, TINY, curve, main
 
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.training import loop
 from agent_r1.training.learner import Learner
-from agent_r1.training.losses import policy_loss
+from agent_r1.training.losses import policy_loss, token_ratios
 
 ARMS = ("masked", "tool-tokens", "tool-tokens-agent-n")
 
@@ -34,7 +34,7 @@ def commands(tmp_path) -> list[list[str]]:
     tiny = [*TINY[1:], "actor.kl_coef=0", "trainer.steps=2", "trainer.eval_every=0"]
     environment = {"AGENT_R1_VENV": str(tmp_path), "PRESET": "smoke", "PATH": "/usr/bin:/bin"}
     subprocess.run(
-        ["bash", ROOT / "benchmarks" / "ablation.sh", "0 1 2", *tiny], env=environment, check=True
+        ["bash", ROOT / "lab/experiments/ablation.sh", "0 1 2", *tiny], env=environment, check=True
     )
     return [line.split() for line in log.read_text().splitlines()]
 
@@ -45,7 +45,7 @@ def test_three_arms_from_one_cold_start_for_each_seed(
 ):
     *agents, table = commands
     assert table == [
-        "benchmarks/summary.py",
+        "lab/experiments/summary.py",
         *(f"ablation-{arm}-s{seed}" for seed in range(3) for arm in ARMS),
     ]
     cold = [argv[argv.index("--seed") + 1] for argv in agents if argv[0] == "cold-start"]
@@ -54,7 +54,7 @@ def test_three_arms_from_one_cold_start_for_each_seed(
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     shutil.copytree(produced / "artifacts", tmp_path / "artifacts")
     for argv in agents[:12]:
-        by_script = argv[0] == "benchmarks/ablation.py"
+        by_script = argv[0] == "lab/experiments/ablation.py"
         assert (ablation.main(*argv[1:]) if by_script else main(*argv)) == 0, argv
     curves = [curve(tmp_path / "runs" / name) for name in table[1:4]]
     assert [[line["training/global_step"] for line in lines] for lines in curves] == [[1, 2]] * 3
@@ -115,7 +115,7 @@ def gradient(arm: str | None, batch: Batch, monkeypatch, *settings: str) -> torc
     with monkeypatch.context() as patch:
         patch.setattr(loop, "loss_normalizer", ablation.NORMALIZERS[arm or "tool-tokens"])
         update = ablation.update_on_all if arm else loop.update_actor
-        update(learner, batch, config, 1, torch.float32)
+        update(learner, batch, config, 1, torch.float32, token_ratios)
     return before - torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -136,10 +136,10 @@ def test_tool_tokens_meet_the_clip(monkeypatch):
     and not in the second."""
     moved = []
 
-    def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip):
+    def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, **bounds):
         tool_BT = mask_BT == ablation.TOOL
         moved.append((logprobs_BT - old_BT)[tool_BT].abs().max().item())
-        return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip)
+        return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, **bounds)
 
     monkeypatch.setattr(loop, "policy_loss", watching)
     gradient(

@@ -22,7 +22,7 @@ from agent_r1.config import (
     to_yaml,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED, renamed_card
+from agent_r1.config.renamed import RENAMED, translate_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
@@ -71,9 +71,9 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():
-    assert renamed_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
-    assert renamed_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
-    assert renamed_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})[
+    assert translate_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
+    assert translate_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]
+    assert translate_card({"score": 0.5, "score_ci95": [0.3, 0.7], "em_ci95": [0.4, 0.6]})[
         "score_ci95"
     ] == [0.3, 0.7]
 
@@ -331,7 +331,8 @@ def documented() -> list[str]:
         *(root / "docs").rglob("*.md"),
         *(root / "recipes").glob("*/README.md"),
     ]
-    words = rf"\b(?:{'|'.join(name for name in Config.model_fields)})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
+    sections = "|".join(Config.model_fields)
+    words = rf"\b(?:{sections})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
     return sorted({found for page in pages for found in re.findall(words, page.read_text())})
 
 

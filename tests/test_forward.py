@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
-from agent_r1.training.batches import micro_batches, micro_batches_of
+from agent_r1.training.batches import micro_batches
 from agent_r1.training.forward import Critic, action_logprobs, action_values
+from agent_r1.training.prefix_tree import SharedRows, micro_batches_of
 
 VOCAB = 40
 
@@ -151,7 +152,7 @@ def test_a_tree_has_the_rows_logprobs_values_and_gradient(model, seed, max_token
 
     seen = []
     for index_B, part in micro_batches_of(batch, max_tokens):
-        assert part.tree is not None
+        assert isinstance(part, SharedRows)
         ours = *action_logprobs(model, part, 0.7, entropy=True), action_values(critic, part)
         T = part.ids_BT.shape[1]
         for mine, its in zip(ours, plain, strict=True):
@@ -173,10 +174,11 @@ def test_a_tree_computes_equal_beginnings_once():
     [(_, part)] = micro_batches_of(batch, 10_000)
     assert part.tree.ids_PN.tolist() == [[1, 2, 3, 4, 5, 6, 7, 8, 9]]
     assert part.tree.depths_PN.tolist() == [[0, 1, 2, 3, 4, 5, 6, 6, 5]]
+    assert type(part[torch.tensor([1, 3])]) is Batch  # other rows have another tree
 
 
 def test_rows_without_common_beginnings_stay_rows(batch):
-    assert all(part.tree is None for _, part in micro_batches_of(batch, 10_000))
+    assert not any(isinstance(part, SharedRows) for _, part in micro_batches_of(batch, 10_000))
 
 
 # ------------------------------------------------------------------------------------ micro-batches

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.data import json_files
-from agent_r1.data.json_files import checked_records, json_records
+from agent_r1.data.json_files import json_records, parse_records
 from agent_r1.ground.errors import AgentR1Error
 
 VALUES = st.recursive(
@@ -74,4 +74,4 @@ def test_a_file_of_nothing_but_corrupt_records_is_given_up(monkeypatch):
     monkeypatch.setattr("agent_r1.data.json_files.MAX_CORRUPT", 100)
     endless = ((f"line {n}", ValueError("no JSON")) for n in range(10**9))
     with fails_with("bad_records"):
-        list(checked_records(endless, lambda value: value, "x.json", True, []))
+        list(parse_records(endless, lambda value: value, "x.json", True, []))

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 import pytest
 import torch
 from batches import inputs_of
-from benchmarks import bands, corridor, ratios
-from benchmarks.book_pictures import PICTURES
-from benchmarks.museum_picture import museum
+from lab.experiments import bands, corridor, ratios
+from lab.pictures.book import PICTURES
+from lab.pictures.museum import museum
 from runs import ROOT, metric_patterns
 
 from agent_r1.config.settings import AdvantageConfig, EnvConfig
@@ -428,7 +428,7 @@ def test_a_picture_is_what_the_code_draws(name):
         (PICTURES | {"museum": museum})[name](),
         (ROOT / "docs" / "images" / f"{name}.svg").read_text(),
     )
-    assert drawn == there, "run python benchmarks/book_pictures.py"
+    assert drawn == there, "run python lab/pictures/book.py"
     ElementTree.fromstring(drawn)
 
 
@@ -441,13 +441,15 @@ def curve(name: str) -> list[dict]:
 
 def test_the_bands_are_those_of_the_recorded_runs():
     text, runs = bands.LAB.read_text(), json.loads(bands.BANDS.read_text())
-    assert bands.run_table(runs) in bands.LESSON.read_text(), "run python benchmarks/bands.py"
+    assert bands.run_table(runs) in bands.LESSON.read_text(), "run python lab/experiments/bands.py"
     made = [
         line
         for line in bands.metric_table(runs).splitlines()
         if not line.endswith("|  " * len(runs) + "|")
     ]
-    assert all(line in text for line in made) and len(made) > 50, "run python benchmarks/bands.py"
+    assert all(line in text for line in made) and len(made) > 50, (
+        "run python lab/experiments/bands.py"
+    )
     healthy, smoke = (
         curve("healthy"),
         runs["smoke, grpo"],

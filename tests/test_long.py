@@ -8,18 +8,18 @@ import sys
 from importlib import import_module
 
 import pytest
-from benchmarks.long import __main__ as long
-from benchmarks.long.mutation import FAULTS, file_of, mutated
+from lab.rehearsals import __main__ as long
+from lab.rehearsals.mutation import FAULTS, file_of, mutated
 
 
 def test_the_page_is_made_of_the_files():
     text = long.PAGE.read_text()
-    assert text == long.page(text), "run `python -m benchmarks.long --table`"
+    assert text == long.page(text), "run `python -m lab.rehearsals --table`"
 
 
 def test_every_part_can_run():
     assert "mutation" in long.parts()
-    assert all(callable(import_module(f"benchmarks.long.{name}").run) for name in long.parts())
+    assert all(callable(import_module(f"lab.rehearsals.{name}").run) for name in long.parts())
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.area}: {fault.says}")

@@ -1,4 +1,4 @@
-"""What policies without an answer get out of each reward (benchmarks/red_team.py,
+"""What policies without an answer get out of each reward (lab/experiments/red_team.py,
 docs/safety.md)."""
 
 from __future__ import annotations
@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from benchmarks import red_team
 from building import trust
 from judging import stand_in
+from lab.experiments import red_team
 from runs import ROOT
 from serving import serving
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 import pytest
-from benchmarks import sentinel
 from conftest import random_model
+from lab.experiments import sentinel
 from letters import LetterEnv, SilentEnv, letters_run
 from qa_files import a_step_of_maths
 from runs import ROOT, main
@@ -156,7 +156,7 @@ def test_a_fall_is_held_against_the_runs_own_noise(swing, falls):
 
 
 def test_recorded_runs_that_were_held_back():
-    """The runs that no threshold was chosen on: `benchmarks/sentinel.py`, whose table
+    """The runs that no threshold was chosen on: `lab/experiments/sentinel.py`, whose table
     docs/lab/estimators.md prints."""
     page = (ROOT / "docs/lab/estimators.md").read_text()
     assert sentinel.table(sentinel.HELD_BACK) in page and sentinel.table(sentinel.CHOSEN_ON) in page

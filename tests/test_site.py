@@ -16,9 +16,10 @@ sys.path.insert(0, str(ROOT / "docs" / "site"))
 from annotate import annotated, segments  # noqa: E402
 
 pytestmark = pytest.mark.slow  # the whole book is built
-PATH = re.findall(
-    r"\((src/agent_r1/[\w/]+\.py)\)",
-    (ROOT / "README.md").read_text().split("## What is special")[0],
+PATH = ["one_file.py"] + re.findall(
+    r"^\d+\. \[[\w./]+\]\((src/agent_r1/[\w/]+\.py)\)",
+    (ROOT / "README.md").read_text(),
+    re.MULTILINE,
 )
 
 
@@ -74,6 +75,18 @@ def test_the_annotated_source_is_the_source(site, name):
     page = html.unescape(re.sub(r"<[^>]+>", "", (site / "code" / f"{name}.html").read_text()))
     for line in shown:
         assert line.strip() in page
+
+
+def test_a_note_links_to_its_lesson(site):
+    page = annotated('"""X."""\n\nA = 1\n# Why (lesson 5).\nB = 2\n', "src/x.py")
+    assert '<a class="lesson" href="../../lessons/05-advantages.html">lesson 5</a>' in page
+    links = 0
+    for name in PATH:
+        file = site / "code" / f"{name}.html"
+        for target in re.findall(r'class="lesson" href="([^"]+)"', file.read_text()):
+            assert (file.parent / target).resolve().is_file(), (name, target)
+            links += 1
+    assert links >= 12
 
 
 def test_a_list_item_of_a_docstring_stays_whole_and_a_block_keeps_its_lines():

@@ -1,4 +1,4 @@
-"""benchmarks/long/_varlen.py, the stand-in for flash-attn's kernels, against padded rows and
+"""lab/rehearsals/_varlen.py, the stand-in for flash-attn's kernels, against padded rows and
 against a plain softmax."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import (
 )
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from benchmarks.long import _varlen as varlen
+from lab.rehearsals import _varlen as varlen
 
 
 @pytest.fixture

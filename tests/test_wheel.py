@@ -57,9 +57,7 @@ def made(tmp_path_factory) -> tuple[Path, Path]:
     for name in files:
         if os.path.lexists(ROOT / name):
             (folder / "checkout" / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(
-                ROOT / name, folder / "checkout" / name, follow_symlinks=False
-            )  # src/agent_r1_recipes is a link
+            shutil.copy(ROOT / name, folder / "checkout" / name)
     run(sys.executable, "-c", BUILD, "build_sdist", folder, cwd=folder / "checkout")
     [archive] = folder.glob("*.tar.gz")
     with tarfile.open(archive) as packed:
@@ -122,18 +120,22 @@ def test_the_archives_hold_what_belongs_to_the_package(made):
         ".json",
         ".jinja",
     )
-    own = {
-        f"{package}/{file.relative_to(ROOT / folder)}"
-        for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes"))
-        for file in (ROOT / folder).rglob("*")
-        if file.is_file() and file.suffix in kinds and "tests" not in file.relative_to(ROOT).parts
-    }
+    sources = {}  # name in the wheel: name in the checkout and in the source archive
+    for package, folder in (("agent_r1", "src/agent_r1"), ("agent_r1_recipes", "recipes")):
+        for file in (ROOT / folder).rglob("*"):
+            inside = file.relative_to(ROOT / folder)
+            if file.is_file() and file.suffix in kinds and "tests" not in inside.parts:
+                sources[f"{package}/{inside}"] = f"{folder}/{inside}"
+    own = set(sources)
     assert {"agent_r1_recipes/laptop/smoke.yaml", "agent_r1_recipes/credit/recipe.toml"} < own
     assert {"agent_r1_recipes/tinymath/README.md", "agent_r1/config/names.toml"} < own
-    assert own <= wheeled and {f"src/{name}" for name in own} <= packed
+    assert own <= wheeled and set(sources.values()) <= packed
+    assert "src/agent_r1_recipes/__init__.py" in packed  # `PYTHONPATH=src` works in the archive
     assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"} <= packed
     assert not [
-        name for name in wheeled if "tests" in Path(name).parts or name.startswith("benchmarks/")
+        name
+        for name in wheeled
+        if "tests" in Path(name).parts or name.startswith(("benchmarks/", "lab/"))
     ]
 
 

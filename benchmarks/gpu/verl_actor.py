@@ -5,7 +5,7 @@
 It measures an update and log-probabilities. The worker is verl's (FSDP2, packed rows, dynamic
 batches). Two things are replaced. Ray, which verl imports in every module, is not used by this
 worker. The wheel of flash-attn is on no package index, so PyTorch's attention replaces it
-(benchmarks/long/_varlen.py). Out: one line of JSON, with the plan's figures next to the measured
+(lab/rehearsals/_varlen.py). Out: one line of JSON, with the plan's figures next to the measured
 ones. Without a GPU the model is tiny: that tests this script and measures nothing.
 """
 
@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+from lab.rehearsals import _varlen
+
 from agent_r1.app import plan
 from agent_r1.config import load_config
 from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
 from benchmarks.gpu.common import CUDA, finished, peak_gib, reset_peak, shape_here
-from benchmarks.long import _varlen
 
 ROWS = 4
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
@@ -64,11 +65,11 @@ def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
     sys.meta_path.insert(0, NoRay())
     os.environ |= ONE_PROCESS | {"MASTER_PORT": os.environ.get("MASTER_PORT", "29555")}
     if not CUDA:
-        from benchmarks.long._as_on_a_gpu import NEEDS
+        from lab.rehearsals._as_on_a_gpu import NEEDS
 
         os.environ |= NEEDS
     _varlen.install()
-    from benchmarks.long import _real_shapes_rank, real_shapes
+    from lab.rehearsals import _real_shapes_rank, real_shapes
 
     real_shapes.make_model(real_shapes.hf_config(name, shape), folder)
     return _real_shapes_rank.make_worker(_real_shapes_rank.composed(folder, folder, tokens))
@@ -79,9 +80,8 @@ def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, floa
 
     A batch has ROWS rows of `tokens` tokens.
     """
+    from lab.rehearsals._real_shapes_rank import batch
     from verl.utils import tensordict_utils
-
-    from benchmarks.long._real_shapes_rank import batch
 
     for again in range(3):
         data = batch(tokens, ROWS, vocab, again)
@@ -116,7 +116,7 @@ def measure(name: str, tokens: int, folder: Path) -> dict[str, Any]:
     `sizes.MODELS` lacks."""
     shape = shape_here(name)
     worker = start_worker(shape, name, tokens, folder)
-    from benchmarks.long._real_shapes_rank import logprobs
+    from lab.rehearsals._real_shapes_rank import logprobs
 
     found: dict[str, Any] = {"model": name, "tokens": tokens, "weights_gib": peak_gib()}
     found["update"] = timed(worker.update_actor, tokens, shape.vocab)

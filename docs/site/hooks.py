@@ -1,6 +1,6 @@
 """Extend MkDocs for this book.
 
-* The README is the first page. Every linked file of the repository becomes a page, too: Python with its prose
+* docs/index.md is the first page. The README and every linked file of the repository becomes a page, too: Python with its prose
   next to its code (annotate.py), notebooks with their outputs. So links of a code-hosting page work on the site, too.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
 * A lesson's first use of a glossary term links to the glossary.
@@ -46,7 +46,7 @@ def on_files(files, config):
     for file in files.documentation_pages():
         ORIGIN[file.src_uri] = "docs/" + file.src_uri
     path = reading_path()
-    waiting = ["README.md", *path]
+    waiting = ["README.md", "one_file.py", *path]
     waiting += [target for origin in list(ORIGIN.values()) for target in targets(origin)]
     while waiting:
         origin = waiting.pop()
@@ -76,6 +76,7 @@ def contents(path: list[str]) -> str:
         "# The annotated source",
         "",
         "The source with its prose next to the code, in the order of the reading path.",
+        "Begin with [one_file.py](one_file.py): the whole idea in one file.",
         "",
     ]
     lines += [f"{i}. [{name.removeprefix('src/agent_r1/')}]({name})" for i, name in enumerate(path, 1)]
@@ -85,8 +86,6 @@ def contents(path: list[str]) -> str:
 
 def page_of(origin: str) -> str:
     """Return the site's page of a file of the repository."""
-    if origin == "README.md":
-        return "index.md"
     if origin.startswith("docs/"):
         return origin.removeprefix("docs/")
     return f"code/{origin}" if origin.endswith(".md") else f"code/{origin}.md"

@@ -61,6 +61,9 @@ class CreditActor(ActorConfig):
     span_clip_high: NonNegativeFloat = 4e-4
 
     @property
-    def clip(self) -> tuple[float, float, float]:
-        means = self.ratio_level in ("step", "sequence")
-        return (self.span_clip_low, self.span_clip_high, self.clip_dual) if means else super().clip
+    def clip(self):
+        """Return the narrower range if ratios are means over spans."""
+        clip = super().clip
+        if self.ratio_level in ("step", "sequence"):
+            return clip._replace(low=self.span_clip_low, high=self.span_clip_high)
+        return clip

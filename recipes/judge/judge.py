@@ -122,7 +122,7 @@ BEST = 10
 
 
 def read_grade(reply: str) -> float | None:
-    """Return the grade from 0 to 10 in a judge's reply; None if it has none, or several.
+    """Return the grade from 0 to 10 in a reply; None without one.
 
     `8`, `8/10`, `**8**`, `Score: 8` and `<think>...</think> 8` are 8. Several numbers are a grade
     only if one of them has a label; the last label counts, because a reply may quote the answer.
@@ -140,7 +140,7 @@ def read_grade(reply: str) -> float | None:
 
 
 def _grades(text: str) -> list[tuple[int, float]]:
-    """List the numbers of a text as grades out of ten, with the words before each.
+    """List the numbers of a text as grades, with the words before each.
 
     The result has no grade if a number is not from 0 to 10 or out of another number.
     """

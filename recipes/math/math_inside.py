@@ -214,7 +214,7 @@ def reduced(text: str) -> bool:
 
 
 def irrational(expression: Any) -> Fraction | None:
-    """Return the value of a number without a finite decimal, to 50 digits; None for others."""
+    """Return an irrational number to 50 digits; None for other expressions."""
     try:
         if not expression.is_number or not expression.is_real or expression.has(Float):
             return None

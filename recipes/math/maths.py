@@ -81,7 +81,10 @@ exec(compile({notation!r}, "notation.py", "exec"), vars(notation))
 
 
 def program() -> str:
-    """Return the program of the process: a sandbox sees no file of ours, so both travel as text."""
+    """Return the program of the process.
+
+    A sandbox sees no file of ours, so both travel as text.
+    """
     notation, inside = [
         Path(__file__).with_name(name).read_text(encoding="utf-8")
         for name in ("notation.py", "math_inside.py")

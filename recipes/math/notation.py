@@ -116,7 +116,10 @@ def _closing(text: str, opening: int) -> int:
 
 
 def _without_dollars(text: str) -> str:
-    """Tell the two meanings of a dollar sign apart: `$5` is money, `$5$ cm` is TeX."""
+    """Tell the two meanings of a dollar sign apart.
+
+    `$5` is money, `$5$ cm` is TeX.
+    """
     bare = text.replace(r"\$", "")
     if bare.count("$") == 1:
         return text if r"\$" in text else text.replace("$", r"\$")
@@ -309,7 +312,7 @@ def _word_named(word: str, attached: bool) -> str:
 
 
 def quantities(text: str) -> list[tuple[Fraction, str]] | None:
-    """Read a quantity in several units, such as `3 hours 20 minutes`; None for other texts."""
+    """Read a quantity such as `3 hours 20 minutes`; None for other texts."""
     if not QUANTITIES.fullmatch(text):
         return None
     parts = []
@@ -351,7 +354,7 @@ class Exact:
 
 
 def number(text: str) -> Exact | None:
-    """Read an integer, a decimal, a fraction or a mixed number exactly; None for other texts."""
+    """Read an integer, decimal, fraction or mixed number; None for other texts."""
     text = " ".join(text.split())
     if found := NUMERAL.fullmatch(text):
         sign, digits, exponent = found.groups()
@@ -388,7 +391,7 @@ def _integer(digits: str) -> int:
 
 
 def has_finite_decimal(value: Fraction) -> bool:
-    """Return whether the number can be written as a decimal, as 1/8 can and 1/3 cannot."""
+    """Return whether it can be written as a decimal: 1/8 can, 1/3 cannot."""
     below = value.denominator
     for prime in (2, 5):
         while below % prime == 0:

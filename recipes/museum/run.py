@@ -46,24 +46,23 @@ class Exhibit:
     compare: str = HEALTHY
     cause: str = ""
 
-    def patched(self, source: Path) -> dict[Path, str]:
-        """Return the new text of each file below `source`. Raises ValueError for a text that does
-        not occur once."""
+    def patched(self, core: Path, recipes: Path) -> dict[Path, str]:
+        """Return the new texts of files, which are in these folders of both packages.
+
+        Raises ValueError for a text that does not occur once.
+        """
         texts: dict[Path, str] = {}
-        for one in self.patch:
-            recipe = one["in"].startswith("recipes/")
-            file = (
-                one["in"].replace("recipes/", "agent_r1_recipes/", 1)
-                if recipe
-                else f"agent_r1/{one['in']}"
-            )
-            text = texts.get(source / file) or (source / file).read_text()
-            if text.count(one["text"]) != 1:
-                raise ValueError(
-                    f"{self.name}: {file} has {one['text']!r} {text.count(one['text'])} times, not "
-                    "once"
-                )
-            texts[source / file] = text.replace(one["text"], one["becomes"])
+        for change in self.patch:
+            name = change["in"]
+            if name.startswith("recipes/"):
+                file = recipes / name.removeprefix("recipes/")
+            else:
+                file = core / name
+            text = texts.get(file) or file.read_text()
+            count = text.count(change["text"])
+            if count != 1:
+                raise ValueError(f"{self.name}: {file} has {change['text']!r} {count} times")
+            texts[file] = text.replace(change["text"], change["becomes"])
         return texts
 
 
@@ -73,14 +72,18 @@ def read_exhibits() -> dict[str, Exhibit]:
 
 
 def copied_source(exhibit: Exhibit, folder: Path) -> Path:
-    """Copy the source to `folder`, with the exhibit's patch."""
+    """Copy the source to `folder`, with the exhibit's patch.
+
+    The copy has both packages side by side, as an installation has.
+    """
     for package in (agent_r1, agent_r1_recipes):
         shutil.copytree(
             package.__path__[0],
             folder / package.__name__,
             ignore=shutil.ignore_patterns("__pycache__", "recorded"),
         )
-    for file, text in exhibit.patched(folder).items():
+    copies = (folder / "agent_r1", folder / "agent_r1_recipes")
+    for file, text in exhibit.patched(core=copies[0], recipes=copies[1]).items():
         file.write_text(text)
     return folder
 

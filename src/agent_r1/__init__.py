@@ -1,7 +1,15 @@
 """Train LLM agents with multi-turn reinforcement learning, and read how it works.
 
-The names in `PUBLIC` are the interface for recipes, notebooks and your own code: `from agent_r1
-import AgentEnv`. Each is imported on first use. The decorator `tool` has the name of its package:
+    from agent_r1 import open_run
+
+    run = open_run("laptop", "grpo", seed=0)
+    run.train()
+    print(run.evaluate())
+
+Two groups of names are public (docs/python.md lists them). `USERS` is for programs and notebooks
+that train, play and write tools or environments. `AUTHORS` is for recipes that add an estimator, a
+data source or a command. Both are imported in the same way: `from agent_r1 import AgentEnv`. Each
+name is imported on first use. The decorator `tool` has the name of its package:
 `from agent_r1.tool import tool`.
 """
 
@@ -9,18 +17,10 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-PUBLIC = {
-    "app.parser": ("command", "option"),
+USERS = {
+    "app.open_run": ("Evaluation", "Run", "Training", "open_run"),
     "config": ("Config", "load_config"),
-    "config.settings": (
-        "ActorConfig",
-        "AdvantageConfig",
-        "DataConfig",
-        "EnvConfig",
-        "OutsideFingerprint",
-        "RolloutConfig",
-        "Trusted",
-    ),
+    "config.settings": ("AdvantageConfig",),
     "core": (
         "Action",
         "AgentEnv",
@@ -36,42 +36,68 @@ PUBLIC = {
         "StopReason",
         "Trajectory",
     ),
+    "env": ("make_env",),
+    "env.hermes": ("Hermes", "HermesToolEnv"),
+    "ground.errors": ("AgentR1Error", "ConfigError"),
+    "rollout.chat_format": ("ChatFormat",),
+    "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed"),
+    "rollout.policies": ("load_any",),
+    "rollout.rollouts": ("run_episodes",),
+    "rollout.sampler": ("LocalPolicy",),
+    "rollout.setup": ("make_loop",),
+    "rollout.training_rows": ("Batch", "TrainingRow", "collate", "trajectory_rows"),
+    "tool": ("call_tool", "make_tools"),
+    "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult"),
+    "tool.batch": ("BatchTool",),
+    "tool.search": ("SearchTool",),
+    "training.advantages": ("grpo", "ppo"),
+    "training.forward": ("action_logprobs",),
+    "training.losses": ("aggregate_loss", "policy_loss"),
+    "training.tiny_model": ("load_chat",),
+    "viewer.tokens": ("TOKEN_CSS", "tokens_html"),
+    "workspace": ("Workspace",),
+}
+"""Module -> names for whoever trains an agent, plays episodes, or writes a tool or environment."""
+
+AUTHORS = {
+    "app.parser": ("command", "option"),
+    "config.settings": (
+        "ActorConfig",
+        "DataConfig",
+        "EnvConfig",
+        "OutsideFingerprint",
+        "RolloutConfig",
+        "Trusted",
+    ),
     "data.json_files": ("json_records",),
     "data.storage": ("Passage",),
     "data.source": ("Asked", "Made", "Source"),
     "data.spellings": ("title_key",),
     "data.splits": ("RecordSource",),
-    "env": ("make_env",),
     "env.base": ("BaseToolEnv",),
     "env.dialect": ("Dialect", "Part"),
-    "env.hermes": ("Hermes", "HermesToolEnv"),
     "env.stateful_env": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "send"),
-    "ground.errors": ("AgentR1Error", "ConfigError", "extra", "first_line"),
+    "ground.errors": ("extra", "first_line"),
     "ground.files": ("make_once", "write_whole"),
-    "rollout.chat_format": ("ChatFormat",),
-    "rollout.decoder": ("Decoder",),
     "rollout.columns": ("Column",),
-    "rollout.episode": ("AgentEnvLoop", "AgentFlowBase", "Task", "derive_seed"),
-    "rollout.policies": ("load_any", "token_logprobs"),
-    "rollout.rollouts": ("Rollouts", "run_episodes"),
-    "rollout.training_rows": ("Batch", "TrainingRow", "collate", "trajectory_rows"),
-    "rollout.sampler": ("LocalPolicy",),
-    "rollout.setup": ("make_loop",),
+    "rollout.decoder": ("Decoder",),
+    "rollout.policies": ("token_logprobs",),
+    "rollout.rollouts": ("Rollouts",),
     "search.index": ("Hit",),
-    "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult"),
-    "tool.batch": ("BatchTool",),
-    "tool.search": ("SearchTool",),
-    "training.advantages": ("Estimator", "gae", "grpo", "ppo", "standardize", "whiten"),
+    "training.advantages": ("Estimator", "gae", "standardize", "whiten"),
     "training.chat_tools": ("tools_template",),
     "training.parts": ("make_estimator",),
     "training.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
-    "training.tiny_model": ("load_chat", "save_tokenizer", "train_tokenizer"),
-    "workspace": ("Workspace",),
+    "training.tiny_model": ("save_tokenizer", "train_tokenizer"),
 }
-"""Module -> the names that it makes public."""
-_MODULES = {name: module for module, names in PUBLIC.items() for name in names}
+"""Module -> further names for authors of recipes (CONTRIBUTING.md)."""
+
+_MODULES: dict[str, str] = {}
+for _group in (USERS, AUTHORS):
+    for _module, _names in _group.items():
+        _MODULES |= dict.fromkeys(_names, _module)
 
 
 def __getattr__(name: str) -> Any:
@@ -83,4 +109,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*_MODULES, "PUBLIC", "__version__"])
+    return sorted([*_MODULES, "AUTHORS", "USERS", "__version__"])

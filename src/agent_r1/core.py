@@ -5,9 +5,9 @@ Start here. Next: `rollout/chat_format.py`, which turns chat messages into obser
 An *episode* is a conversation between a policy (the language model) and an environment, recorded as
 a `Trajectory`. Each of its `Step`s is one turn, a transition of the Markov decision process:
 
-    observation ids  ── the policy's input: the prompt, or all tokens so far plus the tool's reply
-    action ids       ── the tokens that the policy sampled, with their log-probabilities at sampling time
-    reward           ── the environment's reward for the action
+    observation ids   the policy's input: the prompt, or all tokens so far plus the tool's reply
+    action ids        the tokens that the policy sampled, with their log-probabilities then
+    reward            the environment's reward for the action
 
 `action_ids` are exactly the sampled ids. They are decoded once, for the environment, and never
 encoded again. Encoding the text again may give different ids, which would train the model on
@@ -133,6 +133,8 @@ class Observation:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the callable tools in OpenAI's form; only the first observation's are
     read."""
+    calls: Sequence[str] = ()
+    """Names of the calls that `messages` answer, for templates that write a result with them."""
     rewrite: bool = False
     """False: append `messages` to the context. True: replace the context with them."""
     extra: dict[str, Any] = field(default_factory=dict)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
-from agent_r1.config.recipes import added
+from agent_r1.config.recipes import recipe_code
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
@@ -54,7 +54,7 @@ class Workspace:
     def data(self) -> Path:
         c = self.config
         made_of = fingerprint(
-            c.data, c.seed, c.env.name, *code(c.data.name, *added({"data": [c.data.name]}))
+            c.data, c.seed, c.env.name, *code(c.data.name, *recipe_code({"data": [c.data.name]}))
         )
         return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
 
@@ -218,7 +218,7 @@ class Workspace:
         Raises AgentR1Error if there is no index.
         """
         config, env, searcher = self.config, self.config.env, None
-        if env.searches:
+        if config.searches:
             from agent_r1.search.searcher import Searcher
 
             searcher = Searcher(self.remote_index(tell) if config.search.url else self.load_index())
@@ -259,7 +259,7 @@ class Workspace:
     @property
     def needs_index(self) -> bool:
         """Return whether the agent searches an index of this process."""
-        return self.config.env.searches and not self.config.search.url
+        return self.config.searches and not self.config.search.url
 
     def load_index(self) -> PassageIndex:
         """Open this configuration's index. Raises AgentR1Error if there is none."""
@@ -319,7 +319,7 @@ class Workspace:
     def retriever(self) -> str:
         """Describe the agent's search for the eval card."""
         s = self.config.search
-        if not self.config.env.searches:
+        if not self.config.searches:
             return "none"
         if s.foreign:
             return f"{s.url}, top {s.top_k}"

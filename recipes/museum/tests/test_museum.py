@@ -20,7 +20,9 @@ EXHIBITS = read_exhibits()
 def test_each_patch_applies_to_the_source(tmp_path):
     """It compiles, and names nothing that is not defined."""
     for exhibit in EXHIBITS.values():
-        for number, text in enumerate(exhibit.patched(ROOT / "src").values()):
+        for number, text in enumerate(
+            exhibit.patched(ROOT / "src/agent_r1", ROOT / "recipes").values()
+        ):
             (tmp_path / f"{exhibit.name}{number}.py").write_text(text)
         files = [word for word in exhibit.tests.split() if word.endswith(".py")]
         assert all(

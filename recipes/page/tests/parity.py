@@ -1,7 +1,7 @@
 """Compare the page's scripts, under Node, with Python on the same rounded weights.
 
 In: a packed page. Out: counts of equal episodes, and the largest difference of a log-probability.
-`tests/test_page.py` compares a sample, `benchmarks/long/page.py` everything.
+`tests/test_page.py` compares a sample, `lab/rehearsals/page.py` everything.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
+from agent_r1.app.open_run import run_name
 from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
@@ -35,7 +36,7 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, changed, from_yaml, load_config, preset_title, tables
+from agent_r1.config import Config, changed, from_yaml, load_config, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -50,14 +51,20 @@ def main(argv: list[str] | None = None) -> int:
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
     try:
-        for words in _split(sys.argv[1:] if argv is None else argv, "then"):
-            if code := run_command(words):
+        if argv is None:
+            argv = sys.argv[1:]
+        for words in _split(argv, "then"):
+            code = run_command(words)
+            if code:
                 return code
         return 0
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
-        return _fail(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", 130)
+        message = "interrupted"
+        if str(interrupt):
+            message += f": {interrupt}"
+        return _fail(message, 130)
     except BrokenPipeError:  # `agent-r1 ... | head`
         return 0
     except OSError as error:
@@ -83,8 +90,11 @@ def run_command(argv: list[str] | None = None) -> int:
 def _split(argv: list[str], word: str) -> list[list[str]]:
     """Split a command line at each `word`."""
     parts: list[list[str]] = [[]]
-    for item in argv:
-        parts.append([]) if item == word else parts[-1].append(item)
+    for argument in argv:
+        if argument == word:
+            parts.append([])
+        else:
+            parts[-1].append(argument)
     return parts
 
 
@@ -101,31 +111,19 @@ def _config(a: Namespace) -> Config:
 
     `--run NAME` alone loads the saved configuration of that run.
     """
-    said = a.preset or a.settings or a.engine or a.seed is not None
-    if getattr(a, "run", None) and not said:
-        saved = home() / "runs" / a.run / "config.yaml"
-        if saved.exists():
-            return from_yaml(saved)
-    algorithm = " ".join(item for item in a.settings if "=" not in item)
-    overrides = [item for item in a.settings if "=" in item] + (
-        [f"engine={a.engine}"] if a.engine else []
-    )
+    names_settings = a.preset or a.settings or a.engine or a.seed is not None
+    if getattr(a, "run", None) and not names_settings:
+        file = home() / "runs" / a.run / "config.yaml"
+        if file.exists():
+            return from_yaml(file)
+    algorithm = " ".join(word for word in a.settings if "=" not in word)
+    overrides = [word for word in a.settings if "=" in word]
+    if a.engine:
+        overrides.append(f"engine={a.engine}")
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
     )
-
-
-def _run_name(a: Namespace, config: Config) -> str:
-    default = f"{preset_title(config.preset)}-{config.algorithm}" + (
-        "-verl" if config.engine == "verl" else ""
-    )
-    name = a.run or default + (f"-s{config.seed}" if config.seed else "")
-    if name.startswith(".") or "/" in name or "\\" in name:
-        raise ConfigError(
-            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
-        )
-    return name
 
 
 # --------------------------------------------------------------------------------------- the stages
@@ -223,7 +221,7 @@ def cold_start(a: Namespace) -> None:
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
-    name = _run_name(a, config)
+    name = run_name(config, a.run)
     if a.dry_run:
         from agent_r1.app.own_code import check_own
         from agent_r1.app.plan import print_plan
@@ -267,39 +265,15 @@ def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
+    name = run_name(config, a.run)
     from agent_r1.app import stages
-    from agent_r1.inference.agent import model_folder
-    from agent_r1.training.checkpoint import verify_checkpoint
-    from agent_r1.training.run import start_model
-    from agent_r1.training.run_dir import RunDir, check_same_settings, open_run
-    from agent_r1.workspace import Workspace
 
-    paths = Workspace(config)
-    run = RunDir(paths.run(_run_name(a, config)))
-    check_same_settings(run, config)
-    if a.before:
-        model, card, title = start_model(paths), "eval_before.json", "evaluate before RL"
-    elif not run.finished(config.trainer.steps):
-        how = (
-            f"has not finished its {config.trainer.steps} steps"
-            if run.begun()
-            else "does not exist"
-        )
-        raise AgentR1Error(f"{run.path} {how}; run `agent-r1 train` first", code="unfinished_run")
-    else:
-        verify_checkpoint(run.latest_checkpoint())
-        model, card, title = model_folder(run.latest_checkpoint()), "eval.json", "evaluate after RL"
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
-    if any(
-        value is not None
-        for value in (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
-    ):
-        return _evaluate_models(a, model, config)
-    paths.make_task()
-    stages.run_eval(config, model, run.path / card, title, eval_condition(a))
-    if a.before:
-        open_run(run, config)
+    other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    if any(value is not None for value in other):
+        return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
+    stages.evaluate_run(config, name, a.before, eval_condition(a))
 
 
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
@@ -308,25 +282,38 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import Workspace
 
-    file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    other = [f"data.name={a.dataset}"] if a.dataset and not file else []
+    file = None
+    other = []
+    if (a.dataset or "").endswith(".parquet"):
+        file = Path(a.dataset)
+    elif a.dataset:
+        other = [f"data.name={a.dataset}"]
     if model and config:
-        models, config = [model], changed(config, other)
+        models = [model]
+        config = changed(config, other)
     else:
-        settings = [item if "=" in item else f"algorithm={item}" for item in a.settings]
-        settings += [
-            f"{key}={value}"
-            for key, value in (("engine", a.engine), ("seed", a.seed))
-            if value is not None
-        ]
-        found = [
-            agent.find_model(a.run, hf_path=name, preset=a.preset, overrides=settings + other)
-            for name in a.model
-        ]
-        models, config = [folder for folder, _ in found], found[0][1]
-    paths, split = Workspace(config), a.split or "test"
+        settings = [word if "=" in word else f"algorithm={word}" for word in a.settings]
+        if a.engine is not None:
+            settings.append(f"engine={a.engine}")
+        if a.seed is not None:
+            settings.append(f"seed={a.seed}")
+        models = []
+        configs = []
+        for name in a.model:
+            folder, config_of_model = agent.find_model(
+                a.run, hf_path=name, preset=a.preset, overrides=settings + other
+            )
+            models.append(folder)
+            configs.append(config_of_model)
+        config = configs[0]
+    paths = Workspace(config)
     paths.make_task()
-    rows, split = (read_rows(file), file.stem) if file else (paths.load_rows(split), split)
+    split = a.split or "test"
+    if file:
+        rows = read_rows(file)
+        split = file.stem
+    else:
+        rows = paths.load_rows(split)
     compare.evaluate_models(
         models,
         config,
@@ -349,7 +336,7 @@ def report(a: Namespace) -> None:
         from agent_r1.viewer.report import write_report
 
     start = time.perf_counter()
-    path = write_report(home() / "runs" / _run_name(a, _config(a)))
+    path = write_report(home() / "runs" / run_name(_config(a), a.run))
     say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
 
 
@@ -378,11 +365,11 @@ def export(a: Namespace) -> None:
     checkpoint = (
         newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
     )
-    formats = {
-        name: file
-        for name in tables.names("export")
-        if (file := getattr(a, name.replace("-", "_")))
-    }
+    formats = {}
+    for name in tables.names("export"):
+        file = getattr(a, name.replace("-", "_"))
+        if file:
+            formats[name] = file
     for name, file in formats.items():
         tables.resolve("export", name, f"--{name}")(checkpoint, own_settings(checkpoint), file)
     if formats and not (a.target_dir or a.push_to_hub):
@@ -478,10 +465,10 @@ def tools(a: Namespace) -> int:
     from agent_r1.workspace import Workspace
 
     config = _config(a)
-    found = Workspace(config).load_tools()
+    all_tools = Workspace(config).load_tools()
     if a.call:
-        return 0 if play.call_by_hand(found, a.call, config.env) else 1
-    play.show_tools(offered_tools(found, config.env), a.schema)
+        return 0 if play.call_by_hand(all_tools, a.call, config.env) else 1
+    play.show_tools(offered_tools(all_tools, config.env), a.schema)
     return 0
 
 

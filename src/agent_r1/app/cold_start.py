@@ -43,8 +43,8 @@ def make_cold_start(paths: Workspace) -> None:
     """
     config = paths.config
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
-    taught = not config.model.path or config.cold_start.warm_steps
-    if taught and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
+    teaches = not config.model.path or config.cold_start.warm_steps
+    if teaches and not own_task and ("teacher" not in config.data_facts or not config.searches):
         raise ConfigError(
             "this task has no demonstrator: set cold_start.demonstrator to your function "
             "(FILE.py:FUNCTION), "
@@ -73,7 +73,8 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
     All stages and runs start from that commit, whatever is published under the name later.
     """
-    if scheme := tables.scheme_of(name):
+    scheme = tables.scheme_of(name)
+    if scheme:
         return stage(
             f"start model: {name}, as a model folder",
             paths.fetched,
@@ -86,8 +87,8 @@ def _fetch_model(paths: Workspace, name: str) -> None:
         return
     # The hub's cache was emptied, or a part of it.
     if paths.fetched.exists() and hub.damage(paths.pretrained):
-        known = json.loads((paths.fetched / "manifest.json").read_text())
-        name = f"{name.partition('@')[0]}@{known['revision']}"
+        manifest_of_fetch = json.loads((paths.fetched / "manifest.json").read_text())
+        name = f"{name.partition('@')[0]}@{manifest_of_fetch['revision']}"
         shutil.rmtree(paths.fetched)
 
     def make(part: Path) -> str:
@@ -110,21 +111,21 @@ def _teach(paths: Workspace, out: Path) -> str:
 
     config = paths.config
     set_threads(config.trainer.threads)
-    c, base, known, precision = config.cold_start, None, None, []
+    c = config.cold_start
+    base = None
+    model_chat = None
+    precision = []
     if config.model.path:
         base = paths.pretrained
-        known = chat_with_tools(base)
-    check_dialect(known or byte_chat(), config.env, tools=False)
-    say(
-        "  a demonstrator plays its questions ..."
-    )  # takes up to half a minute, before the bar below appears
-    own_task = c.demonstrator or c.episodes
-    play = (
-        own_demonstrations
-        if own_task
-        else plugins.import_object(config.data.facts["teacher"], "data.name")
-    )
-    chat, copy_rows, mix_rows = play(paths, known)
+        model_chat = chat_with_tools(base)
+    check_dialect(model_chat or byte_chat(), config.env, tools=False)
+    # This takes up to half a minute, before the bar below appears.
+    say("  a demonstrator plays its questions ...")
+    if c.demonstrator or c.episodes:
+        play = own_demonstrations
+    else:
+        play = plugins.import_object(config.data_facts["teacher"], "data.name")
+    chat, copy_rows, mix_rows = play(paths, model_chat)
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
@@ -156,7 +157,7 @@ def _teach(paths: Workspace, out: Path) -> str:
 
 
 def own_demonstrations(
-    paths: Workspace, known: ChatFormat | None = None
+    paths: Workspace, model_chat: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Return the chat format and training rows of a user-defined task.
 
@@ -164,7 +165,8 @@ def own_demonstrations(
     """
     from agent_r1.training import demonstrate
 
-    config, tools = paths.config, paths.load_tools()
+    config = paths.config
+    tools = paths.load_tools()
     c = config.cold_start
     if c.demonstrator:
         rows = paths.load_rows("train")
@@ -174,7 +176,7 @@ def own_demonstrations(
         )
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
-    chat = known or ChatFormat(
+    chat = model_chat or ChatFormat(
         train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size)
     )
     say(f"  {demonstrate.describe_demonstrations(episodes)}")

@@ -31,12 +31,14 @@ def write_recipe(folder: Path) -> None:
     if folder.exists():
         raise AgentR1Error(f"{folder} already exists; choose another name", code="already_exists")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    quoted = shlex.quote(str(folder))
+    shell_name = shlex.quote(str(folder))
     with whole(folder) as part:
         part.mkdir()
         for name in TEMPLATE_FILES:
             text = (resources.files("agent_r1.app") / "template" / name).read_text(encoding="utf-8")
-            (part / name).write_text(text.replace("NAME", folder.name).replace("FOLDER", quoted))
+            (part / name).write_text(
+                text.replace("NAME", folder.name).replace("FOLDER", shell_name)
+            )
         lines = (
             json.dumps({"question": q, "answer": a}) + "\n"
             for q, a in arithmetic(random.Random(0), 1800)
@@ -53,24 +55,26 @@ def write_recipe(folder: Path) -> None:
         "chat",
     ):
         command, *rest = words.split()
-        say(f"  agent-r1 {' '.join([command, *rest])} --recipe {quoted}")
+        say(f"  agent-r1 {' '.join([command, *rest])} --recipe {shell_name}")
     say(
-        f"and at any time: agent-r1 tools --recipe {quoted}; agent-r1 try --recipe {quoted}; "
-        f"python -m pytest {quoted}"
+        f"and at any time: agent-r1 tools --recipe {shell_name}; "
+        f"agent-r1 try --recipe {shell_name}; "
+        f"python -m pytest {shell_name}"
     )
 
 
 def arithmetic(rng: random.Random, count: int) -> list[tuple[str, str]]:
     """Return (question, answer) pairs: a quarter have one operation, the others two."""
-    found: dict[str, str] = {}
-    while len(found) < count:
+    answers: dict[str, str] = {}
+    while len(answers) < count:
         a, b, c = (rng.randrange(2, 100) for _ in range(3))
-        first, second = rng.choice("+-*"), rng.choice("+-")
-        left = {"+": a + b, "-": a - b, "*": a * b}[first]
+        first = rng.choice("+-*")
+        second = rng.choice("+-")
+        value = {"+": a + b, "-": a - b, "*": a * b}[first]
         if rng.random() < 0.25:
-            found[f"What is {a} {first} {b}?"] = str(left)
-        else:
-            found[f"What is ({a} {first} {b}) {second} {c}?"] = str(
-                left + c if second == "+" else left - c
-            )
-    return list(found.items())
+            answers[f"What is {a} {first} {b}?"] = str(value)
+            continue
+        question = f"What is ({a} {first} {b}) {second} {c}?"
+        value += c if second == "+" else -c
+        answers[question] = str(value)
+    return list(answers.items())

@@ -18,7 +18,7 @@ from agent_r1.tool import make_tools
 LOADERS = {
     "env.name": "agent_r1.env:environment",
     "env.reward": "agent_r1.reward.named:reward_of",
-    "rollout.flow": "agent_r1.rollout.rollouts:load_flow",  # PyTorch comes with it
+    "rollout.flow": "agent_r1.rollout.setup:load_flow",  # PyTorch comes with it
     "cold_start.demonstrator": "agent_r1.training.demonstrate:demonstrator_of",
 }
 """Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses
@@ -39,6 +39,6 @@ def check_own(config: Config) -> None:
             f"env.reward={config.env.reward}; unset one",
             code="unused_setting",
         )
-    named: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
+    own: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
-    offered_tools(named | dict.fromkeys(others), config.env)
+    offered_tools(own | dict.fromkeys(others), config.env)

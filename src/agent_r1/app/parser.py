@@ -72,7 +72,7 @@ CONFIGURED = (
         nargs="*",
         metavar="ALGORITHM|section.key=value",
         help=f"algorithm ({', '.join(ALGORITHMS)}), and settings that override the preset",
-    ),  # fmt: skip
+    ),
 )
 RUN = option(
     "--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])"
@@ -116,54 +116,60 @@ PROMPT = option(
 
 
 def share(text: str) -> float:
-    if not 0 < (value := float(text)) <= 1:
+    value = float(text)
+    if not 0 < value <= 1:
         raise ValueError  # argparse writes the message
     return value
 
 
 def temperature(text: str) -> float:
-    if not 0 <= (value := float(text)) <= 10:
+    value = float(text)
+    if not 0 <= value <= 10:
         raise ValueError
     return value
 
 
 def count(text: str) -> int:
-    if (value := int(text)) < 0:
+    value = int(text)
+    if value < 0:
         raise ValueError
     return value
 
 
 def eval_condition(a: Namespace) -> str | None:
     """Return how this evaluation changes the agent's tools, or None: see `compare.condition_of`."""
-    said = (
-        ["closed-book"] * a.closed_book
-        + [a.retriever]
-        + ([f"poison {a.poison:g}"] if a.poison else [])
-    )
-    if len(said := [word for word in said if word]) > 1:
+    conditions = []
+    if a.closed_book:
+        conditions.append("closed-book")
+    if a.retriever:
+        conditions.append(a.retriever)
+    if a.poison:
+        conditions.append(f"poison {a.poison:g}")
+    if len(conditions) > 1:
         raise ConfigError(
             "--closed-book, --retriever and --poison exclude one another; give only one",
             code="exclusive_options",
         )
-    return said[0] if said else None
+    return conditions[0] if conditions else None
 
 
 class _Parser(argparse.ArgumentParser):
     """Suggest the nearest word for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
-        if found := re.search(r"invalid choice: '(.*?)'(?= \(choose from (.*)\))", message):
-            choices = re.findall(r"[^', ]+", found[2])
-            message = message.replace(found[0], found[0] + nearest(found[1], choices))
+        match = re.search(r"invalid choice: '(.*?)'(?= \(choose from (.*)\))", message)
+        if match:
+            choices = re.findall(r"[^', ]+", match[2])
+            message = message.replace(match[0], match[0] + nearest(match[1], choices))
         super().error(message)
 
     def refuse(self, unknown: list[str]) -> NoReturn:
         """Exit with an error that names the unknown words and the nearest option."""
-        word, known = (
-            unknown[0].partition("=")[0],
-            [name for action in self._actions for name in action.option_strings],
-        )
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, known)}")
+        word = unknown[0].partition("=")[0]
+        options: list[str] = []
+        for action in self._actions:
+            options += action.option_strings
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, options)}")
 
 
 def _add_recipes(argv: list[str]) -> None:
@@ -192,7 +198,8 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
     argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does
     not exist.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
     _add_recipes(argv)
     parser = _Parser(
         prog="agent-r1",
@@ -213,22 +220,21 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
             epilog="examples:\n  " + "\n  ".join(examples),
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        more = (
-            _file_formats()
-            if name == "export"
-            else (RECIPE,)
-            if name in tables.names("command")
-            else ()
-        )
+        more: tuple[Any, ...] = ()
+        if name == "export":
+            more = _file_formats()
+        elif name in tables.names("command"):
+            more = (RECIPE,)
         for names, settings in (*options, *more):
             one.add_argument(*names, **settings)
     for name, facts in tables.entries("command").items():
         if name not in COMMANDS:  # listed, not imported
             commands.add_parser(name, help=facts.get("help"))
     arguments, rest = parser.parse_known_args(argv)
-    unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
-    if unknown:
-        commands.choices[arguments.command].refuse(unknown)
+    takes_settings = hasattr(arguments, "settings")
+    wrong_words = [word for word in rest if word.startswith("-") or not takes_settings]
+    if wrong_words:
+        commands.choices[arguments.command].refuse(wrong_words)
     if rest:
         arguments.settings += rest
     if "recipe" in arguments:

@@ -26,13 +26,15 @@ from agent_r1.config import Config, tables
 from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import ConfigError, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
+from agent_r1.inference.agent import model_folder
+from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
-from agent_r1.training.run_dir import RunDir, check_run
+from agent_r1.training.run_dir import RunDir, check_run, check_same_settings, open_run
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
@@ -48,6 +50,12 @@ def make_missing(paths: Workspace) -> None:
     paths.make_task()
     if not paths.start_model.exists():
         make_cold_start(paths)
+
+
+def is_prepared(paths: Workspace) -> bool:
+    """Return whether `make_missing` has nothing to do."""
+    has_index = paths.index.exists() or not paths.needs_index
+    return paths.data.exists() and has_index and paths.start_model.exists()
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
@@ -104,6 +112,42 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
         rows = paths.load_rows("train"), paths.load_rows("val")
         checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
+
+
+def run_dir(config: Config, name: str) -> RunDir:
+    """Return the files of the run `name`, which may not exist yet."""
+    return RunDir(Workspace(config).run(name))
+
+
+def evaluate_run(config: Config, name: str, before: bool, condition: str | None = None) -> dict:
+    """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
+    paths = Workspace(config)
+    run = run_dir(config, name)
+    model = evaluated_model(config, name, before)
+    paths.make_task()
+    if not before:
+        return run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
+    card = run_eval(config, model, run.path / "eval_before.json", "evaluate before RL", condition)
+    open_run(run, config)
+    return card
+
+
+def evaluated_model(config: Config, name: str, before: bool) -> Path:
+    """Return the folder of a run's trained model, or with `before` of its start model.
+
+    Raises AgentR1Error if the run has other settings, or is not finished.
+    """
+    run = run_dir(config, name)
+    check_same_settings(run, config)
+    if before:
+        return start_model(Workspace(config))
+    if not run.finished(config.trainer.steps):
+        state = "does not exist"
+        if run.begun():
+            state = f"has not finished its {config.trainer.steps} steps"
+        raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
+    verify_checkpoint(run.latest_checkpoint())
+    return model_folder(run.latest_checkpoint())
 
 
 def run_eval(

@@ -18,7 +18,6 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -26,14 +25,15 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
-from agent_r1.config.recipes import add, added, preset_names
-from agent_r1.config.renamed import RENAMED, translate_keys
-from agent_r1.config.settings import Engine, OutsideFingerprint, algorithm_has
+from agent_r1.config.recipes import add, preset_names, recipe_code
+from agent_r1.config.renamed import RENAMED, copy_sections, translate_keys
+from agent_r1.config.settings import Engine, OutsideFingerprint
 from agent_r1.config.whole import Config, declared_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
-ALGORITHMS, ENGINES = tables.names("estimator"), get_args(Engine)
+ALGORITHMS = tables.names("estimator")
+ENGINES = get_args(Engine)
 
 
 # --------------------------------------------------------------------------------------- load, save
@@ -57,28 +57,31 @@ def load_config(
     Raises ConfigError naming the key and its nearest match.
     """
     overriding = _resolve_paths(_read_overrides(overrides or []), Path.cwd())
-    overriding |= {
-        name: value
-        for name, value in (("algorithm", algorithm), ("seed", seed))
-        if value is not None
-    }
+    if algorithm is not None:
+        overriding["algorithm"] = algorithm
+    if seed is not None:
+        overriding["seed"] = seed
     files = _read_preset(preset)
-    preset = str(Path(preset).resolve()) if _is_file(preset) else preset
+    if _is_file(preset):
+        preset = str(Path(preset).resolve())
     default = {"algorithm": declared_settings().config.model_fields["algorithm"].default}
-    chosen = str(_merged(default, *files, overriding)["algorithm"])
+    final_algorithm = str(_merge(default, *files, overriding)["algorithm"])
     layers: list[dict[str, Any]] = []
     for file in files:
         per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
-        critic = chosen in per_algorithm and algorithm_has(chosen, "critic")
-        layers += [file, per_algorithm.get(chosen) or per_algorithm["ppo" if critic else "grpo"]]
-    return _validated(_merged(*layers, {"preset": preset}, overriding), trains)
+        critic = final_algorithm in per_algorithm and tables.algorithm_has(
+            final_algorithm, "critic"
+        )
+        relative = "ppo" if critic else "grpo"
+        layers += [file, per_algorithm.get(final_algorithm) or per_algorithm[relative]]
+    return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
 
 
 def changed(config: Config, overrides: list[str]) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
     does."""
-    return _validated(
-        _merged(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd()))
+    return _validate(
+        _merge(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd()))
     )
 
 
@@ -95,25 +98,26 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         there.
     """
     try:
-        saved = bounds.parse_yaml(path.read_text(encoding="utf-8"))
+        values = bounds.parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore "
             "the file",
             code="damaged_config",
         ) from None
-    preset = str(saved.get("preset", "")) if isinstance(saved, dict) else ""
+    preset = ""
+    if isinstance(values, dict):
+        preset = str(values.get("preset", ""))
+        values = translate_keys(values)
     table = Path(preset).parent / "recipe.toml" if _is_file(preset) else None
     if written_here and table:
         add(table)
     try:
-        config = _validated(translate_keys(saved) if isinstance(saved, dict) else saved)
+        config = _validate(values)
     except ConfigError as error:
-        theirs = (
-            f" Or does it need the names of its recipe, --recipe {table.parent}?"
-            if table and table.is_file()
-            else ""
-        )
+        theirs = ""
+        if table and table.is_file():
+            theirs = f" Or does it need the names of its recipe, --recipe {table.parent}?"
         raise ConfigError(
             f"{path}: {error}; was this run made by another version?{theirs}", code=error.code
         ) from None
@@ -124,21 +128,21 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
 
 def preset_title(preset: str) -> str:
     """Return a preset's name, or of a user's file its stem (for preset.yaml: its folder)."""
+    if not _is_file(preset):
+        return preset
     path = Path(preset)
-    return (
-        preset if not _is_file(preset) else path.parent.name if path.stem == "preset" else path.stem
-    )
+    return path.parent.name if path.stem == "preset" else path.stem
 
 
 def _is_file(preset: str) -> bool:
     return preset.endswith((".yaml", ".yml"))
 
 
-def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     """Read a preset by name or file, after the presets that it `extends`."""
-    if name in seen:
+    if name in children:
         raise ConfigError(
-            f"presets extend one another in a circle: {' -> '.join([*seen, name])}",
+            f"presets extend one another in a circle: {' -> '.join([*children, name])}",
             code="preset_circle",
         )
     if not _is_file(name) and name not in preset_names():
@@ -148,9 +152,11 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
             "(FILE.yaml)",
             code="unknown_preset",
         )
-    path = Path(name) if _is_file(name) else recipes.preset_files()[name]
     if _is_file(name):
-        add(Path(name).parent / "recipe.toml")
+        path = Path(name)
+        add(path.parent / "recipe.toml")
+    else:
+        path = recipes.preset_files()[name]
     try:
         preset = bounds.parse_yaml(path.read_text(encoding="utf-8")) or {}
     except FileNotFoundError:
@@ -171,7 +177,9 @@ def _read_preset(name: str, seen: tuple[str, ...] = ()) -> list[dict[str, Any]]:
     parent = preset.pop("extends", None)
     if parent and _is_file(parent):
         parent = str(path.resolve().parent / parent)
-    return [*(_read_preset(parent, (*seen, name)) if parent else ()), preset]
+    if not parent:
+        return [preset]
+    return [*_read_preset(parent, (*children, name)), preset]
 
 
 def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -179,10 +187,7 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
 
     The user wrote this layer, so its code may be imported.
     """
-    layer = {
-        section: dict(values) if isinstance(values, dict) else values
-        for section, values in layer.items()
-    }
+    layer = copy_sections(layer)
     settings = declared_settings()
     for key in (*settings.code, *settings.files, *settings.trusted):
         section, name = key.split(".")
@@ -192,31 +197,35 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         if key in settings.trusted:
             plugins.trust(_strings(values[name]))
             continue
-        many = values[name] if isinstance(values[name], list) else [values[name]]
-        if key in settings.code:
-            many = [
-                plugins.absolute(item, folder)
-                if isinstance(item, str) and plugins.is_user_code(item)
-                else item
-                for item in many
-            ]
-            plugins.trust(item for item in many if isinstance(item, str))
+        resolve = _resolve_code if key in settings.code else _resolve_file
+        if isinstance(values[name], list):
+            values[name] = [resolve(entry, folder) for entry in values[name]]
         else:
-            many = [
-                str(folder / item) if isinstance(item, str) and (folder / item).exists() else item
-                for item in many
-            ]
-        values[name] = many if isinstance(values[name], list) else many[0]
+            values[name] = resolve(values[name], folder)
     return layer
+
+
+def _resolve_code(name: Any, folder: Path) -> Any:
+    """Make the file of user-defined code absolute, and trust the name."""
+    if not isinstance(name, str):
+        return name
+    if plugins.is_user_code(name):
+        name = plugins.absolute(name, folder)
+    plugins.trust([name])
+    return name
+
+
+def _resolve_file(name: Any, folder: Path) -> Any:
+    """Return the path from `folder` if there is such a file; otherwise `name` itself."""
+    if isinstance(name, str) and (folder / name).exists():
+        return str(folder / name)
+    return name
 
 
 def _strings(value: Any) -> list[str]:
     """List the strings of a setting: itself, or the values of a table."""
-    return [
-        item
-        for item in (value.values() if isinstance(value, dict) else [value])
-        if isinstance(item, str)
-    ]
+    entries = value.values() if isinstance(value, dict) else [value]
+    return [entry for entry in entries if isinstance(entry, str)]
 
 
 def all_code(config: Config) -> list[str]:
@@ -228,17 +237,17 @@ def all_code(config: Config) -> list[str]:
 def trusted(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their
     default."""
-    found = {
-        key: _value(config, key)
-        for key, field in declared_settings().trusted.items()
-        if _value(config, key) != field.default
-    }
-    parts = {key: value if isinstance(value, dict) else {"": value} for key, value in found.items()}
-    return {
-        f"{key}.{name}".rstrip("."): place
-        for key, places in parts.items()
-        for name, place in places.items()
-    }
+    places = {}
+    for key, field in declared_settings().trusted.items():
+        value = _value(config, key)
+        if value == field.default:
+            continue
+        if isinstance(value, dict):
+            for name, place in value.items():
+                places[f"{key}.{name}".rstrip(".")] = place
+        else:
+            places[key] = value
+    return places
 
 
 def _value(config: Config, key: str) -> Any:
@@ -252,28 +261,27 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
     Args:
         updates: False for a cold start, which uses no estimator.
     """
-    d, e = config.data, config.env
-    chosen = {
-        "data": [d.name],
-        "env": [e.name],
-        "tool": e.tools,
-        "reward": [e.reward],
-        "estimator": [config.algorithm] * updates,
+    names = {
+        "data": [config.data.name],
+        "env": [config.env.name],
+        "tool": config.env.tools,
+        "reward": [config.env.reward],
     }
-    return [*user_code_names(config), *added(chosen)]
+    if updates:
+        names["estimator"] = [config.algorithm]
+    return [*user_code_names(config), *recipe_code(names)]
 
 
 def user_code_names(config: Config) -> dict[str, str]:
     """Map each name of user-defined code to the setting that names it."""
-    found = {}
+    settings = {}
     for key in declared_settings().code:
         value = _value(config, key)
-        found |= {
-            item: key
-            for item in (value if isinstance(value, list) else [value])
-            if item and plugins.is_user_code(item)
-        }
-    return found
+        names = value if isinstance(value, list) else [value]
+        for name in names:
+            if name and plugins.is_user_code(name):
+                settings[name] = key
+    return settings
 
 
 def _read_overrides(overrides: list[str]) -> dict[str, Any]:
@@ -282,11 +290,11 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
     `1e-4` stays a string, which pydantic converts.
     """
     layer: dict[str, Any] = {}
-    for item in overrides:
-        key, equals, text = item.partition("=")
+    for override in overrides:
+        key, equals, text = override.partition("=")
         if not equals:
             raise ConfigError(
-                f"override {item!r} is not of the form section.key=value (for example "
+                f"override {override!r} is not of the form section.key=value (for example "
                 "trainer.steps=20)",
                 code="bad_override",
             )
@@ -294,85 +302,79 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, or an impossible date
             raise ConfigError(
-                f"override {item!r} is not valid YAML after the =", code="bad_override"
+                f"override {override!r} is not valid YAML after the =", code="bad_override"
             ) from None
         table = ".".join(key.split(".")[:2]) in declared_settings().tables and key.count(".") > 1
-        for name in reversed(key.split(".", 2 if table else 1)):
+        dots = 2 if table else 1  # env.mcp.NAME=COMMAND sets one entry of a table
+        for name in reversed(key.split(".", dots)):
             value = {name: value}
-        layer = _merged(layer, value)
+        layer = _merge(layer, value)
     return layer
 
 
-def _merged(*layers: dict[str, Any]) -> dict[str, Any]:
+def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
     """Merge layers key by key; later layers win, and replace tables of shares."""
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            result[name] = (
-                _merged(result[name], value)
-                if both and name not in declared_settings().replaced
-                else value
-            )
+            if both and name not in declared_settings().replaced:
+                value = _merge(result[name], value)
+            result[name] = value
     return result
 
 
-def _validated(values: Any, trains: bool = True) -> Config:
+def _validate(values: Any, trains: bool = True) -> Config:
     """Build the configuration and check its conflicts. Raises ConfigError."""
     try:
         config = declared_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
     _check_names(config)
-    sections = [
-        getattr(config, name)
-        for name in type(config).model_fields
-        if isinstance(getattr(config, name), BaseModel)
-    ]
-    owners = [
-        owner
-        for section in sections
-        for owner in type(section).__mro__
-        if "conflicts" in vars(owner)
-    ]
-    theirs = (conflict for owner in owners for conflict in owner.conflicts(config, trains))
-    for conflict in chain(_conflicts(config), _batch_conflicts(config) if trains else (), theirs):
-        raise (
-            conflict
-            if isinstance(conflict, ConfigError)
-            else ConfigError(conflict, code="settings_conflict")
-        )
+    for conflict in _all_conflicts(config, trains):
+        if isinstance(conflict, ConfigError):
+            raise conflict
+        raise ConfigError(conflict, code="settings_conflict")
     return config
+
+
+def _all_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
+    """Yield the conflicts of the core's settings, then those that their owners find."""
+    yield from _conflicts(config)
+    if trains:
+        yield from _batch_conflicts(config)
+    for name in type(config).model_fields:
+        section = getattr(config, name)
+        if not isinstance(section, BaseModel):
+            continue
+        for owner in type(section).__mro__:
+            if "conflicts" in vars(owner):
+                yield from owner.conflicts(config, trains)
 
 
 def _explain(error: ValidationError) -> ConfigError:
     """Describe pydantic's first error in one line, with the nearest valid name."""
-    found = error.errors(include_url=False)[0]
-    key, value, kind, context = (
-        ".".join(map(str, found["loc"])),
-        found["input"],
-        found["type"],
-        found.get("ctx", {}),
-    )
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    value = first["input"]
+    kind = first["type"]
+    context = first.get("ctx", {})
     if kind == "extra_forbidden":
         new = RENAMED.get(key)
-        hint = (
-            f"; it is {new} now"
-            if isinstance(new, str)
-            else nearest(
-                key, [*declared_settings().fields, *declared_settings().config.model_fields]
-            )
-        )
+        if isinstance(new, str):
+            hint = f"; it is {new} now"
+        else:
+            settings = declared_settings()
+            hint = nearest(key, [*settings.fields, *settings.config.model_fields])
         return ConfigError(
             f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
             code="unknown_setting",
         )
     if kind == "literal_error":
-        allowed = re.findall("'(.*?)'", context["expected"])
-        return ConfigError.unknown(key, value, allowed)
-    message = (
-        f"{key}={value!r}: {context.get('error') or found['msg'][0].lower() + found['msg'][1:]}"
-    )
+        choices = re.findall("'(.*?)'", context["expected"])
+        return ConfigError.unknown(key, value, choices)
+    text = first["msg"]
+    message = f"{key}={value!r}: {context.get('error') or text[0].lower() + text[1:]}"
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
         return ConfigError(message, code="out_of_range")
     if kind.endswith(("_type", "_parsing", "_from_float")):
@@ -394,10 +396,10 @@ def fingerprint_values(part: Any) -> Any:
     """Convert `part` to plain values, without the `OutsideFingerprint` fields of a section."""
     if not isinstance(part, BaseModel):
         return part
-    fields, outside = type(part).model_fields.items(), OutsideFingerprint.__metadata__[0]
+    outside = OutsideFingerprint.__metadata__[0]
     return {
         name: fingerprint_values(getattr(part, name))
-        for name, field in fields
+        for name, field in type(part).model_fields.items()
         if outside not in field.metadata
     }
 
@@ -429,18 +431,16 @@ def _check_names(config: Config) -> None:
 
 def _conflicts(config: Config) -> Iterator[ConfigError]:
     """Find settings that are valid alone but not together, each with cause and remedy."""
-    d, s, e, r, a, m = (
-        config.data,
-        config.search,
-        config.env,
-        config.rollout,
-        config.actor,
-        config.model,
-    )
-    for text, setting in ((m.path, "model.path"), (s.encoder, "search.encoder")):
-        if scheme := tables.scheme_of(text):
+    d = config.data
+    s = config.search
+    e = config.env
+    r = config.rollout
+    a = config.actor
+    for text, setting in ((config.model.path, "model.path"), (s.encoder, "search.encoder")):
+        scheme = tables.scheme_of(text)
+        if scheme:
             scheme.find(text, setting)
-    if d.facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
+    if config.data_facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [
             name
             for name in tables.names("data")
@@ -451,7 +451,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             f"{', '.join(others)}",
             code="unused_setting",
         )
-    if d.facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
+    if config.data_facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
         yield ConfigError(
             f"data.name={d.name} has no questions; name a JSONL or parquet file of them with "
             "data.source",
@@ -496,46 +496,51 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             "set rollout.samples_per_prompt to 2 or more, or use ppo",
             code="group_of_one",
         )
+    estimator = "k1" if a.kl_in == "reward" else "k3"
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield ConfigError(
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the "
             "policy to the reference "
             "(see losses.kl_penalty); set "
-            f"actor.kl_estimator={'k1' if a.kl_in == 'reward' else 'k3'}",
+            f"actor.kl_estimator={estimator}",
             code="mismatched_kl",
         )
 
 
 def _addresses(env: Any) -> Iterator[ConfigError]:
     """Find names of server clients without an address, and addresses without such a name."""
-    for kind, chosen in (("env", env.name), ("reward", env.reward)):
-        setting = "env.name" if kind == "env" else "env.reward"
+    for kind, setting, value in (
+        ("env", "env.name", env.name),
+        ("reward", "env.reward", env.reward),
+    ):
         for name, facts in tables.entries(kind).items():
             key = facts.get("address")
-            if key and (name == chosen) != bool(
-                re.fullmatch(r"https?://\S+", getattr(env, key) or "")
-            ):
+            if not key:
+                continue
+            has_address = bool(re.fullmatch(r"https?://\S+", getattr(env, key) or ""))
+            if (name == value) != has_address:
                 yield ConfigError(
                     f"{setting}={name} and env.{key}=http://... require each other: the first is "
                     "the protocol, the second the "
-                    f"server; here {setting}={chosen} and env.{key}={getattr(env, key)}",
+                    f"server; here {setting}={value} and env.{key}={getattr(env, key)}",
                     code="address_without_name",
                 )
 
 
 def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
     """Find settings of a training step that do not fit together."""
-    d, r, a = config.data, config.rollout, config.actor
+    r = config.rollout
+    a = config.actor
     if a.lora_rank and config.engine == "local":
         yield ConfigError(
             f"actor.lora_rank={a.lora_rank} needs --engine verl; the local loop trains all weights "
             "(actor.lora_rank=0)",
             code="lora_without_verl",
         )
-    if r.prompts_per_step > d.train:
+    if r.prompts_per_step > config.data.train:
         yield ConfigError(
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={d.train} "
-            "questions; "
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than "
+            f"data.train={config.data.train} questions; "
             "raise the second or lower the first",
             code="too_few_questions",
         )

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.imports import import_attribute, import_by_name
 
 _trusted: set[str] = set()
 
@@ -36,7 +36,9 @@ def is_user_code(name: str) -> bool:
 def absolute(name: str, folder: Path) -> str:
     """Make the file of `name` absolute, seen from `folder`; a module's name does not change."""
     place, _, attribute = name.rpartition(":")
-    return f"{(folder / place).resolve()}:{attribute}" if place.endswith(".py") else name
+    if not place.endswith(".py"):
+        return name
+    return f"{(folder / place).resolve()}:{attribute}"
 
 
 def trust(names: Iterable[str]) -> None:
@@ -79,7 +81,7 @@ def import_object(name: str, setting: str) -> Any:
     """
     place, _, attribute = name.rpartition(":")
     if name not in _trusted and not place.endswith(".py"):
-        return getattr(importlib.import_module(place), attribute)
+        return import_attribute(name)
     module = _import_module(place, setting)
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -93,7 +95,8 @@ def import_object(name: str, setting: str) -> Any:
 
 def _import_module(place: str, setting: str) -> Any:
     """Import a module or a file, whose folder joins sys.path for its own imports."""
-    module, path = place, None
+    name = place
+    path = None
     if "" not in sys.path:  # the installed command does not search the working directory
         sys.path.insert(0, "")
     if place.endswith(".py"):
@@ -103,22 +106,22 @@ def _import_module(place: str, setting: str) -> Any:
                 f"{setting}: there is no file {path}; give file.py:attribute or module:attribute",
                 code="missing_code",
             )
-        module = path.stem
+        name = path.stem
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
     try:
-        found = importlib.import_module(module)
+        module = import_by_name(name)
     except Exception as error:
         raise ConfigError(
             f"{setting}: {error_location(error)}{type(error).__name__}: {error}", code="broken_code"
         ) from error
-    if path is not None and Path(getattr(found, "__file__", None) or "").resolve() != path:
+    if path is not None and Path(getattr(module, "__file__", None) or "").resolve() != path:
         raise ConfigError(
-            f"{setting}: {path} cannot be imported, because another module is called {module!r}; "
+            f"{setting}: {path} cannot be imported, because another module is called {name!r}; "
             "rename the file",
             code="name_taken",
         )
-    return found
+    return module
 
 
 def error_location(error: BaseException) -> str:
@@ -129,7 +132,9 @@ def error_location(error: BaseException) -> str:
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders
     ]
-    return f"{frames[-1].filename}, line {frames[-1].lineno}: " if frames else ""
+    if not frames:
+        return ""
+    return f"{frames[-1].filename}, line {frames[-1].lineno}: "
 
 
 def manifests() -> list[Traversable]:
@@ -145,16 +150,18 @@ def recipe_folders() -> list[Traversable]:
     """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
-    folders = resources.files("agent_r1_recipes").iterdir()
+    # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
+    [place] = importlib.import_module("agent_r1_recipes").__path__
+    folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
 
-def source_location(found: Any) -> str:
+def source_location(function: Any) -> str:
     """Return `file, line 7` where a function or class begins."""
     try:
-        return f"{inspect.getsourcefile(found)}, line {inspect.getsourcelines(found)[1]}"
+        return f"{inspect.getsourcefile(function)}, line {inspect.getsourcelines(function)[1]}"
     except (OSError, TypeError):  # it is neither, or not from a file
-        return f"{found!r:.60}"
+        return f"{function!r:.60}"
 
 
 def _list(names: list[str]) -> str:
@@ -163,18 +170,20 @@ def _list(names: list[str]) -> str:
 
 def code_hashes(names: Iterable[str]) -> dict[str, str]:
     """Map names of files with code of `names`, and of their imports, to SHA-256."""
-    found: dict[str, str] = {}
-    todo = [
-        path for name in names if is_user_code(name) and (path := _file_of(name.rpartition(":")[0]))
-    ]
+    hashes: dict[str, str] = {}
+    todo: list[Path] = []
+    for name in names:
+        path = _file_of(name.rpartition(":")[0]) if is_user_code(name) else None
+        if path:
+            todo.append(path)
     while todo:
         path = todo.pop()
-        if path.name in found or not path.is_file():
+        if path.name in hashes or not path.is_file():
             continue
         code = path.read_bytes()
-        found[path.name] = hashlib.sha256(code).hexdigest()
+        hashes[path.name] = hashlib.sha256(code).hexdigest()
         todo += [path.parent / f"{module.rpartition('.')[2]}.py" for module in _imports(code)]
-    return dict(sorted(found.items()))
+    return dict(sorted(hashes.items()))
 
 
 def _file_of(place: str) -> Path | None:
@@ -193,7 +202,10 @@ def _imports(code: bytes) -> set[str]:
         nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):
         return set()
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    return names | {
-        node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module
-    }
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names

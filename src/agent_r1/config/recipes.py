@@ -20,13 +20,14 @@ USER = "of a user's recipe"
 def preset_files() -> dict[str, Traversable]:
     """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their
     own."""
-    found = {}
+    files = {}
     for folder in plugins.recipe_folders():
         for file in folder.iterdir():
             if file.name.endswith(".yaml"):
                 stem = file.name.removesuffix(".yaml")
-                found[folder.name.replace("_", "-") if stem == "preset" else stem] = file
-    return dict(sorted(found.items()))
+                name = folder.name.replace("_", "-") if stem == "preset" else stem
+                files[name] = file
+    return dict(sorted(files.items()))
 
 
 def preset_names() -> list[str]:
@@ -41,7 +42,8 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
             "--recipe already names a preset; give only one of --recipe and --preset",
             code="exclusive_options",
         )
-    preset = preset_of(recipe) if recipe else preset
+    if recipe:
+        preset = preset_of(recipe)
     if preset and preset.endswith((".yaml", ".yml")):
         add(Path(preset).parent / "recipe.toml")
     return preset
@@ -50,10 +52,13 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
 def preset_of(recipe: str) -> str:
     """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises
     ConfigError."""
-    file, name = Path(recipe) / "preset.yaml", recipe.replace("_", "-")
+    file = Path(recipe) / "preset.yaml"
+    name = recipe.replace("_", "-")
     if file.is_file():
-        ours = (ours for ours, built_in in preset_files().items() if file.samefile(str(built_in)))
-        return next(ours, str(file))
+        for preset, built_in in preset_files().items():
+            if file.samefile(str(built_in)):
+                return preset
+        return str(file)
     if name in preset_names():
         return name
     raise ConfigError(
@@ -69,21 +74,18 @@ def add(file: Path) -> None:
 
     Code is FILE.py:NAME next to it, or MODULE:NAME.
     """
-    if not file.is_file() or any(
-        file.resolve() == Path(str(ours)).resolve() for ours in plugins.manifests()
-    ):
+    if not file.is_file():
+        return
+    if file.resolve() in [Path(str(ours)).resolve() for ours in plugins.manifests()]:
         return
     try:
-        found = tables.parse_table(file.read_text(encoding="utf-8"))
-    except (
-        OSError,
-        ValueError,
-        AttributeError,
-    ) as error:  # AttributeError: a name outside all tables
+        table = tables.parse_table(file.read_text(encoding="utf-8"))
+    # AttributeError: a name outside all tables
+    except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
         ) from None
-    for kind, names in found.items():
+    for kind, names in table.items():
         if kind not in tables.kinds():
             raise ConfigError(
                 f"{file}: the table {kind!r} is unknown{nearest(kind, tables.kinds())}",
@@ -109,7 +111,12 @@ def add(file: Path) -> None:
             tables.entries(kind)[name] = facts | texts | {USER: True}
 
 
-def added(chosen: Mapping[str, list[str]]) -> list[str]:
-    """List the code that the chosen names of users' recipes stand for, by kind."""
-    found = (tables.entries(kind).get(name, {}) for kind, names in chosen.items() for name in names)
-    return [facts["code"] for facts in found if facts.get(USER)]
+def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:
+    """List the code that these names of users' recipes stand for."""
+    code = []
+    for kind, names in names_by_kind.items():
+        for name in names:
+            facts = tables.entries(kind).get(name, {})
+            if facts.get(USER):
+                code.append(facts["code"])
+    return code

@@ -30,27 +30,22 @@ RENAMED: dict[str, str | Dropped] = {
     "verl.patience_s": "verl.stall_timeout_s",
 }
 """Old `section.key` -> the new one, or `Dropped`."""
-MOVED = {
+NEW_PREFIXES = {
     "agent_r1.worlds.populations:": "agent_r1_recipes.two_tools.populations:",
     "agent_r1.worlds.": "agent_r1_recipes.",
 }
 """Old prefix of a name of our own code -> the new prefix."""
 
 
-def translate_keys(saved: dict[str, Any]) -> dict[str, Any]:
+def translate_keys(values_of_run: dict[str, Any]) -> dict[str, Any]:
     """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
-    result = {
-        section: dict(values) if isinstance(values, dict) else values
-        for section, values in saved.items()
-    }
+    result = copy_sections(values_of_run)
     for old, new in RENAMED.items():
         section, _, key = old.partition(".")
         values = result.get(section)
-        if (
-            not isinstance(values, dict)
-            or key not in values
-            or (isinstance(new, Dropped) and values[key] != new.default)
-        ):
+        if not isinstance(values, dict) or key not in values:
+            continue
+        if isinstance(new, Dropped) and values[key] != new.default:
             continue
         value = values.pop(key)
         if isinstance(new, str):
@@ -58,18 +53,28 @@ def translate_keys(saved: dict[str, Any]) -> dict[str, Any]:
             result.setdefault(section, {})[key] = value
     for values in result.values():
         if isinstance(values, dict):
-            values.update(
-                {key: _moved(value) for key, value in values.items() if isinstance(value, str)}
-            )
+            for key, value in values.items():
+                if isinstance(value, str):
+                    values[key] = _current_name(value)
     return result
 
 
-def _moved(name: str) -> str:
-    old = next((old for old in MOVED if name.startswith(old)), "")
-    return MOVED[old] + name.removeprefix(old) if old else name
+def copy_sections(layer: dict[str, Any]) -> dict[str, Any]:
+    """Copy a configuration of plain values together with its sections."""
+    copy = {}
+    for section, values in layer.items():
+        copy[section] = dict(values) if isinstance(values, dict) else values
+    return copy
 
 
-def renamed_card(card: dict[str, Any]) -> dict[str, Any]:
+def _current_name(name: str) -> str:
+    for old, new in NEW_PREFIXES.items():
+        if name.startswith(old):
+            return new + name.removeprefix(old)
+    return name
+
+
+def translate_card(card: dict[str, Any]) -> dict[str, Any]:
     """Return an eval card with today's keys. Earlier cards have only the interval of exact
     match."""
     return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card

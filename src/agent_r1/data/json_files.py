@@ -25,7 +25,8 @@ MAX_CORRUPT = 100_000
 """Corrupt records after which a file is refused."""
 MAX_RECORD = 16 << 20
 """Bytes of one line: a thousand times one of HotpotQA's, with its ten paragraphs."""
-MAX_RATIO, ALWAYS = 100, 64 << 20
+MAX_RATIO = 100
+ALWAYS = 64 << 20
 """Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
 
 
@@ -37,33 +38,34 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """
     try:
         with path.open("rb") as raw:
-            gzipped = raw.read(2) == b"\x1f\x8b"
-        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if gzipped else -1
-        with gzip.open(path) if gzipped else path.open("rb") as file:
-            number, begun = 0, False
-            while line := file.readline(MAX_RECORD + 1):
+            is_gzip = raw.read(2) == b"\x1f\x8b"
+        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if is_gzip else -1  # -1: no limit
+        with gzip.open(path) if is_gzip else path.open("rb") as file:
+            number = 0
+            has_record = False
+            while True:
+                line = file.readline(MAX_RECORD + 1)
+                if not line:
+                    break
                 number += 1
-                is_list = not begun and line.lstrip().startswith(b"[")
+                is_list = not has_record and line.lstrip().startswith(b"[")
                 if is_list:
                     line += file.read(most)
                 if 0 <= most < file.tell():
                     raise ValueError(f"its gzip unfolds to more than {most} bytes")
                 if is_list:
-                    yield from (
-                        (f"record {n}", value) for n, value in enumerate(json.loads(line), 1)
-                    )
+                    for n, value in enumerate(json.loads(line), 1):
+                        yield f"record {n}", value
                     return
                 if len(line) > MAX_RECORD:
                     raise ValueError(f"line {number} has more than {MAX_RECORD} bytes")
                 if line.isspace():
                     continue
-                begun = True
+                has_record = True
                 try:
                     value = json.loads(line)
-                except (
-                    ValueError,
-                    RecursionError,
-                ):  # broken JSON, broken UTF-8, or thousands of brackets
+                # Broken JSON, broken UTF-8, or thousands of brackets.
+                except (ValueError, RecursionError):
                     value = ValueError("no JSON")
                 yield f"line {number}", value
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -78,7 +80,7 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
         ) from None
 
 
-def checked_records(
+def parse_records(
     values: Iterable[tuple[str, Any]],
     parse: Callable[[Any], T | None],
     where: str,
@@ -91,13 +93,14 @@ def checked_records(
     `parse` raises ValueError for a corrupt record, which is named in `skipped`. Raises AgentR1Error
     at the end for corrupt records unless `skip_bad`, or if there are no others.
     """
-    seen, corrupt = 0, []
+    records = 0
+    corrupt = []
     for place, value in values:
-        seen += 1
+        records += 1
         try:
             if isinstance(value, ValueError):
                 raise value
-            parsed = parse(value)
+            record = parse(value)
         except ValueError as error:
             corrupt.append(f"{place} ({_reason(error)})")
             if len(corrupt) > MAX_CORRUPT:
@@ -107,17 +110,19 @@ def checked_records(
                     code="bad_records",
                 ) from None
         else:
-            if parsed is not None:
-                yield parsed
+            if record is not None:
+                yield record
     if corrupt and not skip_bad:
-        few = ", ".join(corrupt[:5]) + (", ..." if len(corrupt) > 5 else "")
+        few = ", ".join(corrupt[:5])
+        if len(corrupt) > 5:
+            few += ", ..."
         raise AgentR1Error(
-            f"{where}: {len(corrupt)} of {seen} records are corrupt: {few}; {remedy}, or leave "
+            f"{where}: {len(corrupt)} of {records} records are corrupt: {few}; {remedy}, or leave "
             "them out with data.skip_bad=true "
-            f"({seen - len(corrupt)} are left)",
+            f"({records - len(corrupt)} are left)",
             code="bad_records",
         )
-    if seen == len(corrupt):
+    if records == len(corrupt):
         raise AgentR1Error(
             f"{where} has no usable record; is it the right file?", code="no_records"
         )
@@ -128,15 +133,13 @@ def _reason(error: ValueError) -> str:
     """Describe an error in one line; a form's errors without the values."""
     if not isinstance(error, ValidationError):
         return str(error)
-    found = [
-        (".".join(map(str, e["loc"])), e["msg"].lower()) for e in error.errors(include_url=False)
-    ]
-    missing = [f"no {where}" for where, said in found if said == "field required"]
-    return ", ".join(
-        missing
-        + [
-            f"{where}: {said}".removeprefix(": ")
-            for where, said in found
-            if said != "field required"
-        ]
-    )
+    missing = []
+    wrong = []
+    for detail in error.errors(include_url=False):
+        where = ".".join(str(part) for part in detail["loc"])
+        message = detail["msg"].lower()
+        if message == "field required":
+            missing.append(f"no {where}")
+        else:
+            wrong.append(f"{where}: {message}".removeprefix(": "))
+    return ", ".join(missing + wrong)

@@ -23,7 +23,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import DataConfig
-from agent_r1.data.json_files import Text, checked_records, json_records
+from agent_r1.data.json_files import Text, json_records, parse_records
 from agent_r1.data.source import SPLITS, Asked
 from agent_r1.data.spellings import question_key
 from agent_r1.data.splits import RecordSource
@@ -160,7 +160,7 @@ def read_questions(
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE})"
     return list(
-        checked_records(
+        parse_records(
             ((place, (place, v)) for place, v in values),
             parse,
             str(path),

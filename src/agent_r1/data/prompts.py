@@ -18,7 +18,10 @@ _ANSWER = f"When you know the answer, write it between <answer> and </answer>, {
 _SEARCHED = (
     "let what you read tell you what to search for next: most questions take two searches or more."
 )
-INSTRUCTIONS = f"You answer questions with the help of a search tool. {_THINK} Then search, and {_SEARCHED} {_ANSWER}"
+INSTRUCTIONS = (
+    f"You answer questions with the help of a search tool. {_THINK} Then search, and {_SEARCHED} "
+    f"{_ANSWER}"
+)
 """For models that follow instructions; the laptop's tiny model knows its one task without any."""
 
 
@@ -33,21 +36,21 @@ def messages(
     """
     if tables.entry_of("data", dataset, "data.name").get("instructed", True):
         system = system or instructions(["search"], describes_format)
-    lead = [{"role": "system", "content": system}] if system else []
-    return [*lead, {"role": "user", "content": question}]
+    prompt: list[Message] = []
+    if system:
+        prompt.append({"role": "system", "content": system})
+    prompt.append({"role": "user", "content": question})
+    return prompt
 
 
 def instructions(tools: Iterable[str], describes_format: bool = False) -> str:
     """Write instructions for a model that was not trained here and has no rows."""
+    searches = tables.any_entry_has("tool", tools, "index")
+    if describes_format and searches:
+        task = f"You answer questions with the help of a search tool; {_SEARCHED}"
+        return f"{task} Your answer is {_SHORT}"
     if describes_format:
-        task = (
-            f" with the help of a search tool; {_SEARCHED}"
-            if tables.stated("tool", tools, "index")
-            else "."
-        )
-        return f"You answer questions{task} Your answer is {_SHORT}"
-    return (
-        INSTRUCTIONS
-        if tables.stated("tool", tools, "index")
-        else f"You answer questions. {_THINK} {_ANSWER}"
-    )
+        return f"You answer questions. Your answer is {_SHORT}"
+    if searches:
+        return INSTRUCTIONS
+    return f"You answer questions. {_THINK} {_ANSWER}"

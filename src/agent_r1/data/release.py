@@ -37,14 +37,15 @@ tags: [agent-r1]
 | made by | `{command}` |
 | code | Agent-R1 {version}, commit {commit} |
 
-A row has verl's keys: `prompt`, `reward_model`, `extra_info` and so on. A line of `corpus.jsonl` is a passage: `id`,
-`title`, `text`. `manifest.json` has all settings and the hash of every file. This command verifies and copies them:
+A row has verl's keys: `prompt`, `reward_model`, `extra_info` and so on. A line of `corpus.jsonl` is
+a passage: `id`, `title`, `text`. `manifest.json` has all settings and the hash of every file. This
+command verifies and copies them:
 
     {command} --from FOLDER
 """
 
 
-def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
+def release(folder: Path, target: Path, facts: dict[str, Any]) -> None:
     """Write `target` from a data folder.
 
     Args:
@@ -52,14 +53,14 @@ def release(data: Path, target: Path, facts: dict[str, Any]) -> None:
 
     Raises AgentR1Error if `target` exists or cannot be written, or the data is damaged.
     """
-    manifest = verify(data)
+    manifest = verify(folder)
     if target.exists():
         raise AgentR1Error(
             f"{target} already exists; choose another folder for --release", code="already_exists"
         )
     with writing(target), whole(target) as part:
         target.parent.mkdir(parents=True, exist_ok=True)
-        copy_data(data, part)
+        copy_data(folder, part)
         (part / "README.md").write_text(_card(part, manifest, facts), encoding="utf-8")
 
 
@@ -71,8 +72,12 @@ def _card(folder: Path, manifest: dict[str, Any], facts: dict[str, Any]) -> str:
         lines.append(f"| `{file.name}` | {len(read_rows(file))} | {counts} |")
     with (folder / "corpus.jsonl").open("rb") as corpus:
         lines.append(f"| `corpus.jsonl` | {sum(1 for _ in corpus)} | passages |")
-    name, skipped = manifest["config"]["name"], len(manifest.get("skipped", []))
-    return DATASET_CARD.format(name=name, splits="\n".join(lines), skipped=skipped, **facts)
+    return DATASET_CARD.format(
+        name=manifest["config"]["name"],
+        splits="\n".join(lines),
+        skipped=len(manifest.get("skipped", [])),
+        **facts,
+    )
 
 
 def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> Path:
@@ -81,16 +86,18 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     `place`: the folder, or a data set OWNER/NAME on the hub. Raises AgentR1Error for a wrong hash
     or an incomplete folder, and ConfigError for other settings.
     """
-    folder = (
-        hub.download(place, RELEASE_FILES, "dataset") if hub.is_repo_name(place) else Path(place)
-    )
+    if hub.is_repo_name(place):
+        folder = hub.download(place, RELEASE_FILES, "dataset")
+    else:
+        folder = Path(place)
     if not (folder / MANIFEST).is_file():
         raise AgentR1Error(
             f"{folder} is not a release (it has no {MANIFEST}); `agent-r1 data --release FOLDER` "
             "writes one",
             code="missing_source",
         )
-    if elsewhere := [name for name in read_manifest(folder)["files"] if name != Path(name).name]:
+    elsewhere = [name for name in read_manifest(folder)["files"] if name != Path(name).name]
+    if elsewhere:
         raise AgentR1Error(
             f"{folder / MANIFEST} names the file {elsewhere[0]!r}, which is outside the folder; "
             "use another release",

@@ -58,10 +58,13 @@ class Source(ABC):
         counts = ", ".join(
             f"{name} {split['questions']}" for name, split in manifest["splits"].items()
         )
-        skipped = manifest["skipped"]
-        few = ", ".join(skipped[:3]) + (", ..." if len(skipped) > 3 else "")
-        bad = f"; left out {len(skipped)} records: {few}" if skipped else ""
-        return f"questions: {counts}; corpus: {config.corpus}{bad}"
+        summary = f"questions: {counts}; corpus: {config.corpus}"
+        omissions = manifest["skipped"]
+        if omissions:
+            summary += f"; left out {len(omissions)} records: {', '.join(omissions[:3])}"
+        if len(omissions) > 3:
+            summary += ", ..."
+        return summary
 
 
 def source_of(config: DataConfig) -> Source:

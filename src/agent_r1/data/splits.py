@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_r1.config.settings import DataConfig
 from agent_r1.data import corpora
-from agent_r1.data.json_files import checked_records
+from agent_r1.data.json_files import parse_records
 from agent_r1.data.source import SPLITS, Asked, Made, Source
 from agent_r1.data.spellings import question_key
 from agent_r1.ground.errors import ConfigError
@@ -29,7 +29,7 @@ from agent_r1.ground.files import sha256
 class RecordSource(Source):
     """A data set that reads records, from files or from the hub, and splits them."""
 
-    checked = staticmethod(checked_records)
+    checked = staticmethod(parse_records)
 
     @abstractmethod
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
@@ -60,26 +60,26 @@ class RecordSource(Source):
             splits = split_one(config, f"{seed}/{first}", records, skipped)
         elif len(held_out) == 1:
             splits = split_two(config, seed, records, held_out[0][1], skipped)
-        local = [path for part in files.values() for path in part]
-        local += [path for path in [Path(config.corpus)] if path.is_file()]
+        local: list[Path] = []
+        for part in files.values():
+            local += part
+        if Path(config.corpus).is_file():
+            local.append(Path(config.corpus))
+        questions = {}
+        sizes = {}
+        everyone = []
+        for split, records in splits.items():
+            kinds = Counter(record.kind for record in records if record.kind)
+            sizes[split] = {"questions": len(records), "kinds": dict(sorted(kinds.items()))}
+            questions[split] = [self.asked(config, record) for record in records]
+            everyone += records
         manifest = {
             "sources": {str(path.resolve()): sha256(path) for path in local},
             "skipped": skipped,  # grows while the passages are written
-            "splits": {
-                split: {
-                    "questions": len(records),
-                    "kinds": dict(sorted(Counter(r.kind for r in records if r.kind).items())),
-                }
-                for split, records in splits.items()
-            },
+            "splits": sizes,
         }
-        asked = {
-            split: [self.asked(config, record) for record in records]
-            for split, records in splits.items()
-        }
-        everyone = [record for records in splits.values() for record in records]
         return Made(
-            asked,
+            questions,
             corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped),
             manifest,
         )
@@ -91,15 +91,16 @@ def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = 
     GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train
     and test.
     """
-    known = {question_key(record.question) for record in held_out}
-    kept = []
+    keys = {question_key(record.question) for record in held_out}
+    first_ones = []
     for record in records:
-        if (key := question_key(record.question)) in known:
+        key = question_key(record.question)
+        if key in keys:
             skipped.append(f"{record.question[:80]!r} is asked twice")
             continue
-        known.add(key)
-        kept.append(record)
-    return kept
+        keys.add(key)
+        first_ones.append(record)
+    return first_ones
 
 
 def split_one(
@@ -113,9 +114,14 @@ def split_one(
             "number",
             code="no_validation_set",
         )
-    wanted = {split: getattr(config, split) for split in SPLITS}
-    drawn = iter(_draw(records, sum(wanted.values()), seed, "train, val and test"))
-    return {split: [next(drawn) for _ in range(count)] for split, count in wanted.items()}
+    sizes = {split: getattr(config, split) for split in SPLITS}
+    sample = _draw(records, sum(sizes.values()), seed, "train, val and test")
+    splits = {}
+    start = 0
+    for split, count in sizes.items():
+        splits[split] = sample[start : start + count]
+        start += count
+    return splits
 
 
 def split_two(
@@ -123,9 +129,10 @@ def split_two(
 ) -> dict[str, list[Any]]:
     """Draw train and val from the training set; test is the published validation set."""
     train = different(train, skipped, test)
-    drawn = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
-    tested = _draw(test, config.test, f"{seed}/test", "test") if config.test else test
-    return {"train": drawn[: config.train], "val": drawn[config.train :], "test": tested}
+    sample = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
+    if config.test:
+        test = _draw(test, config.test, f"{seed}/test", "test")
+    return {"train": sample[: config.train], "val": sample[config.train :], "test": test}
 
 
 def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:

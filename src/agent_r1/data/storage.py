@@ -47,11 +47,9 @@ class Passage:
         """Parse the form of wiki-18 and Search-R1. The first line is the title, usually in
         quotes."""
         title, newline, text = contents.partition("\n")
-        return (
-            cls(id, title.strip().removeprefix('"').removesuffix('"'), text)
-            if newline
-            else cls(id, "", contents)
-        )
+        if not newline:
+            return cls(id, "", contents)
+        return cls(id, title.strip().removeprefix('"').removesuffix('"'), text)
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
@@ -196,7 +194,8 @@ def read_manifest(out: Path) -> dict[str, Any]:
     version."""
     try:
         manifest = json.loads((out / MANIFEST).read_text())
-        version, _ = manifest["format"], dict(manifest["files"])
+        version = manifest["format"]
+        dict(manifest["files"])  # raises if it is no table
     except OSError as error:
         raise AgentR1Error(
             f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}", code="damaged_data"

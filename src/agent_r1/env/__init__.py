@@ -53,25 +53,25 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
     Raises ConfigError for an unknown name or unsuitable user-defined code.
     """
-    return (
-        _own_environment(name)
-        if plugins.is_user_code(name)
-        else _made(tables.resolve("env", name, "env.name"), name)
-    )
+    if plugins.is_user_code(name):
+        return _own_environment(name)
+    return _environment_maker(tables.resolve("env", name, "env.name"), name)
 
 
 @cache  # called for each episode, and finding a file by name reads the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    return _made(plugins.load_trusted(name, "env.name"), name)
+    return _environment_maker(plugins.load_trusted(name, "env.name"), name)
 
 
-def _made(found: Any, name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
+def _environment_maker(
+    environment_class: Any, name: str
+) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     """Convert a dialect, an environment or a plain class to a maker of environments."""
-    if isinstance(found, type) and issubclass(found, Dialect):
-        return in_dialect(found)
-    if isinstance(found, type) and issubclass(found, AgentEnv):
-        return found
-    return tables.resolve("adapter", "methods", "env.name")(found, name)
+    if isinstance(environment_class, type) and issubclass(environment_class, Dialect):
+        return in_dialect(environment_class)
+    if isinstance(environment_class, type) and issubclass(environment_class, AgentEnv):
+        return environment_class
+    return tables.resolve("adapter", "methods", "env.name")(environment_class, name)
 
 
 def offered_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
@@ -79,44 +79,49 @@ def offered_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, Ba
 
     Raises ConfigError for two tools of one name.
     """
-    made = environment(config.name)
-    return tools if isinstance(made, type) else made(tools, config).tools
+    make = environment(config.name)
+    if isinstance(make, type):
+        return tools
+    return make(tools, config).tools
 
 
 def dialect_of(config: EnvConfig) -> Dialect:
     """Return the dialect of the configured environment; Hermes if it has none."""
-    made = environment(config.name)
-    return made.dialect if isinstance(made, type) and issubclass(made, BaseToolEnv) else HERMES
+    make = environment(config.name)
+    if isinstance(make, type) and issubclass(make, BaseToolEnv):
+        return make.dialect
+    return HERMES
 
 
 def brings_tools(name: str) -> bool:
     """Return whether the environment is a world that adds tools to `env.tools`."""
-    made = environment(name)
-    return not isinstance(made, type) or getattr(made, "stateful", False)
+    make = environment(name)
+    return not isinstance(make, type) or getattr(make, "stateful", False)
 
 
 def wants_answers(name: str) -> bool:
     """Return whether the environment compares answers, so that each question needs one."""
-    made = environment(name)
-    return isinstance(made, type) and getattr(made, "outcome", None) is QuestionEnv.outcome
+    make = environment(name)
+    return isinstance(make, type) and getattr(make, "outcome", None) is QuestionEnv.outcome
 
 
 def make_env(row: Row, tools: dict[str, BaseTool], config: EnvConfig) -> AgentEnv:
     """Make the environment of one episode, with all `tools` or those that the row lists."""
-    made = environment(row["agent_name"])
-    asked = (row.get("env_kwargs") or {}).get("tools")
-    wanted = list(tools) if asked is None else list(asked)
-    missing = [tool for tool in wanted if tool not in tools]
+    make = environment(row["agent_name"])
+    names = (row.get("env_kwargs") or {}).get("tools")
+    if names is None:
+        names = list(tools)
+    missing = [name for name in names if name not in tools]
     if missing:
         raise ConfigError(
             f"the row asks for tool {missing[0]!r}; add it to env.tools (now: {', '.join(tools)})",
             code="missing_tool",
         )
-    shared: dict[Any, Any] = {}
-    mine = {tool: tools[tool].for_episode(shared) for tool in wanted}
-    env = made(mine, config)
+    states: dict[Any, Any] = {}
+    mine = {name: tools[name].for_episode(states) for name in names}
+    env = make(mine, config)
     env.episode_tools = [tool for key, tool in mine.items() if tool is not tools[key]]
-    for wrap in tables.asked_for("around_env", env=config):
+    for wrap in tables.for_changed_settings("around_env", env=config):
         env = wrap(env, config)
     return env
 

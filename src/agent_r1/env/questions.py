@@ -37,30 +37,36 @@ class QuestionEnv(BaseToolEnv):
         # and search at once.
         if self.dialect.answer_in(text)[0] is not None:
             return StopReason.ANSWERED
-        return None if calls else StopReason.NO_ANSWER
+        if calls:
+            return None
+        return StopReason.NO_ANSWER
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
         targets = list(self.row["reward_model"]["ground_truth"])
-        last = (self.final_turn or "") if stop_reason is StopReason.ANSWERED else ""
-        answer, closed = self.dialect.answer_in(last)
+        last = ""
+        if stop_reason is StopReason.ANSWERED:
+            last = self.final_turn or ""
+        answer, well_formed = self.dialect.answer_in(last)
         if self.config.reward:
-            return self._named(answer, closed)
-        reward, parts, metrics = qa_outcome(answer, closed, targets, self.config.format_penalty)
-        metrics |= self.calls_by_tool() | {"malformed": float(not closed)}
-        if (found := self.evidence()) is not None:
-            metrics["evidence"] = found
+            return self._outcome_of_reward(answer, well_formed)
+        penalty = self.config.format_penalty
+        reward, parts, metrics = qa_outcome(answer, well_formed, targets, penalty)
+        metrics |= self.calls_by_tool() | {"malformed": float(not well_formed)}
+        evidence = self.evidence()
+        if evidence is not None:
+            metrics["evidence"] = evidence
             if self.config.evidence_reward:
-                parts["evidence_reward"] = self.config.evidence_reward * found
+                parts["evidence_reward"] = self.config.evidence_reward * evidence
                 reward += parts["evidence_reward"]
         return Outcome(reward, parts, metrics)
 
-    async def _named(self, answer: str | None, closed: bool) -> Outcome:
+    async def _outcome_of_reward(self, answer: str | None, well_formed: bool) -> Outcome:
         # Imported only when needed: it brings user-defined rewards, judges and sandboxes.
         from agent_r1.reward.named import Episode, named_outcome
 
         episode = Episode(self.turns, self.calls)
         return Outcome(
-            *await named_outcome(answer, closed, self.row, self.config, episode),
+            *await named_outcome(answer, well_formed, self.row, self.config, episode),
             self.calls_by_tool(),
         )
 
@@ -69,15 +75,15 @@ class QuestionEnv(BaseToolEnv):
         supporting = (self.row.get("extra_info") or {}).get("supporting")
         if supporting is None or not len(supporting):
             return None
-        wanted = {title_key(title) for title in supporting}
-        return len(wanted & {title_key(title) for title in self.titles}) / len(wanted)
+        targets = {title_key(title) for title in supporting}
+        return len(targets & {title_key(title) for title in self.titles}) / len(targets)
 
 
 @cache
-def in_dialect(spoken: type[Dialect]) -> type[QuestionEnv]:
+def in_dialect(dialect: type[Dialect]) -> type[QuestionEnv]:
     """Make the question-answering environment of a dialect."""
     return type(
-        f"{spoken.__name__}ToolEnv",
+        f"{dialect.__name__}ToolEnv",
         (QuestionEnv,),
-        {"dialect": spoken(), "__doc__": spoken.__doc__},
+        {"dialect": dialect(), "__doc__": dialect.__doc__},
     )

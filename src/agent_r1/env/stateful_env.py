@@ -42,22 +42,23 @@ class WorldEnv(BaseToolEnv):
             tool.env = self
             self.tools = self.tools | {tool.name: tool}
 
-    def first(self, row: Row, said: str | None) -> Observation:
+    def first(self, row: Row, text: str | None) -> Observation:
         """Make the first observation: the row's prompt, the world's text, and all tools."""
-        self.row, prompt = row, [dict(message) for message in row["prompt"]]
-        if said := valid_unicode(said or ""):
-            if len(said) > (most := self.config.tool_max_chars):
-                said = f"{said[:most]} [cut off: {len(said)} characters]"
+        self.row = row
+        prompt = [dict(message) for message in row["prompt"]]
+        text = valid_unicode(text or "")
+        if text:
+            most = self.config.tool_max_chars
+            if len(text) > most:
+                text = f"{text[:most]} [cut off: {len(text)} characters]"
             *before, last = prompt or [{"role": "user", "content": ""}]
-            prompt = [*before, last | {"content": f"{last['content']}\n{said}".lstrip("\n")}]
+            prompt = [*before, last | {"content": f"{last['content']}\n{text}".lstrip("\n")}]
         return self.dialect.first_observation(prompt, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        return (
-            StopReason.ANSWERED
-            if not calls or self.dialect.answer_in(text)[0] is not None
-            else None
-        )
+        if not calls or self.dialect.answer_in(text)[0] is not None:
+            return StopReason.ANSWERED
+        return None
 
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
@@ -85,18 +86,19 @@ class WorldEnv(BaseToolEnv):
         `env_kwargs`. The seed is the question's, so that all samples of a group start in the same
         state and can be compared.
         """
-        extra, own = row.get("extra_info") or {}, row.get("env_kwargs") or {}
+        extra = row.get("extra_info") or {}
+        own = row.get("env_kwargs") or {}
         question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
         answers = list((row.get("reward_model") or {}).get("ground_truth") or [])
-        told = {
+        facts = {
             "question": question,
             "answer": answers[0] if answers else None,
             "answers": answers,
             "seed": zlib.crc32(f"{extra.get('index')}/{question}".encode()),
         }
-        told |= extra | (extra.get("metadata") or {}) | own
+        facts |= extra | (extra.get("metadata") or {}) | own
         return {
             name: value
-            for name, value in told.items()
+            for name, value in facts.items()
             if value is not None and name not in ("metadata", "tools")
         }

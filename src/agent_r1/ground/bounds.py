@@ -59,11 +59,10 @@ def check_depth(value: Any) -> None:
         level = [inner for inner in level if isinstance(inner, dict | list)]
         if not level:
             return
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
+        next_level: list[Any] = []
+        for outer in level:
+            next_level.extend(outer.values() if isinstance(outer, dict) else outer)
+        level = next_level
     raise ValueError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels")
 
 
@@ -73,11 +72,14 @@ def parse_yaml(text: str) -> Any:
     # The C loader, if built, is ten times as fast, and each setting on a command line is parsed by
     # itself. Many brackets can crash its stack, which a short text cannot do. Nine lines of aliases
     # of aliases are a billion values.
-    loader, depth, aliases = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0, 0
-    for event in yaml.parse(text, Loader=loader) if len(text) > 1000 or "*" in text else ():
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    if len(text) <= 1000 and "*" not in text:
+        return yaml.load(text, loader)
+    depth = 0
+    aliases = 0
+    for event in yaml.parse(text, Loader=loader):
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         aliases += isinstance(event, yaml.AliasEvent)
         if depth > MAX_JSON_DEPTH or aliases > MAX_ALIASES:
             raise ValueError(
@@ -114,20 +116,26 @@ def fetch(method: str, url: str, **request: Any) -> Response:
 
 
 def send(
-    method: str, url: str, *, within_s: float, max_bytes: int, body: Any = None, headers: dict[str, str] | None = None,
+    method: str,
+    url: str,
+    *,
+    within_s: float,
+    max_bytes: int,
+    body: Any = None,
+    headers: dict[str, str] | None = None,
     retries: int = 0,
-) -> Future[Response]:  # fmt: skip
+) -> Future[Response]:
     """Make one request in the thread of all requests; the future gets the whole answer.
 
     A connection that fails is tried `retries` times more. Raises TimeoutError after `within_s`
     seconds in all, TooLongError beyond `max_bytes`, ValueError for a compressed body or an
     impossible address, and what httpx raises.
     """
-    request = _answer(method, url, within_s, max_bytes, body, headers or {}, retries)
+    request = _request(method, url, within_s, max_bytes, body, headers or {}, retries)
     return asyncio.run_coroutine_threadsafe(request, _loop())
 
 
-async def _answer(
+async def _request(
     method: str,
     url: str,
     within_s: float,
@@ -136,23 +144,23 @@ async def _answer(
     headers: dict[str, str],
     retries: int,
 ) -> Response:
-    got, plain = bytearray(), {"Accept-Encoding": "identity", **headers}
+    whole_body = bytearray()
+    headers = {"Accept-Encoding": "identity", **headers}
     try:
         async with (
             asyncio.timeout(within_s) as deadline,
-            _client(retries).stream(method, url, json=body, headers=plain) as response,
+            _client(retries).stream(method, url, json=body, headers=headers) as response,
         ):
-            if (
-                response.headers.get("content-encoding", "identity") != "identity"
-            ):  # few bytes may unfold to gigabytes
+            # Few bytes may unfold to gigabytes.
+            if response.headers.get("content-encoding", "identity") != "identity":
                 raise ValueError(
                     "the server compresses its answers, although this was not requested"
                 )
             async for piece in response.aiter_raw():
-                got += piece
-                if len(got) > max_bytes:
+                whole_body += piece
+                if len(whole_body) > max_bytes:
                     raise TooLongError(f"the answer has more than {max_bytes} bytes")
-            return Response(response.status_code, bytes(got))
+            return Response(response.status_code, bytes(whole_body))
     except TimeoutError:
         if not deadline.expired():
             raise
@@ -178,5 +186,6 @@ def _client(retries: int) -> httpx.AsyncClient:
     limits = httpx.Limits(max_connections=None)
     return httpx.AsyncClient(
         transport=httpx.AsyncHTTPTransport(retries=retries, limits=limits, trust_env=False),
-        timeout=httpx.Timeout(None, connect=5.0), trust_env=False,
-    )  # fmt: skip
+        timeout=httpx.Timeout(None, connect=5.0),
+        trust_env=False,
+    )

@@ -39,7 +39,10 @@ def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
 
 def dtype_on(device: str, dtype: str) -> str:
     """Resolve `auto` and `fast` to the name of a dtype, without importing PyTorch."""
-    native = device == "cuda" or (
-        dtype == "fast" and CPU.exists() and "avx512_bf16" in CPU.read_text()
-    )
-    return dtype if dtype not in ("auto", "fast") else "bfloat16" if native else "float32"
+    if dtype not in ("auto", "fast"):
+        return dtype
+    if device == "cuda":
+        return "bfloat16"
+    if dtype == "fast" and CPU.exists() and "avx512_bf16" in CPU.read_text():
+        return "bfloat16"
+    return "float32"

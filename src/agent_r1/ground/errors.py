@@ -62,4 +62,6 @@ def first_line(error: BaseException) -> str:
 def nearest(name: str, names: Iterable[str]) -> str:
     """Return ` (did you mean 'grpo'?)`, or nothing if no name is close."""
     close = difflib.get_close_matches(str(name), list(names), n=1)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    if not close:
+        return ""
+    return f" (did you mean {close[0]!r}?)"

@@ -62,7 +62,8 @@ def fetch_model(name: str) -> Path:
         )
     folder = download(name, MODEL_FILES)
     # Offline, the hub's client may return what an earlier, interrupted download left.
-    if trouble := damage(folder):
+    trouble = damage(folder)
+    if trouble:
         raise AgentR1Error(
             f"{name}: {trouble}, or use a model whose weights are published as safetensors",
             code="damaged_model",
@@ -74,20 +75,20 @@ def damage(folder: Path) -> str | None:
     """Describe missing or truncated weights of a model folder and the remedy, or return None."""
     file = folder / "model.safetensors.index.json"
     try:
-        wanted = (
-            set(bounds.read_json(file)["weight_map"].values())
-            if file.is_file()
-            else {"model.safetensors"}
-        )
-        for file in [folder / name for name in ("config.json", *sorted(wanted))]:
+        weights = {"model.safetensors"}
+        if file.is_file():
+            weights = set(bounds.read_json(file)["weight_map"].values())
+        for file in [folder / name for name in ("config.json", *sorted(weights))]:
             if not file.is_file():
                 return f"there is no {file.name} in {folder}; make or download it again"
             if file.suffix == ".safetensors":
-                safe_open(
-                    file, framework="pt"
-                )  # reads the header, and compares it with the file's length
+                # This reads the header, and compares it with the file's length.
+                safe_open(file, framework="pt")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-        return f"{file.resolve()} is cut short or broken ({first_line(error)}); delete it and make or download it again"
+        return (
+            f"{file.resolve()} is cut short or broken ({first_line(error)}); delete it and make or "
+            "download it again"
+        )
     return None
 
 

@@ -39,19 +39,20 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
             TimeRemainingColumn,
         )
 
-        columns = (
+        with Progress(
             TextColumn("  {task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
-        )
-        with Progress(
-            *columns, TextColumn("{task.fields[note]}"), console=console(), transient=True
+            TextColumn("{task.fields[note]}"),
+            console=console(),
+            transient=True,
         ) as bar:
             task = bar.add_task(title, total=total, note="")
             yield lambda note="": bar.update(task, advance=1, note=note)
         return
-    done, last = 0, time.monotonic()
+    done = 0
+    last = time.monotonic()
 
     def advance(note: str = "") -> None:
         nonlocal done, last

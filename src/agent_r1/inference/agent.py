@@ -55,14 +55,14 @@ class Agent:
     config: Config
     """As trained: environment, limits, sampling."""
     model: Path
-    at_once: int = 1
+    max_concurrent: int = 1
     """Concurrent episodes: as many as all engines decode at a time."""
     lead: list[Message] | None = None
     """Messages before each question, instead of those in the data set's rows; None: as in the
     rows."""
 
     @property
-    def made_from_nothing(self) -> bool:
+    def starts_from_nothing(self) -> bool:
         """Return whether this is our tiny model.
 
         It was trained on single questions only. A second question in a conversation it answers at
@@ -89,9 +89,11 @@ def open_agent(
         all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
-    chat, config = load_chat(model), fit_context(config, model)
+    chat = load_chat(model)
+    config = fit_context(config, model)
     check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
-    tools = make_tools_of(config) if tools is None else tools
+    if tools is None:
+        tools = make_tools_of(config)
     with ExitStack() as stack:
         gpus = 0
         if backend == "vllm":
@@ -101,10 +103,14 @@ def open_agent(
             server = stack.enter_context(
                 vllm_server(model, config.rollout, config.trainer, gpus=gpus)
             )
-            place = server.url, server.api_key, server.name
             policy = ServerPolicy(
-                *place, chat.stop_ids, server.diagnose, seeded=gpus == 0
-            )  # a chat has few requests
+                server.url,
+                server.api_key,
+                server.name,
+                chat.stop_ids,
+                server.diagnose,
+                seeded=gpus == 0,  # a chat has few requests
+            )
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
         agent = Agent(
@@ -141,43 +147,49 @@ def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
         if (
             own_settings(agent.model)
             or messages(agent.config.data.data_source, "")[:-1]
-            or agent.made_from_nothing
+            or agent.starts_from_nothing
         ):
             return None
         prompt = instructions(agent.tools, dialect_of(agent.config.env).describes_format)
-    return [{"role": "system", "content": prompt}] if prompt else []
+    if not prompt:
+        return []
+    return [{"role": "system", "content": prompt}]
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
     """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in
     training)."""
-    c, workspace = agent.config, Workspace(agent.config)
-    world = (
-        f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
-        if tables.stated("tool", agent.tools, "index")
-        else ""
-    )
-    lead = (
-        messages(c.data.data_source, "", describes_format=dialect_of(c.env).describes_format)[:-1]
-        if agent.lead is None
-        else agent.lead
-    )
-    told = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"' if lead else "none"
-    r, tools = c.rollout, offered_tools(agent.tools, c.env)
-    sampled = r.temperature if temperature is None else temperature
+    c = agent.config
+    workspace = Workspace(c)
+    world = ""
+    if tables.any_entry_has("tool", agent.tools, "index"):
+        world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
+    lead = agent.lead
+    if lead is None:
+        describes_format = dialect_of(c.env).describes_format
+        lead = messages(c.data.data_source, "", describes_format=describes_format)[:-1]
+    prompt = "none"
+    if lead:
+        prompt = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"'
+    r = c.rollout
+    tools = offered_tools(agent.tools, c.env)
+    if temperature is None:
+        temperature = r.temperature
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; "
-        f"prompt: {told}; "
-        f"temperature {sampled:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"prompt: {prompt}; "
+        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, "
+        f"{r.max_context} in all"
     )
 
 
 def short_name(model: Path) -> str:
     """Shorten a model's path by the part that all our folders share."""
-    root, folder = home().resolve(), model.resolve()
-    return str(folder.relative_to(root) if folder.is_relative_to(root) else model).removesuffix(
-        "/model"
-    )
+    root = home().resolve()
+    folder = model.resolve()
+    if folder.is_relative_to(root):
+        model = folder.relative_to(root)
+    return str(model).removesuffix("/model")
 
 
 def fit_context(config: Config, model: Path) -> Config:
@@ -204,7 +216,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not workspace.needs_index)
-    if config.data.facts.get("generated") and not there:
+    if config.data_facts.get("generated") and not there:
         say(
             "the data of this model is not on this machine; it is generated now (stages data and "
             "index)"
@@ -217,7 +229,8 @@ def user_tools(names: list[str]) -> dict[str, BaseTool]:
     """Load the tools of `--tools`. Naming code on the command line permits to run it."""
     names = [plugins.absolute(name, Path.cwd()) for name in names]
     plugins.trust(names)
-    return {made.name: made for made in (own_tool(name, "--tools") for name in names)}
+    tools = [own_tool(name, "--tools") for name in names]
+    return {tool.name: tool for tool in tools}
 
 
 # ------------------------------------------------------------------------------------- find a model
@@ -277,13 +290,14 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
         )
     name = run or max(runs, key=lambda name: runs[name][-1].stat().st_mtime)
     steps = {int(path.name[5:]): path for path in runs[name]}
-    wanted = max(steps) if step is None else step
-    if wanted not in steps:
+    if step is None:
+        step = max(steps)
+    if step not in steps:
         raise AgentR1Error(
             f"run {name!r} has no checkpoint of step {step}; it has {', '.join(map(str, steps))}",
             code="missing_checkpoint",
         )
-    return steps[wanted]
+    return steps[step]
 
 
 def newest_step(folder: Path) -> Path:
@@ -299,7 +313,9 @@ def newest_step(folder: Path) -> Path:
 
 def hub_model(name: str) -> Path:
     """Return a model's folder, after a download if needed."""
-    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
+    if Path(name).is_dir():
+        return model_folder(Path(name))
+    return hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:
@@ -351,18 +367,19 @@ def settings_for(
         config = own
     if own is not None:
         return changed(config, list(overrides))
-    r, trained = config.rollout, config.model
+    r = config.rollout
+    model_settings = config.model
     room = {
         "max_tokens_per_turn": max(512, r.max_tokens_per_turn),
         "max_context": max(4096, r.max_context),
     }
     # Check against this model's length (`fit_context`), not the tiny model's.
-    other = trained.model_copy(update={"path": str(model)})
+    other = model_settings.model_copy(update={"path": str(model)})
     sections = {"rollout": r.model_copy(update=room), "model": other}
     if preset is None:  # the laptop preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
     config = changed(config.model_copy(update=sections), list(overrides))
-    return config.model_copy(update={"model": trained})
+    return config.model_copy(update={"model": model_settings})
 
 
 def own_settings(model: Path) -> Config | None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import os
 import sys
@@ -26,7 +27,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agent_r1.config import Config, tables
-from agent_r1.core import Row
+from agent_r1.core import Row, Step
 from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
@@ -66,7 +67,9 @@ class Repl:
         as_json: bool = False,
         typed: bool = True,
     ):
-        self.agent, self.screen, self.as_json = agent, screen, as_json
+        self.agent = agent
+        self.screen = screen
+        self.as_json = as_json
         self.typed = typed
         """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
         ignored."""
@@ -112,9 +115,8 @@ class Repl:
             self.failed = "interrupted; the conversation is as it was before"
         except AgentR1Error as error:
             self.failed = str(error)
-        except (
-            Exception
-        ) as error:  # a bug of ours, of a library or of a tool must not end the conversation
+        # A bug of ours, of a library or of a tool must not end the conversation.
+        except Exception as error:
             self.failed = f"{type(error).__name__}: {error}"
         if self.as_json:
             print(
@@ -126,9 +128,8 @@ class Repl:
 
     def command(self, name: str) -> None:
         if name not in self.commands:
-            hint = nearest(
-                name[1:40], [known[1:] for known in self.commands]
-            )  # the slash makes all of them similar
+            # Without the slash, which makes all of them similar.
+            hint = nearest(name[1:40], [command[1:] for command in self.commands])
             raise AgentR1Error(
                 f"unknown command {name[:40]}{hint}; /help lists them", code="unknown_command"
             )
@@ -145,9 +146,8 @@ class Repl:
 
     def ask(self, question: str) -> None:
         """Put a question to the agent and show everything that happens."""
-        follows = (
-            self.conversation.memory and self.conversation.exchanges
-        )  # it may refer to what was said before
+        # A follow-up may refer to an earlier question.
+        follows = self.conversation.memory and self.conversation.exchanges
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
         exchange = self._runner.run(self.conversation.ask(question))
@@ -191,22 +191,26 @@ class Repl:
 
     def trace(self) -> None:
         """Show the training row of the last exchange: tokens, mask, log-probs."""
-        last, context = self.last(), same_context(self.conversation.exchanges)
-        steps = [step for exchange in context for step in exchange.trajectory.steps]
+        last = self.last()
+        steps: list[Step] = []
+        for exchange in same_context(self.conversation.exchanges):
+            steps += exchange.trajectory.steps
         (record,) = evaluation_records([replace(last.trajectory, steps=steps)], self.agent.chat)
         for number, row in enumerate(record["rows"]):
             self.screen.console.print(token_table(row, start=last.start if number == 0 else 0))
 
     def why(self) -> None:
         """Show the episode's reward, if the right answer is known."""
-        t, say = self.last().trajectory, self.screen.say
+        t = self.last().trajectory
+        say = self.screen.say
         say(f"the episode ended with: {t.stop_reason.value}")
         if not self.last().known:
             say(
                 "no reward: the right answer is not known; /help lists questions with known answers"
             )
             return
-        if len(right := t.row["reward_model"]["ground_truth"]):
+        right = t.row["reward_model"]["ground_truth"]
+        if len(right):
             say(f"expected: {' | '.join(right)}")
         others = {
             "calls": t.process,
@@ -243,8 +247,8 @@ def only_world(agent: Agent) -> set[str]:
     """Return all titles of the passages, for a model that knows nothing else; else empty."""
     corpus = Workspace(agent.config).data / "corpus.jsonl"
     if (
-        not tables.stated("tool", agent.tools, "index")
-        or not agent.made_from_nothing
+        not tables.any_entry_has("tool", agent.tools, "index")
+        or not agent.starts_from_nothing
         or not corpus.exists()
     ):
         return set()
@@ -258,25 +262,22 @@ def suggest(rows: list[Row]) -> list[str]:
     by_kind: dict[str, list[str]] = {}
     for row in rows:
         by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(question_of(row))
-    rounds = [
-        questions[n]
-        for n in range(SUGGESTIONS)
-        for questions in by_kind.values()
-        if n < len(questions)
-    ]
-    return rounds[:SUGGESTIONS]
+    suggestions: list[str] = []
+    for n in range(SUGGESTIONS):  # one of each kind in turn
+        suggestions += [questions[n] for questions in by_kind.values() if n < len(questions)]
+    return suggestions[:SUGGESTIONS]
 
 
 # -------------------------------------------------------------------------------------- the command
 
 
 @contextmanager
-def _opening(typed: bool) -> Iterator[None]:
+def _opening(is_terminal: bool) -> Iterator[None]:
     """Redirect messages while a model opens.
 
     They are not part of an answer, so standard output stays free of them for programs.
     """
-    with contextlib.redirect_stdout(sys.stdout if typed else sys.stderr):
+    with contextlib.redirect_stdout(sys.stdout if is_terminal else sys.stderr):
         say("opening the model ...")
         yield
 
@@ -298,17 +299,20 @@ def run_chat(
     """
     if question is not None and not question.strip():
         raise ConfigError(
-            'the question is empty; write for example --question "In which city is the publisher of Sosnum based?"',
+            'the question is empty; write for example --question "In which city is the publisher '
+            'of Sosnum based?"',
             code="empty_question",
         )
-    if temperature is not None:
-        config.rollout.temperature = temperature
+    if temperature is not None:  # in a copy: the configuration belongs to the caller
+        rollout = config.rollout.model_copy(update={"temperature": temperature})
+        config = config.model_copy(update={"rollout": rollout})
     extra = user_tools(tools or [])
     for stream in (sys.stdin, sys.stdout):
-        stream.reconfigure(
-            errors="replace"
-        )  # broken UTF-8 in a pasted text or a narrow locale must not end the chat
-    typed = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
+        # Broken UTF-8 in a pasted text or a narrow locale must not end the chat. The streams of a
+        # notebook are no TextIOWrapper.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    is_terminal = sys.stdin.isatty() and sys.stdout.isatty() and question is None and not as_json
     plain = (
         not sys.stdout.isatty()
         or bool(os.environ.get("NO_COLOR"))
@@ -316,17 +320,19 @@ def run_chat(
     )
     console = Console(highlight=False, color_system=None if plain else "auto", stderr=as_json)
     with ExitStack() as resources:
-        with _opening(typed):
+        with _opening(is_terminal):
             agent = resources.enter_context(open_agent(model, config, backend, prompt=prompt))
         agent.tools = agent.tools | extra
         screen = Screen(console, agent.config.env)
-        repl = Repl(agent, screen, resources, seed, as_json, typed)
-        trained = (own_settings(model) or config).env.tools
-        if (extra or set(config.env.tools) != set(trained)) and agent.made_from_nothing:
+        repl = Repl(agent, screen, resources, seed, as_json, is_terminal)
+        tools_in_training = (own_settings(model) or config).env.tools
+        if (extra or set(config.env.tools) != set(tools_in_training)) and agent.starts_from_nothing:
             screen.note("this model was trained with its own tools only, and may misuse others")
-        if typed:
-            anew = "" if repl.conversation.memory else "; each question starts a new conversation"
-            screen.say(describe(agent, backend) + anew, "dim")
+        if is_terminal:
+            description = describe(agent, backend)
+            if not repl.conversation.memory:
+                description += "; each question starts a new conversation"
+            screen.say(description, "dim")
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             return _type(repl, plain)

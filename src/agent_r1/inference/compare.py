@@ -57,9 +57,11 @@ def evaluate_models(
         )
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
-    rows, tools = condition_of(condition).apply(config, rows) if condition else (rows, None)
+    tools = None
+    if condition:
+        rows, tools = condition_of(condition).apply(config, rows)
     if out is not None:
-        made_of = [
+        inputs = [
             [weights_hash(model) for model in models],
             config,
             rows,
@@ -68,19 +70,22 @@ def evaluate_models(
             temperature,
             prompt,
         ]
-        made_of += [condition] if condition else []
-        _claim(
-            out, {"models": [str(model) for model in models], "evaluation": fingerprint(*made_of)}
-        )
-    cards, measured = [], []
+        if condition:
+            inputs.append(condition)
+        names = [str(model) for model in models]
+        _claim(out, {"models": names, "evaluation": fingerprint(*inputs)})
+    cards: list[Card] = []
+    trajectories: list[list[Trajectory]] = []
     for number, model in enumerate(models, 1):
         with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
-            agent.lead = None if as_trained and prompt is None else agent.lead
+            if as_trained and prompt is None:
+                agent.lead = None
             say(describe(agent, backend, temperature))
-            facts = {"condition": condition} if condition else {}
-            card, done = _evaluate(
-                agent, rows, split, temperature, out / f"{number}.jsonl" if out else None, facts
-            )
+            facts = {}
+            if condition:
+                facts["condition"] = condition
+            records = out / f"{number}.jsonl" if out else None
+            card, done = _evaluate(agent, rows, split, temperature, records, facts)
         before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
@@ -88,11 +93,12 @@ def evaluate_models(
         )
         _write(out and out / f"{number}.json", card)
         cards.append(card)
-        measured.append(done)
+        trajectories.append(done)
     if len(models) == 2:
         names = {card["score_name"] for card in cards}
         name = names.pop() if len(names) == 1 else "reward"
-        first, second = ([score_of(t, name) for t in done] for done in measured)
+        first = [score_of(trajectory, name) for trajectory in trajectories[0]]
+        second = [score_of(trajectory, name) for trajectory in trajectories[1]]
         comparison = compare(first, second, name)
         _write(out and out / "comparison.json", comparison)
         _print_comparison(comparison)
@@ -118,7 +124,7 @@ def play_rows(
         temperature=temperature,
         seed=c.seed,
         on_done=on_done,
-        at_once=agent.at_once,
+        at_once=agent.max_concurrent,
         done=done,
     )
 
@@ -128,11 +134,10 @@ def full_card(
 ) -> Card:
     """Make the eval card, with its provenance."""
     c = agent.config
-    retriever = (
-        facts.get("condition") or Workspace(c).retriever
-        if tables.stated("tool", agent.tools, "index")
-        else "none"
-    )
+    condition = facts.get("condition")
+    retriever = "none"
+    if tables.any_entry_has("tool", agent.tools, "index"):
+        retriever = condition or Workspace(c).retriever
     card = eval_card(
         trajectories,
         model=str(agent.model),
@@ -141,14 +146,14 @@ def full_card(
         retriever=retriever,
         started=started,
     )
-    if said := facts.get("condition"):
-        card |= condition_of(said).report(trajectories, c.seed)
+    if condition:
+        card |= condition_of(condition).report(trajectories, c.seed)
     return card | facts | provenance(c, agent.model)
 
 
-def condition_of(said: str) -> Any:
+def condition_of(text: str) -> Any:
     """Resolve a condition of an evaluation, such as `poison 0.5`: a name and its argument."""
-    name, _, argument = said.partition(" ")
+    name, _, argument = text.partition(" ")
     return tables.resolve("condition", name, "the condition")(argument)
 
 
@@ -159,7 +164,9 @@ def _evaluate(
     start = time.perf_counter()
     if agent.lead is not None:
         rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
-    before = _restore(records, rows) if records else []
+    before = []
+    if records:
+        before = _restore(records, rows)
     scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
@@ -186,17 +193,21 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
     trajectories = []
     for r in records:
         steps = [Step([], [], [], step["reward"], info=step["info"]) for step in r["steps"]]
-        for row, first in zip(
-            r["rows"][:1], steps[:1], strict=True
-        ):  # both are empty if nothing was sampled
-            first.observation_ids = row["input_ids"][: row["action_mask"].index(1)]
-        row, stop = rows[int(r["group_id"])], StopReason(r["stop_reason"])
-        kept = {
-            "reward_parts": r["reward_parts"],
-            "metrics": r["metrics"],
-            "score_name": r.get("score_name"),
-        }
-        trajectories.append(Trajectory(steps, r["group_id"], stop, row, **kept))
+        if steps:  # something was sampled
+            first_row = r["rows"][0]
+            prompt_length = first_row["action_mask"].index(1)
+            steps[0].observation_ids = first_row["input_ids"][:prompt_length]
+        trajectories.append(
+            Trajectory(
+                steps,
+                r["group_id"],
+                StopReason(r["stop_reason"]),
+                rows[int(r["group_id"])],
+                reward_parts=r["reward_parts"],
+                metrics=r["metrics"],
+                score_name=r.get("score_name"),
+            )
+        )
     return trajectories
 
 
@@ -219,12 +230,15 @@ def _write(path: Path | None, value: dict) -> None:
 
 
 def _print_comparison(c: dict[str, Any]) -> None:
-    em = c["score_name"] == "em"
+    name = c["score_name"]
+    if name == "em":
+        name = "EM"
+        test = f"exact McNemar p = {c['p_mcnemar']:.2g}; right"
+    else:
+        test = f"exact sign test p = {c['p_sign']:.2g}; better"
     low, high = c["ci95"]
     say(
-        f"second minus first: {'EM' if em else c['score_name']} {c['difference']:+.3f} (95 % "
-        f"{low:+.3f} to {high:+.3f}), "
-        f"exact {'McNemar' if em else 'sign test'} p = {c['p_mcnemar' if em else 'p_sign']:.2g}; "
-        f"{'right' if em else 'better'} only in the first {c['only_first']}, only in the second "
+        f"second minus first: {name} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
+        f"{test} only in the first {c['only_first']}, only in the second "
         f"{c['only_second']}, of {c['n']}"
     )

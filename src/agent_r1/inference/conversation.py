@@ -17,6 +17,7 @@ from typing import Any
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import (
     Action,
+    Message,
     Observation,
     Row,
     Sampling,
@@ -69,30 +70,33 @@ class Conversation(AgentEnvLoop):
     def __init__(
         self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None
     ):
-        r, env = agent.config.rollout, agent.config.env
+        r = agent.config.rollout
+        env = agent.config.env
         super().__init__(
             agent.policy,
             agent.chat,
             Limits.from_settings(r, env),
             lambda row: make_env(row, agent.tools, env),
         )
-        self.agent, self.watcher = agent, watcher or Watcher()
+        self.agent = agent
+        self.watcher = watcher or Watcher()
         self.exchanges: list[Exchange] = []
         self.temperature = r.temperature
-        self.memory = not agent.made_from_nothing
+        self.memory = not agent.starts_from_nothing
         """Whether a question continues the conversation, or begins a new one."""
         self._known = {row["prompt"][-1]["content"]: row for row in known}
         # The same messages before the question as in training: a system message, if the task has
         # one.
-        as_trained = (
-            known[0]["prompt"]
-            if known
-            else messages(
-                agent.config.data.data_source, "", describes_format=dialect_of(env).describes_format
-            )
-        )
-        self._leading_messages = as_trained[:-1] if agent.lead is None else agent.lead
-        self._seed, self._asked = seed, 0
+        if agent.lead is not None:
+            self._leading_messages = agent.lead
+        elif known:
+            self._leading_messages = known[0]["prompt"][:-1]
+        else:
+            describes_format = dialect_of(env).describes_format
+            prompt = messages(agent.config.data.data_source, "", describes_format=describes_format)
+            self._leading_messages = prompt[:-1]
+        self._seed = seed
+        self._questions = 0  # asked so far; numbers the episodes
         self._history: list[Step] = []
         """The exchanges that the running episode continues."""
         self._turn_ids: list[int] = []
@@ -108,7 +112,8 @@ class Conversation(AgentEnvLoop):
         first = dialect_of(self.agent.config.env).first_observation(
             self._row(question)["prompt"], self.agent.tools
         )
-        n, room = len(self.chat.prompt_ids(first.messages, first.tools)), self.limits.max_context
+        n = len(self.chat.prompt_ids(first.messages, first.tools))
+        room = self.limits.max_context
         if n >= room:
             raise AgentR1Error(
                 f"the question alone takes {n} tokens, and the model's context has {room}; ask a "
@@ -128,35 +133,39 @@ class Conversation(AgentEnvLoop):
         return exchange
 
     async def _episode(self, question: str, past: list[Exchange]) -> Exchange:
-        self._asked += 1
+        self._questions += 1
         self._turn_ids = []
-        self._history = [step for exchange in past for step in exchange.trajectory.steps]
-        start = (
-            len(self._history[-1].observation_ids + self._history[-1].action_ids)
-            if self._history
-            else 0
-        )
-        seed, begun = derive_seed(self._seed, "chat", self._asked), time.perf_counter()
+        self._history = []
+        for exchange in past:
+            self._history += exchange.trajectory.steps
+        start = 0
+        if self._history:
+            last = self._history[-1]
+            start = len(last.observation_ids) + len(last.action_ids)
+        seed = derive_seed(self._seed, "chat", self._questions)
+        begin = time.perf_counter()
         sampling = Sampling(self.limits.max_tokens_per_turn, self.temperature)
-        task = Task(self._row(question, follow_up=bool(past)), "chat", f"chat-{self._asked}", seed)
+        task = Task(
+            self._row(question, follow_up=bool(past)), "chat", f"chat-{self._questions}", seed
+        )
         trajectory = await self.run(task, sampling)
         return Exchange(
-            question, trajectory, time.perf_counter() - begun, question in self._known, start
+            question, trajectory, time.perf_counter() - begin, question in self._known, start
         )
 
     def _row(self, question: str, follow_up: bool = False) -> Row:
         """Make the row of a question; without a known answer it has no ground truth."""
-        unknown = {
+        new_row = {
             "data_source": "chat",
             "ability": "chat",
             "reward_model": {"style": "rule", "ground_truth": []},
             "extra_info": {"index": 0, "split": "chat"},
             "agent_name": self.agent.config.env.name,
         }
-        row = self._known.get(question, unknown)
-        prompt = ([] if follow_up else self._leading_messages) + [
-            {"role": "user", "content": question}
-        ]
+        row = self._known.get(question, new_row)
+        prompt: list[Message] = [{"role": "user", "content": question}]
+        if not follow_up:
+            prompt = self._leading_messages + prompt
         return row | {
             "prompt": prompt,
             "env_kwargs": (row.get("env_kwargs") or {}) | {"tools": list(self.agent.tools)},
@@ -166,12 +175,12 @@ class Conversation(AgentEnvLoop):
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         if self._history and not steps:  # a follow-up: the tools were described before
-            asked = [message for message in observation.messages if message["role"] != "system"]
-            observation = replace(observation, messages=asked)
+            unread = [m for m in observation.messages if m["role"] != "system"]
+            observation = replace(observation, messages=unread)
         return super().observe(self._history + steps, observation)
 
     def _on_token(self, session: str | None, ids: list[int]) -> None:
-        if session == f"chat-{self._asked}":
+        if session == f"chat-{self._questions}":
             self._turn_ids += ids
             # A character may need several tokens; until the last of them arrives, it decodes to
             # U+FFFD.
@@ -187,8 +196,11 @@ class Conversation(AgentEnvLoop):
 
 def same_context(exchanges: list[Exchange]) -> list[Exchange]:
     """Return the exchanges that the model still sees: those since its last new start."""
-    begun = [number for number, exchange in enumerate(exchanges) if exchange.start == 0]
-    return exchanges[begun[-1] :] if begun else exchanges
+    first = 0
+    for number, exchange in enumerate(exchanges):
+        if exchange.start == 0:
+            first = number
+    return exchanges[first:]
 
 
 # ------------------------------------------------------------------------------------------ results
@@ -201,12 +213,14 @@ def read_turn(env: EnvConfig, text: str, whole: bool) -> list[tuple[str, str]]:
     answer, the plain text is the answer. A model that was not trained to mark answers writes so,
     and such a turn ends the episode.
     """
-    spoken = dialect_of(env)
-    text = text if whole else spoken.partial_tag.sub("", text)
-    parts = [(part.kind, part.text.strip()) for part in spoken.parts(text) if part.text.strip()]
+    dialect = dialect_of(env)
+    if not whole:
+        text = dialect.partial_tag.sub("", text)
+    parts = [(part.kind, part.text.strip()) for part in dialect.parts(text) if part.text.strip()]
     if not whole or {"tool_call", "answer"} & {kind for kind, _ in parts}:
         return parts
-    if answer := spoken.answer_in(text)[0]:  # the answer is within the text
+    answer = dialect.answer_in(text)[0]
+    if answer:  # it is within the text
         return [*parts, ("answer", answer)]
     return [("answer" if kind == "text" else kind, text) for kind, text in parts]
 
@@ -215,9 +229,13 @@ def final_answer(exchange: Exchange, agent: Agent) -> str | None:
     """Return the agent's answer, or None. In a conversation a plain text is an answer, too."""
     if exchange.trajectory.stop_reason not in (StopReason.ANSWERED, StopReason.NO_ANSWER):
         return None
-    env, text = agent.config.env, agent.chat.turn_text(exchange.trajectory.steps[-1].action_ids)
-    said = dialect_of(env).answer_in(text)[0]
-    return said or " ".join(t for kind, t in read_turn(env, text, True) if kind == "answer") or None
+    env = agent.config.env
+    text = agent.chat.turn_text(exchange.trajectory.steps[-1].action_ids)
+    answer = dialect_of(env).answer_in(text)[0]
+    if answer:
+        return answer
+    parts = [part for kind, part in read_turn(env, text, True) if kind == "answer"]
+    return " ".join(parts) or None
 
 
 def no_answer(exchange: Exchange, agent: Agent) -> str | None:
@@ -225,18 +243,19 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
 
     None if there is one, or if the environment ended the episode without needing one.
     """
-    env, rollout, t = agent.config.env, agent.config.rollout, exchange.trajectory
-    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get(
-        "tool_calls"
-    )  # a call ended the episode
+    env = agent.config.env
+    rollout = agent.config.rollout
+    t = exchange.trajectory
+    # A call may have ended the episode.
+    done = t.stop_reason is StopReason.ANSWERED and t.steps[-1].info.get("tool_calls")
     if done or final_answer(exchange, agent) is not None:
         return None
-    unknown = not exchange.known and brings_tools(env.name)
-    foreign = (
-        "; only questions of the test set have what this environment needs: type 1 for one of them"
-        if unknown
-        else ""
-    )
+    foreign = ""
+    if not exchange.known and brings_tools(env.name):
+        foreign = (
+            "; only questions of the test set have what this environment needs: type 1 for one of "
+            "them"
+        )
     return {
         StopReason.ANSWERED: "no answer: its last turn is empty",
         StopReason.NO_ANSWER: "no answer: its last turn is empty",
@@ -256,20 +275,20 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
 def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
     """Make one line of `--json`."""
     t = exchange.trajectory
-    known = (
-        {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics}
-        if exchange.known
-        else {}
-    )
-    return {
+    calls: list[dict[str, Any]] = []
+    for step in t.steps:
+        calls += step.info.get("tool_calls", [])
+    record = {
         "question": exchange.question,
         "answer": final_answer(exchange, agent),
         "stop_reason": t.stop_reason.value,
         "error": t.error,
         "turns": [agent.chat.turn_text(step.action_ids) for step in t.steps],
-        "tool_calls": [call for step in t.steps for call in step.info.get("tool_calls", [])],
+        "tool_calls": calls,
         "tokens_before": exchange.start,
         "sampled_tokens": sum(len(step.action_ids) for step in t.steps),
         "seconds": round(exchange.seconds, 3),
-        **known,
     }
+    if exchange.known:
+        record |= {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics}
+    return record

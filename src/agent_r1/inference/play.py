@@ -29,16 +29,18 @@ from agent_r1.tool import BaseTool, ToolCall, call_tool
 from agent_r1.viewer.tokens import token_table, token_text
 
 
-def how_to(spoken: Dialect, tools: dict[str, BaseTool]) -> str:
+def how_to(dialect: Dialect, tools: dict[str, BaseTool]) -> str:
     """Explain the short forms to the person, with the turns that they stand for."""
-    named = {tool.name: list(tool.parameters.get("properties", {})) for tool in tools.values()}
-    shorts = [
-        f"{name} {' '.join(f'{key}=...' for key in keys)}".strip() for name, keys in named.items()
-    ]
-    turns = [(short, turn) for short in shorts if (turn := expand(short, tools, spoken)) != short][
-        :1
-    ]
-    turns.append(("= 42", expand("= 42", tools, spoken)))
+    turns = []
+    for tool in tools.values():
+        short = " ".join(
+            [tool.name, *(f"{key}=..." for key in tool.parameters.get("properties", {}))]
+        )
+        turn = expand(short, tools, dialect)
+        if turn != short:
+            turns.append((short, turn))
+            break  # one example is enough
+    turns.append(("= 42", expand("= 42", tools, dialect)))
     forms = [f"  {short}\n{indent(turn, '      ')}" for short, turn in turns]
     return "\n".join(
         [
@@ -53,15 +55,18 @@ class _ByHand(AgentEnvLoop, Policy):
     """Run the episode loop with a person as its policy."""
 
     def __init__(
-        self, chat: ChatFormat, limits: Limits, make_env, spoken: Dialect, read: Callable[[], str]
+        self, chat: ChatFormat, limits: Limits, make_env, dialect: Dialect, read: Callable[[], str]
     ):
         super().__init__(self, chat, limits, make_env)
-        self.spoken, self.read = spoken, read
+        self.dialect = dialect
+        self.read = read
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         ids = super().observe(steps, observation)
-        seen = len(steps[-1].observation_ids) + len(steps[-1].action_ids) if steps else 0
-        new = ids if observation.rewrite else ids[seen:]
+        before = 0  # tokens that the agent has read already
+        if steps and not observation.rewrite:
+            before = len(steps[-1].observation_ids) + len(steps[-1].action_ids)
+        new = ids[before:]
         console().print(
             f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:"
         )
@@ -74,29 +79,30 @@ class _ByHand(AgentEnvLoop, Policy):
         text = await asyncio.to_thread(self.read)
         if not text.strip():
             raise EOFError
-        ids = self.chat.turn_ids(text, self.spoken.end_token(text))
-        cut = ids[: sampling.max_tokens]
+        ids = self.chat.turn_ids(text, self.dialect.end_token(text))
+        turn = ids[: sampling.max_tokens]
         console().print(
             f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:"
         )
-        console().print(Text(clean(self.chat.decode(cut)), style="black on bright_cyan"))
-        return Generation(cut, [0.0] * len(cut), "stop" if len(cut) == len(ids) else "length")
+        console().print(Text(clean(self.chat.decode(turn)), style="black on bright_cyan"))
+        finish_reason = "stop" if len(turn) == len(ids) else "length"
+        return Generation(turn, [0.0] * len(turn), finish_reason)
 
     def on_result(self, result: StepResult) -> None:
-        for made in result.info.get("tool_calls", ()):
-            said = "ok" if made["ok"] else made["error"]
+        for call in result.info.get("tool_calls", ()):
+            outcome = "ok" if call["ok"] else call["error"]
             console().print(
-                f"{made['name']}: {said}, {1000 * made['seconds']:.1f} ms", markup=False
+                f"{call['name']}: {outcome}, {1000 * call['seconds']:.1f} ms", markup=False
             )
         if result.reward:
             console().print(f"reward of this step: {result.reward:+.3f}")
 
 
-def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
+def expand(line: str, tools: dict[str, BaseTool], dialect: Dialect) -> str:
     """Expand a short form to a turn: an answer (`= ...`) or a call (`NAME key=value ...`)."""
     line = line.strip()
     if line.startswith("="):
-        return spoken.write_turn(line[1:].strip()) or line
+        return dialect.write_turn(line[1:].strip()) or line
     name, _, rest = line.partition(" ")
     if name not in tools:
         return line
@@ -105,18 +111,18 @@ def expand(line: str, tools: dict[str, BaseTool], spoken: Dialect) -> str:
     except ValueError:
         return line
     return (
-        spoken.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word])))
+        dialect.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word])))
         or line
     )
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
     """Parse `x=1 name=Ada` as call arguments: JSON values, else text."""
-    found: dict[str, Any] = dict(word.split("=", 1) for word in words)
-    for key, text in found.items():
+    arguments: dict[str, Any] = dict(word.split("=", 1) for word in words)
+    for key, text in arguments.items():
         with contextlib.suppress(ValueError):
-            found[key] = json.loads(text)
-    return found
+            arguments[key] = json.loads(text)
+    return arguments
 
 
 def play_by_hand(
@@ -129,14 +135,14 @@ def play_by_hand(
     table: bool,
 ) -> None:
     """Play one episode. Raises AgentR1Error if the person gives up."""
-    spoken = dialect_of(env)
-    console().print(how_to(spoken, tools), markup=False)
+    dialect = dialect_of(env)
+    console().print(how_to(dialect, tools), markup=False)
 
     def read() -> str:
         console().print("\n[bold]your turn>[/] ", end="")
-        return expand(sys.stdin.readline(), tools, spoken)
+        return expand(sys.stdin.readline(), tools, dialect)
 
-    loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, spoken, read)
+    loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, dialect, read)
     try:
         trajectory = asyncio.run(
             loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn))
@@ -144,18 +150,19 @@ def play_by_hand(
     except EOFError:
         raise AgentR1Error("cancelled before the episode ended", code="given_up") from None
     parts = ", ".join(f"{name} {value:+.3f}" for name, value in trajectory.reward_parts.items())
-    expected = ", ".join(map(str, row["reward_model"]["ground_truth"])) or "nothing"
-    said = trajectory.error or f"expected {expected}"
-    console().print(f"\nThe episode is over: {trajectory.stop_reason}, {said}.", markup=False)
-    console().print(
-        f"reward {trajectory.reward:+.3f}{f' ({parts})' if parts else ''}", markup=False
-    )
+    answers = ", ".join(str(answer) for answer in row["reward_model"]["ground_truth"])
+    ending = trajectory.error or f"expected {answers or 'nothing'}"
+    console().print(f"\nThe episode is over: {trajectory.stop_reason}, {ending}.", markup=False)
+    reward = f"reward {trajectory.reward:+.3f}"
+    if parts:
+        reward += f" ({parts})"
+    console().print(reward, markup=False)
     for one in trajectory_rows(trajectory, 0):
-        shown = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
+        record = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
         console().print(
             f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on"
         )
-        console().print(token_table(shown) if table else token_text(shown))
+        console().print(token_table(record) if table else token_text(record))
 
 
 # -------------------------------------------------------------------------------------------- tools

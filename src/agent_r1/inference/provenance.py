@@ -25,8 +25,8 @@ from agent_r1.workspace import Workspace
 def provenance(config: Config, model: Path) -> dict[str, Any]:
     """Return the provenance keys of a card. Unknown values are None."""
     workspace = Workspace(config)
-    data = _manifest(workspace.data)
-    sources = {Path(name).name: digest for name, digest in data.get("sources", {}).items()}
+    data_manifest = _manifest(workspace.data)
+    sources = {Path(name).name: digest for name, digest in data_manifest.get("sources", {}).items()}
     return {
         "model_hash": weights_hash(model),
         "model_revision": _revision(model),
@@ -34,9 +34,9 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
         "start_model_revision": _revision(workspace.start_model),
         "start_model_package": describe_name(config.model.path),
         "data": workspace.data.name,
-        "data_revision": data.get("dataset") or sources or None,
-        "data_hash": fingerprint(data.get("files")),
-        "index": _index(config, workspace, data),
+        "data_revision": data_manifest.get("dataset") or sources or None,
+        "data_hash": fingerprint(data_manifest.get("files")),
+        "index": _index(config, workspace, data_manifest),
         "config_hash": fingerprint(config),
         "code": code_version(),
         "command": train_command(config) if config.preset in preset_names() else None,
@@ -47,7 +47,9 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
 def weights_hash(model: Path) -> str | None:
     """Hash the weights of a model or of verl's shards, whatever their path."""
     files = sorted([*model.glob("*.safetensors"), *model.glob(SHARDS)])
-    return fingerprint([[file.name, sha256(file)] for file in files]) if files else None
+    if not files:
+        return None
+    return fingerprint([[file.name, sha256(file)] for file in files])
 
 
 def code_version() -> dict[str, Any]:
@@ -61,11 +63,12 @@ def code_version() -> dict[str, Any]:
             ["git", "-C", root, *words], capture_output=True, text=True, timeout=30
         ).stdout.strip()
 
-    changed = bool(git("status", "--porcelain", "--untracked-files=no"))
-    return {"version": __version__, "commit": git("rev-parse", "HEAD") or None, "changed": changed}
+    commit = git("rev-parse", "HEAD") or None
+    has_changes = bool(git("status", "--porcelain", "--untracked-files=no"))
+    return {"version": __version__, "commit": commit, "changed": has_changes}
 
 
-def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[str, Any]:
+def _index(config: Config, workspace: Workspace, data_manifest: dict[str, Any]) -> dict[str, Any]:
     """Describe encoder, corpus, kind and the vectors' hash; a service's files have none."""
     facts = {
         "encoder": config.search.encoder,
@@ -73,11 +76,11 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
     }
     facts |= {
         "corpus": config.data.corpus,
-        "corpus_sha256": data.get("files", {}).get("corpus.jsonl"),
+        "corpus_sha256": data_manifest.get("files", {}).get("corpus.jsonl"),
     }
-    if tables.stated("corpus", [config.data.corpus], "of_questions") and not config.data.facts.get(
-        "generated"
-    ):
+    if tables.any_entry_has(
+        "corpus", [config.data.corpus], "of_questions"
+    ) and not config.data_facts.get("generated"):
         facts["note"] = (
             "the questions' own paragraphs: do not compare scores with those over an encyclopedia"
         )
@@ -92,7 +95,9 @@ def _index(config: Config, workspace: Workspace, data: dict[str, Any]) -> dict[s
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return json.loads(path.read_text())
 
 
 def _revision(model: Path) -> str | None:
@@ -107,11 +112,14 @@ def train_command(config: Config, *program: str) -> str:
     """
 
     def flat(c: Config) -> dict[str, Any]:
-        return {
-            f"{section}.{key}" if isinstance(value, dict) else section: inner
-            for section, value in c.model_dump().items()
-            for key, inner in (value.items() if isinstance(value, dict) else [(section, value)])
-        }
+        settings = {}
+        for section, value in c.model_dump().items():
+            if not isinstance(value, dict):
+                settings[section] = value
+                continue
+            for key, inner in value.items():
+                settings[f"{section}.{key}"] = inner
+        return settings
 
     plain = flat(load_config(config.preset, algorithm=config.algorithm, seed=config.seed))
     settings = [
@@ -124,39 +132,40 @@ def train_command(config: Config, *program: str) -> str:
 
 def data_facts(config: Config) -> dict[str, Any]:
     """Return the facts of a data card: source, licences, command and code."""
-    data, code = config.data, code_version()
+    settings = config.data
+    code = code_version()
     manifest = _manifest(Workspace(config).data)
-    generated = data.facts.get("generated")
-    source = (
-        "generated by the code"
-        if generated
-        else manifest.get("dataset") or data.source or data.name
-    )
-    own_corpus = tables.stated("corpus", [data.corpus], "of_questions")
-    licence = data.facts.get("licence", UNKNOWN)
-    corpus = (
-        licence
-        if own_corpus
-        else tables.entries("corpus").get(data.corpus, {}).get("licence", UNKNOWN)
-    )
-    published = config.preset in preset_names()
+    source = manifest.get("dataset") or settings.source or settings.name
+    if config.data_facts.get("generated"):
+        source = "generated by the code"
+    licence = config.data_facts.get("licence", NO_FACT)
+    corpus_licence = licence
+    if not tables.any_entry_has("corpus", [settings.corpus], "of_questions"):
+        corpus = tables.entries("corpus").get(settings.corpus, {})
+        corpus_licence = corpus.get("licence", NO_FACT)
+    command = "agent-r1 data --recipe FOLDER"
+    if config.preset in preset_names():
+        command = train_command(config, "agent-r1", "data")
+    commit = code["commit"] or "unknown"
+    if code.get("changed"):
+        commit += ", with changes"
     return {
         "source": source,
         "licence": licence,
-        "corpus_licence": corpus,
-        "command": train_command(config, "agent-r1", "data")
-        if published
-        else "agent-r1 data --recipe FOLDER",
+        "corpus_licence": corpus_licence,
+        "command": command,
         "version": code["version"],
-        "commit": (code["commit"] or "unknown") + (", with changes" if code.get("changed") else ""),
+        "commit": commit,
     }
 
 
-UNKNOWN = "unknown"
+NO_FACT = "unknown"
 """For the licence of questions or passages that only their owner knows."""
 
 
 def describe_name(text: str | None) -> dict[str, str] | None:
     """Describe the origin of a name such as package:NAME; None for other names."""
     scheme = tables.scheme_of(text)
-    return scheme.described(text) if scheme else None
+    if not scheme:
+        return None
+    return scheme.described(text)

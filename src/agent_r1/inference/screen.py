@@ -26,7 +26,8 @@ LABELS = {
     "answer": ("answer: ", "bold green"),
 }
 """Text before a part of a turn, and its style."""
-SHOWN_LINES, SHOWN_CHARS = 12, 1500
+SHOWN_LINES = 12
+SHOWN_CHARS = 1500
 """Most lines and characters of a tool's result to print."""
 
 
@@ -34,7 +35,8 @@ class Screen(Watcher):
     """Show a conversation. Without a terminal, or with NO_COLOR, the console writes plain text."""
 
     def __init__(self, console: Console, env: EnvConfig):
-        self.console, self.env = console, env
+        self.console = console
+        self.env = env
         self._shown: list[str] = []
         """Printed text of each part of the running turn."""
 
@@ -80,20 +82,21 @@ class Screen(Watcher):
 
 def call_text(call: dict[str, Any]) -> Text:
     """Format a tool call: arguments, duration, result. The agent read the whole result."""
-    took = f"{call['seconds'] * 1000:.0f} ms" if call["seconds"] < 1 else f"{call['seconds']:.1f} s"
-    arguments = ", ".join(
-        f"{k}: {v if isinstance(v, str) else json.dumps(v)}" for k, v in call["arguments"].items()
-    )
+    seconds = call["seconds"]
+    duration = f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+    arguments = []
+    for name, value in call["arguments"].items():
+        text = value if isinstance(value, str) else json.dumps(value)
+        arguments.append(f"{name}: {text}")
     lines = call["content"][:SHOWN_CHARS].splitlines()[:SHOWN_LINES]
     hidden = len(call["content"]) - sum(map(len, lines)) - max(0, len(lines) - 1)
-    lines += [f"... {hidden} more characters, which /trace shows"] if hidden > 0 else []
-    head = Text(
-        clean(f"{call['name'] or 'malformed call'}({arguments})  {took}"),
-        "cyan" if call["ok"] else "red",
-    )
-    return head + Text(
-        "".join(f"\n  | {clean(line)}" for line in lines), "" if call["ok"] else "red"
-    )
+    if hidden > 0:
+        lines.append(f"... {hidden} more characters, which /trace shows")
+    head = f"{call['name'] or 'malformed call'}({', '.join(arguments)})  {duration}"
+    body = "".join(f"\n  | {clean(line)}" for line in lines)
+    if not call["ok"]:
+        return Text(clean(head), "red") + Text(body, "red")
+    return Text(clean(head), "cyan") + Text(body, "")
 
 
 def footer(exchange: Exchange) -> str:

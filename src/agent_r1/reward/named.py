@@ -4,7 +4,7 @@ In: an answer and its row. Out: the reward of the last action.
 
     math     equal to the right expression (recipes/math)
     code     passes the question's tests in a sandbox (recipes/code)
-    sub_em   contains the right answer; an agent trained on it learns to list candidates (docs/safety.md)
+    sub_em   contains the right answer; an agent learns to list candidates (docs/safety.md)
     judge    the verdict of a language model at `env.judge_url` (recipes/judge)
 
 Each is between 0 and 1, minus the penalty for a malformed last turn. To add one, write an async

@@ -59,11 +59,13 @@ def _f1(answer: str, target: str) -> float:
     # question.
     if answer != target and (answer in _ALL_OR_NOTHING or target in _ALL_OR_NOTHING):
         return 0.0
-    answer_words, target_words = answer.split(), target.split()
+    answer_words = answer.split()
+    target_words = target.split()
     same = sum((Counter(answer_words) & Counter(target_words)).values())
     if same == 0:
         return 0.0
-    precision, recall = same / len(answer_words), same / len(target_words)
+    precision = same / len(answer_words)
+    recall = same / len(target_words)
     return 2 * precision * recall / (precision + recall)
 
 

@@ -8,9 +8,8 @@ attention: a cache that lives across turns, and a plain causal pass. At half a m
 the per-call overhead of `transformers` also exceeds the arithmetic. `model_files.py` reads and
 writes Hugging Face's format; a test compares the logits with `transformers`.
 
-Three methods save time, and change only the last bits of results. The last block runs only at
-positions whose output is requested (`at_BA`). On a CPU, products in float32 use oneDNN (`product`),
-and attention may use plain products (`attend`).
+The last block runs only at positions whose output is requested (`at_BA`). `cpu_products.py` has the
+two products that are faster on a CPU. Both save time, and change only the last bits of results.
 
 The block (pre-norm; RMSNorm 1910.07467, rotary positions 2104.09864, SwiGLU 2002.05202, grouped
 queries 2305.13245):
@@ -26,12 +25,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
+
+from agent_r1.rollout.cpu_products import Linear, attend_by_products, product
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller
@@ -62,65 +62,6 @@ class DecoderShape:
         return self.head_width or self.hidden_size // self.heads
 
 
-class Linear(nn.Linear):
-    """`nn.Linear` through `product`."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return product(input, self.weight, self.bias)
-
-
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-FEWEST_ROWS = 16
-"""Smallest product for oneDNN. With fewer rows, reading the weights takes longer than
-multiplying."""
-
-
-def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Compute `F.linear(x, weight, bias)`; on a CPU, in float32, with oneDNN's kernels.
-
-    PyTorch's own product calls MKL, which does not use AVX-512 on AMD. On one core of an EPYC,
-    [1500, 128] x [128, 384] ran at 85 GFLOP/s with MKL, and at 176 to 222 with oneDNN. PyTorch's
-    compiler calls the same operator of oneDNN.
-    """
-    plain = (
-        x.device.type != "cpu" or x.dtype is not torch.float32 or torch.is_autocast_enabled("cpu")
-    )
-    if plain or not ONEDNN or x.numel() < FEWEST_ROWS * x.shape[-1]:
-        return F.linear(x, weight, bias)
-    return _OneDNNProduct.apply(x.flatten(0, -2), weight, bias).view(*x.shape[:-1], -1)
-
-
-class _OneDNNProduct(torch.autograd.Function):
-    """y = x W^T + b, and its gradients, for x [N, in]."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padded = _whole_blocks(x)
-        ctx.save_for_backward(padded, weight)
-        ctx.has_bias = bias is not None
-        return _onednn(padded, weight, bias)[: len(x)]
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        rows, grad = len(grad_outputs[0]), _whole_blocks(grad_outputs[0])
-        grad_x = _onednn(grad, weight.t())[:rows] if ctx.needs_input_grad[0] else None
-        # oneDNN copies its first factor if it is transposed: let that be the smaller one.
-        narrow = x.shape[1] < grad.shape[1]
-        grad_weight = _onednn(x.t(), grad.t()).t() if narrow else _onednn(grad.t(), x.t())
-        return grad_x, grad_weight, grad.sum(0) if ctx.has_bias else None
-
-
-def _whole_blocks(x: Tensor) -> Tensor:
-    """Pad with rows of zeros, because oneDNN compiles a kernel for each shape, in milliseconds."""
-    missing = -len(x) % (16 if len(x) <= 256 else 64)
-    return F.pad(x, (0, 0, 0, missing)) if missing else x  # F.pad copies even if nothing is missing
-
-
-def _onednn(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
-
-
 class Block(nn.Module):
     """One transformer layer.
 
@@ -129,7 +70,8 @@ class Block(nn.Module):
 
     def __init__(self, shape: DecoderShape):
         super().__init__()
-        d, head_dim = shape.hidden_size, shape.head_dim
+        d = shape.hidden_size
+        head_dim = shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
         self.qkv = Linear(
@@ -153,7 +95,9 @@ class Block(nn.Module):
         at_BA: Tensor | None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
-        H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        H = self.shape.heads
+        K = self.shape.kv_heads
+        head_dim = self.shape.head_dim
         qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
         # Queries and keys have equal angles, so they are rotated together. `split` beats slices,
         # whose gradients are matrices of zeros to fill and add.
@@ -207,9 +151,13 @@ class Decoder(nn.Module):
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
         again = self.recompute and torch.is_grad_enabled()
+        last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
-            read = x, rope, layer, attention, at_BA if layer == len(self.blocks) - 1 else None
-            x = checkpoint(block, *read, use_reentrant=False) if again else block(*read)
+            at = at_BA if layer == last else None
+            if again:
+                x = checkpoint(block, x, rope, layer, attention, at, use_reentrant=False)
+            else:
+                x = block(x, rope, layer, attention, at)
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -228,21 +176,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Te
     `visible` [B or 1, 1, A, T] is bool, or added to the scores. Without it, each token sees itself
     and all before it.
     """
-    H, K, A, T = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
-    if q.device.type != "cpu" or (A > 1 and q.dtype is not torch.bfloat16):
-        return F.scaled_dot_product_attention(
-            q, k, v, visible, is_causal=visible is None, enable_gqa=H != K
-        )
-    # On a CPU, plain products are faster for one query, and three times as fast in bfloat16. The
-    # heads that share a key head are the rows of one matrix.
-    visible = (
-        torch.ones(A, T, dtype=torch.bool, device=q.device).tril() if visible is None else visible
+    one_query = q.shape[2] == 1
+    if q.device.type == "cpu" and (one_query or q.dtype is torch.bfloat16):
+        return attend_by_products(q, k, v, visible)
+    grouped = q.shape[1] != k.shape[1]  # several query heads share a key-value head
+    return F.scaled_dot_product_attention(
+        q, k, v, visible, is_causal=visible is None, enable_gqa=grouped
     )
-    if visible.dtype is torch.bool:
-        visible = torch.zeros_like(visible, dtype=q.dtype).masked_fill_(~visible, -torch.inf)
-    scores = (q * q.shape[3] ** -0.5).reshape(len(q), K, -1, q.shape[3]) @ k.transpose(2, 3)
-    weights = (scores.unflatten(2, (H // K, A)) + visible[..., None, :, :]).softmax(dim=-1)
-    return (weights.flatten(2, 3).to(v.dtype) @ v).view(q.shape)
 
 
 def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

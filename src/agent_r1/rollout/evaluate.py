@@ -115,7 +115,8 @@ def scores(trajectories: list[Trajectory]) -> dict:
     ]
     own = [t.score_name for t in whole if t.score_name]
     name = next(iter(own), "em" if "em" in measured else "reward")
-    values, rewards = [score_of(t, name) for t in trajectories], [t.reward for t in trajectories]
+    values = [score_of(t, name) for t in trajectories]
+    rewards = [t.reward for t in trajectories]
     found = {"score": fmean(values), "score_ci95": mean_interval(values), "score_name": name}
     found |= {"reward": fmean(rewards), "reward_ci95": mean_interval(rewards)}
     found |= {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
@@ -139,7 +140,8 @@ def score_line(card: dict) -> str:
     Example: `EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to
     0.934)`.
     """
-    name, words = card["score_name"], {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
+    name = card["score_name"]
+    words = {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
     others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
     paid = (
         [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
@@ -172,7 +174,8 @@ def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
             )
         return found
 
-    said, asked = by_kind(train), by_kind(rows)
+    said = by_kind(train)
+    asked = by_kind(rows)
     commonest = {
         kind: Counter(answers[0] for answers in said.get(kind, []) if answers) for kind in asked
     }
@@ -213,7 +216,8 @@ def mean_interval(values: list[float]) -> list[float]:
     Wilson's if all values are 0 or 1, else the normal one, whose width is 0 if all values are
     equal.
     """
-    mean, n = fmean(values), len(values)
+    mean = fmean(values)
+    n = len(values)
     if set(values) <= {0, 1}:
         return wilson_interval(mean, n)
     half = 1.96 * stdev(values) / math.sqrt(n) if n > 1 else 0.0
@@ -231,7 +235,8 @@ def compare(first: list[float], second: list[float], name: str = "em") -> dict[s
     """
     n = len(first)
     differences = [b - a for a, b in zip(first, second, strict=True)]
-    only_first, only_second = sum(d < 0 for d in differences), sum(d > 0 for d in differences)
+    only_first = sum(d < 0 for d in differences)
+    only_second = sum(d > 0 for d in differences)
     p = mcnemar(only_first, only_second)  # for other scores this is the sign test
     if name == "em":
         found = {
@@ -239,7 +244,8 @@ def compare(first: list[float], second: list[float], name: str = "em") -> dict[s
             "ci95": paired_interval(only_first, only_second, n),
         }
     else:
-        mean, half = fmean(differences), 1.96 * pstdev(differences) / math.sqrt(n)
+        mean = fmean(differences)
+        half = 1.96 * pstdev(differences) / math.sqrt(n)
         found = {"difference": mean, "ci95": [mean - half, mean + half]}
     better = {
         "only_first": only_first,
@@ -262,7 +268,9 @@ def paired_interval(b: int, c: int, n: int, z: float = 1.96) -> list[float]:
     Wald's interval with half a question added to each of the four cells (Statistics in Medicine
     24). Otherwise models that agree everywhere would have an interval of width zero.
     """
-    b, c, n = b + 0.5, c + 0.5, n + 2
+    b = b + 0.5
+    c = c + 0.5
+    n = n + 2
     centre = (c - b) / n
     half = z * math.sqrt((b + c) / n - centre**2) / math.sqrt(n)
     return [max(-1.0, centre - half), min(1.0, centre + half)]

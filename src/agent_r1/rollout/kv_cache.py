@@ -27,9 +27,11 @@ class KVCache:
     head_dim]."""
 
     def __init__(self, model: Decoder, slots: int, length: int):
-        s, weight = model.shape, model.embed.weight
+        s = model.shape
+        weight = model.embed.weight
         shape = (s.layers, slots, s.kv_heads, length, s.head_dim)
-        self.model, self.length = model, length
+        self.model = model
+        self.length = length
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.zeros(
@@ -48,7 +50,8 @@ class KVCache:
         self.lengths[target] = self.lengths[source]
         moved = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
         for slot, (ids, known) in zip(targets, moved, strict=True):
-            self.ids[slot], self.hashes[slot] = ids, known
+            self.ids[slot] = ids
+            self.hashes[slot] = known
 
     @torch.inference_mode()
     def read(self, slots: list[int], prompts: list[list[int]]) -> tuple[Tensor, int]:
@@ -79,7 +82,8 @@ class KVCache:
                 strict=True,
             )
         for slot, (_, prompt) in zip(slots, asked, strict=True):
-            self.ids[slot], self.hashes[slot] = list(prompt), hash(prompt)
+            self.ids[slot] = list(prompt)
+            self.hashes[slot] = hash(prompt)
         if twins := [i for i, leader in enumerate(leaders) if i != leader]:
             begin = min(keeps[i] for i in twins)
             self.copy([slots[leaders[i]] for i in twins], [slots[i] for i in twins], begin)
@@ -91,7 +95,8 @@ class KVCache:
         device = self.lengths.device
         slots_B, starts_B = torch.tensor([slots, starts], device=device)
         counts = [len(ids) for ids in new]
-        T, end = max(counts), max(start + n for start, n in zip(starts, counts, strict=True))
+        T = max(counts)
+        end = max(start + n for start, n in zip(starts, counts, strict=True))
         ids_BT = torch.tensor([ids + [0] * (T - len(ids)) for ids in new], device=device)
         # Padding writes after the row's end, where the next tokens overwrite it; it only has to
         # stay in bounds.
@@ -104,7 +109,8 @@ class KVCache:
         rows = slots_B[:, None]
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
+            keys = self.keys[layer]
+            values = self.values[layer]
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
             seen = (
@@ -118,7 +124,8 @@ class KVCache:
     @torch.inference_mode()
     def decode(self, next_ids: dict[int, int]) -> Tensor:
         """Read one token of each given slot, in one pass. Return hidden states [B, D] by slot."""
-        slots, device = sorted(next_ids), self.lengths.device
+        slots = sorted(next_ids)
+        device = self.lengths.device
         first_with: dict[tuple[int, int], int] = {}
         leaders = [
             first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots
@@ -127,22 +134,22 @@ class KVCache:
         # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
         gathered = 2 * len(rows) <= slots[-1] + 1
         if not gathered:
-            rows, leaders = range(slots[-1] + 1), slots
+            rows = range(slots[-1] + 1)
+            leaders = slots
         place = {slot: i for i, slot in enumerate(rows)}
         slots_B, from_B = torch.tensor(
             [slots, [place[leader] for leader in leaders]], device=device
         )
         rows_R = torch.tensor(rows, device=device)
         ids_R = torch.tensor([next_ids.get(slot, 0) for slot in rows], device=device)
-        positions_R, positions_B = (
-            self.lengths[rows_R].clamp(max=self.length - 1),
-            self.lengths[slots_B],
-        )
+        positions_R = self.lengths[rows_R].clamp(max=self.length - 1)
+        positions_B = self.lengths[slots_B]
         end = int(positions_R.max()) + 1
         bias = self._bias(positions_R[:, None], end)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
+            keys = self.keys[layer]
+            values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
             read = rows_R if gathered else slice(len(rows))

@@ -138,7 +138,9 @@ class ServerPolicy(Policy):
         the other.
         """
         self.seeded = seeded
-        self.url, self.model, self.stop_ids = url, model, frozenset(stop_ids)
+        self.url = url
+        self.model = model
+        self.stop_ids = frozenset(stop_ids)
         self._headers = {"Authorization": f"Bearer {api_key}"}
         self._clients: dict[
             asyncio.AbstractEventLoop, tuple[httpx.AsyncClient, int]
@@ -248,7 +250,8 @@ class ServerPolicy(Policy):
 
     def _gone(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
-        said = f"the model server at {self.url} {what}; {cause or 'is it running? its log may say more'}"
+        hint = cause or "is it running? its log may say more"
+        said = f"the model server at {self.url} {what}; {hint}"
         return (
             AgentR1Error(said, code="server_gone")
             if cause

@@ -16,41 +16,15 @@ from dataclasses import dataclass, field
 
 import torch
 
-from agent_r1.config import plugins
-from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.core import INVALID, AgentEnv, Policy, Row, Sampling, StopReason, Trajectory
-from agent_r1.ground.errors import AgentR1Error, ConfigError, LostConnection
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.core import INVALID, Row, Sampling, StopReason, Trajectory
+from agent_r1.ground.errors import AgentR1Error, LostConnection
+from agent_r1.rollout.episode import AgentFlowBase, Task, derive_seed
 from agent_r1.rollout.sampler import LocalPolicy
 
 MAX_LOST_SHARE = 0.05
 """Share of an evaluation's episodes that may lose their connection. They count as wrong, so this
 bounds the error."""
-
-
-def make_flow(
-    policy: Policy,
-    chat: ChatFormat,
-    make_env: Callable[[Row], AgentEnv],
-    rollout: RolloutConfig,
-    env: EnvConfig,
-) -> AgentFlowBase:
-    """Make the flow that `rollout.flow` names, or the generic loop."""
-    flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
-    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
-
-
-def load_flow(name: str) -> type[AgentFlowBase]:
-    """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = plugins.load_trusted(name, "rollout.flow")
-    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
-        raise ConfigError(
-            f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase "
-            "(agent_r1.rollout.episode)",
-            code="wrong_code",
-        )
-    return found
 
 
 async def run_episodes(
@@ -68,7 +42,8 @@ async def run_episodes(
     A lost connection to a model server ends one episode; any other exception of a policy is raised
     unchanged. Raises AgentR1Error if most episodes failed through no fault of the agent.
     """
-    tasks, lost = list(tasks), []
+    tasks = list(tasks)
+    lost = []
     gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
 
     async def one(task: Task) -> Trajectory:
@@ -118,7 +93,10 @@ class Rollouts:
     ):
         """`tasks(step, again)` lists a step's episodes, prompt by prompt; `again` counts rounds
         with other prompts."""
-        self.flow, self.policy, self.tasks, self.rollout = flow, policy, tasks, rollout
+        self.flow = flow
+        self.policy = policy
+        self.tasks = tasks
+        self.rollout = rollout
 
     def play(self, step: int) -> Played:
         chosen, played, metrics = self.choose(step)
@@ -141,7 +119,8 @@ class Rollouts:
     ) -> list[Trajectory]:
         """Play the first `prompts` of a round; only the first `samples` of each."""
         r = self.rollout
-        G, tasks = r.samples_per_prompt, self.tasks(step, again)
+        G = r.samples_per_prompt
+        tasks = self.tasks(step, again)
         tasks = [
             t
             for i, t in enumerate(tasks)
@@ -158,10 +137,11 @@ def tasks_of_step(
 ) -> list[Task]:
     """List the episodes of a step, prompt by prompt.
 
-    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's
+    `again` counts the rounds that replace groups (recipes/credit/dynamic_sampling.py). An episode's
     randomness depends only on (seed, step, prompt, sample), so a resumed run repeats it.
     """
-    n, per_step = len(questions), rollout.prompts_per_step
+    n = len(questions)
+    per_step = rollout.prompts_per_step
     chosen = _places(n, step, per_step, seed)
     if again:  # asking a question twice in a step would make two groups with two baselines
         asked = set(chosen)
@@ -208,7 +188,8 @@ class Greedy(Rollouts):
     """Rollouts with an extra greedy episode per prompt, for comparison only."""
 
     def __init__(self, inner: Rollouts):
-        self.inner, self.episodes = inner, inner.episodes
+        self.inner = inner
+        self.episodes = inner.episodes
 
     def play(self, step: int) -> Played:
         played = self.inner.play(step)

@@ -86,7 +86,9 @@ class LocalPolicy(Policy):
                 "lower rollout.max_context",
                 code="context_exceeds_model",
             )
-        self.model, self.stop_ids, self.max_context = model, frozenset(stop_ids), max_context
+        self.model = model
+        self.stop_ids = frozenset(stop_ids)
+        self.max_context = max_context
         self.slots = slots
         self.cache = KVCache(model, slots, max_context)
         self.stats = SamplerStats()
@@ -137,7 +139,8 @@ class LocalPolicy(Policy):
 
     async def _run(self) -> None:
         """Read new prompts, decode one token per request, let the episodes act; repeat."""
-        idle, reading = 0, []
+        idle = 0
+        reading = []
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
@@ -166,13 +169,15 @@ class LocalPolicy(Policy):
         for request in [*reading, *self._waiting, *self._running.values()]:
             if not request.future.done():
                 request.future.set_exception(error)
-        self._waiting, self._running = [], {}
+        self._waiting = []
+        self._running = {}
 
     def _admit(self) -> list[_Request]:
         """Return the waiting requests that have, or get, a slot. The rest keep waiting."""
         self._compact()
         free = sorted(set(range(self.slots)) - set(self._slot_of.values()), reverse=True)
-        admitted, rest = [], []
+        admitted = []
+        rest = []
         for request in self._waiting:
             if request.session not in self._slot_of and free:
                 self._slot_of[request.session] = free.pop()

@@ -5,7 +5,7 @@ When the model has decoded a batch of turns, dozens of episodes ask at the same 
 each question would pay the fixed cost of an answer. So they are collected:
 
     ask("Sosnum author") ──┐
-    ask("Tulo country")   ──┼─ the same turn of the event loop ──▶ one call of `work` ──▶ all callers continue
+    ask("Tulo country")   ──┼─ the same turn of the event loop ─▶ one call of `work` ─▶ all continue
     ask("Sosnum author") ──┘
 
 The first question of a turn schedules `_flush` after everything that is ready to run
@@ -48,7 +48,7 @@ class _Line:
     loop: asyncio.AbstractEventLoop
     waiting: Futures = field(default_factory=dict)
     at_work: Futures = field(default_factory=dict)  # in the thread; empty: the thread is free
-    called: bool = False  # whether `_flush` is scheduled
+    is_scheduled: bool = False  # whether `_flush` is scheduled
 
 
 class Coalescer(Generic[Key, Value]):
@@ -67,7 +67,9 @@ class Coalescer(Generic[Key, Value]):
         recall: Callable[[Key, int], Value | None] = lambda question, callers: None,
         learn: Callable[[Key, Value], None] = lambda question, answer: None,
     ):
-        self._work, self._recall, self._learn = work, recall, learn
+        self._work = work
+        self._recall = recall
+        self._learn = learn
         self._line: _Line | None = None
         # An event loop may start while the abandoned batch of an earlier one still runs.
         self._lock = threading.Lock()
@@ -81,8 +83,8 @@ class Coalescer(Generic[Key, Value]):
         # Each caller has its own future: if its episode is cancelled, only that future is.
         future = loop.create_future()
         line.waiting.setdefault(question, []).append(future)
-        if not line.called:
-            line.called = True
+        if not line.is_scheduled:
+            line.is_scheduled = True
             loop.call_soon(self._flush, line)
         return future
 
@@ -90,20 +92,29 @@ class Coalescer(Generic[Key, Value]):
     def waiting(self) -> int:
         """Questions without an answer, also of callers that gave up, until their batch ends."""
         line = self._line
-        return sum(map(len, [*line.waiting.values(), *line.at_work.values()])) if line else 0
+        if line is None:
+            return 0
+        return sum(len(futures) for futures in [*line.waiting.values(), *line.at_work.values()])
 
     def _flush(self, line: _Line) -> None:
         """Answer what `recall` knows, and start work on the rest unless the thread is busy."""
-        line.called = False
-        batch, line.waiting = line.waiting, {}
-        recalled = {key: self._recall(key, len(futures)) for key, futures in batch.items()}
-        found: dict[Any, Any] = {key: known for key, known in recalled.items() if known is not None}
-        new = {key: batch[key] for key in batch if key not in found and _still_waiting(batch[key])}
+        line.is_scheduled = False
+        batch = line.waiting
+        line.waiting = {}
+        answers: dict[Any, Any] = {}
+        for key, futures in batch.items():
+            answer = self._recall(key, len(futures))
+            if answer is not None:
+                answers[key] = answer
+        new: Futures = {}
+        for key, futures in batch.items():
+            if key not in answers and _still_waiting(futures):
+                new[key] = futures
         if line.at_work:
             line.waiting = new
         elif new:
-            found |= self._set_to_work(line, new)
-        self._answer(batch, found)
+            answers |= self._set_to_work(line, new)
+        self._answer(batch, answers)
 
     def _set_to_work(self, line: _Line, new: Futures) -> Mapping[Any, Any]:
         """Start work in a thread. Return the answers if this event loop waits for them and they
@@ -133,16 +144,19 @@ class Coalescer(Generic[Key, Value]):
         job.add_done_callback(tell)
         return {}
 
-    def _work_is_done(self, line: _Line, found: Mapping[Any, Any]) -> None:
-        batch, line.at_work = line.at_work, {}
-        self._answer(batch, found)
+    def _work_is_done(self, line: _Line, answers: Mapping[Any, Any]) -> None:
+        batch = line.at_work
+        line.at_work = {}
+        self._answer(batch, answers)
         self._flush(line)
 
-    def _answer(self, batch: Futures, found: Mapping[Any, Any]) -> None:
+    def _answer(self, batch: Futures, answers: Mapping[Any, Any]) -> None:
         """Resolve the futures of answered questions, in the order of asking."""
-        for key in filter(found.__contains__, batch):
-            answer = found[key]
-            for future in _still_waiting(batch[key]):
+        for key, futures in batch.items():
+            if key not in answers:
+                continue
+            answer = answers[key]
+            for future in _still_waiting(futures):
                 if isinstance(answer, BaseException):
                     future.set_exception(answer)
                 else:

@@ -15,9 +15,9 @@ which bring "founder" near "founded". A gram g gets a column c(g) and a sign s(g
 one hash, and a weight:
 
     idf(g)  = log(1 + (N - df(g) + 1/2) / (df(g) + 1/2))         N passages, df(g) of them contain g
-    u(x)_c  = sum of  s(g) weight(g) idf(g)  over the grams g of text x with c(g) = c        (then length 1)
+    u(x)_c  = sum of  s(g) weight(g) idf(g)  over the grams g of text x with c(g) = c
     query   = u(query)
-    passage = u(title) + u(text)                                                             (then length 1)
+    passage = u(title) + u(text)             u(x) and the sum are scaled to length 1
 
 Many grams share one of the `dim` columns. With random signs they cancel on average, and the
 expected dot product is that without collisions (Weinberger et al. 2009, "feature hashing").
@@ -104,7 +104,7 @@ LONGEST_WORD = 64
 little."""
 DF_SLOTS = 1 << 18
 """Size of the hashed table of document frequencies, which replaces a vocabulary."""
-CACHED_TOKENS = 200_000
+CACHE_SIZE = 200_000
 
 
 class NgramEncoder(Encoder):
@@ -140,12 +140,13 @@ class NgramEncoder(Encoder):
         for start in range(0, len(passages), 4096):
             texts = [f"{title} {text}" for title, text in passages[start : start + 4096]]
             rows, _, slots, _ = self._grams(texts)
-            seen = np.unique(rows * DF_SLOTS + slots)  # a gram counts once per passage
-            df += np.bincount(seen % DF_SLOTS, minlength=DF_SLOTS).astype(np.int32)
+            pairs = np.unique(rows * DF_SLOTS + slots)  # a gram counts once per passage
+            df += np.bincount(pairs % DF_SLOTS, minlength=DF_SLOTS).astype(np.int32)
         self._set_df(df, len(passages))
 
     def _set_df(self, df: np.ndarray, passages: int) -> None:
-        self._df, self._passages = df, passages
+        self._df = df
+        self._passages = passages
         idf = np.log1p((passages - df + 0.5) / (df + 0.5))
         # A gram that is in no passage matches only by collision, yet the formula would give it the
         # largest value.
@@ -164,7 +165,8 @@ class NgramEncoder(Encoder):
         # Title and text become unit vectors *before* the sum, so the title has half the weight
         # however long the text is. "Sosnum" then finds the passage about Sosnum before those that
         # mention it.
-        titles, texts = ([pair[side] for pair in passages] for side in (0, 1))
+        titles = [title for title, _ in passages]
+        texts = [text for _, text in passages]
         return _unit(self.encode_queries(titles) + self.encode_queries(texts))
 
     def save(self, folder: Path) -> None:
@@ -184,50 +186,50 @@ class NgramEncoder(Encoder):
 
     def _grams(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Return all grams of all texts, flat: row (text), column, df slot, signed weight."""
-        parts, lengths = [], []
+        parts = []
+        lengths = []
         for text in texts:
             words = WORD.findall(unicodedata.normalize("NFKC", text).casefold())
-            found = [self._hashed(token) for token in words]
-            found += [
-                self._hashed(f"{left} {right}")
-                for left, right in zip(words, words[1:], strict=False)
-            ]
-            lengths.append(sum(len(columns) for columns, _, _ in found))
-            parts += found
+            pairs = [f"{first} {second}" for first, second in zip(words, words[1:], strict=False)]
+            grams = [self._hash_grams(token) for token in [*words, *pairs]]
+            lengths.append(sum(len(columns) for columns, _, _ in grams))
+            parts += grams
         if not parts:
             empty = np.zeros(0, dtype=np.int64)
             return empty, empty, empty, np.zeros(0, dtype=np.float32)
         columns, slots, weights = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return np.repeat(np.arange(len(texts)), lengths), columns, slots, weights
 
-    def _hashed(self, token: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _hash_grams(self, token: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return columns, df slots and signed weights of the grams of a word or pair."""
-        known = self._tokens.get(token)
-        if known is not None:
-            return known
-        grams = _weighted_grams(token)
+        entry = self._tokens.get(token)
+        if entry is not None:
+            return entry
+        grams = _grams_and_weights(token)
         hashes = np.array([_hash(gram) for gram, _ in grams], dtype=np.uint64)
         columns = (hashes % np.uint64(self.dim)).astype(np.int64)
         # Not the column's bits: otherwise grams that share a column would share their document
         # frequency too.
         slots = ((hashes >> np.uint64(40)) % np.uint64(DF_SLOTS)).astype(np.int64)
         signs = np.where(hashes >> np.uint64(63), 1.0, -1.0)
-        known = columns, slots, (signs * [weight for _, weight in grams]).astype(np.float32)
-        if (
-            len(self._tokens) >= CACHED_TOKENS
-        ):  # a large corpus: start over instead of growing without limit
+        weights = (signs * [weight for _, weight in grams]).astype(np.float32)
+        entry = (columns, slots, weights)
+        # A large corpus: start over instead of growing without limit.
+        if len(self._tokens) >= CACHE_SIZE:
             self._tokens.clear()
-        self._tokens[token] = known
-        return known
+        self._tokens[token] = entry
+        return entry
 
 
-def _weighted_grams(token: str) -> list[tuple[str, float]]:
+def _grams_and_weights(token: str) -> list[tuple[str, float]]:
     """List a token's grams with their weights. Prefixes separate a word from a piece with the same
     spelling."""
     if " " in token:
         return [(f"pair:{token}", PAIR_WEIGHT)]
-    marked = f"<{token[:LONGEST_WORD]}>"
-    pieces = [marked[i : i + n] for n in PIECE_LENGTHS for i in range(len(marked) - n + 1)]
+    word = f"<{token[:LONGEST_WORD]}>"
+    pieces = []
+    for length in PIECE_LENGTHS:
+        pieces += [word[start : start + length] for start in range(len(word) - length + 1)]
     share = PIECE_WEIGHT / max(len(pieces), 1) ** 0.5  # equal total weight for long and short words
     return [(f"word:{token}", 1.0), *((f"piece:{piece}", share) for piece in pieces)]
 
@@ -306,7 +308,9 @@ class SentenceTransformerEncoder(Encoder):
         """A process for each of several GPUs, started once and ended with this process."""
         import torch
 
-        return self._model.start_multi_process_pool() if torch.cuda.device_count() > 1 else None
+        if torch.cuda.device_count() < 2:
+            return None
+        return self._model.start_multi_process_pool()
 
     @functools.cached_property
     def _model(self) -> SentenceTransformer:

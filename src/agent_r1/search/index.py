@@ -4,9 +4,9 @@ In: `corpus.jsonl` and an encoder. Out: passages with scores. Next: `searcher.py
 folder, built once:
 
     index/manifest.json   its inputs: encoder and settings, hash of the corpus, count, kind
-    index/vectors.faiss   kind Flat: a FAISS IndexFlatIP, every passage vector, compared exactly (no approximation)
+    index/vectors.faiss   kind Flat: a FAISS IndexFlatIP, every passage vector, compared exactly
                           IVF, HNSW: an approximate FAISS index, which proposes candidates ...
-    index/vectors.npy     ... for the exact vectors, read from the disk where needed, to rank (not with Flat)
+    index/vectors.npy     ... for the exact vectors, read from the disk to rank (not with Flat)
     index/encoder.npz     what the encoder learned from the corpus (the n-gram encoder only)
 
 Flat compares a query with everything: exact, and fast up to some hundred thousand passages. HNSW
@@ -54,7 +54,7 @@ INDEX_MANIFEST = "manifest.json"
 REBUILD = "delete that folder, or set search.index=auto, and `agent-r1 index` builds it again"
 QUERY_BATCH = 256
 """Queries per encoding and comparison; limits memory."""
-ADDED = 50_000
+VECTORS_PER_ADD = 50_000
 """Vectors per call of FAISS while an index is built."""
 SPARE = {"Flat": 5, "approximate": 50}
 """Extra candidates requested from FAISS; see `PassageIndex.nearest`."""
@@ -111,34 +111,31 @@ def build_index(
         "count": len(pairs),
         "corpus_sha256": digest,
     }
-    where = os.path.relpath(
-        corpus.resolve(), out.resolve()
-    )  # relative, so that a run's folder may be moved
+    # Relative, so that a run's folder may be moved.
+    where = os.path.relpath(corpus.resolve(), out.resolve())
     manifest = {"format": INDEX_FORMAT, **made_of, "corpus": where, "index": kind}
     # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another
     # kind too.
-    name = (
-        f"vectors-{hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:16]}"
-    )
+    inputs = json.dumps(made_of, sort_keys=True).encode()
+    name = f"vectors-{hashlib.sha256(inputs).hexdigest()[:16]}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with locked(out.parent / f".lock-{name}"):
-            encoded = out.parent / f".{name}.npy"
-            vectors = encode_corpus(pairs, encoder, encoded)
+            vectors_file = out.parent / f".{name}.npy"
+            vectors = encode_corpus(pairs, encoder, vectors_file)
             out.mkdir(exist_ok=True)
             encoder.save(out)
             _fill(index, vectors)
             faiss.write_index(index, str(out / "vectors.faiss"))
             if kind == "Flat":
-                encoded.unlink()
+                vectors_file.unlink()
             else:
-                encoded.rename(out / "vectors.npy")
+                vectors_file.rename(out / "vectors.npy")
                 manifest["recall_at_10"] = recall_against_flat(
                     PassageIndex(passages, index, vectors, encoder)
                 )
-        manifest["files"] = {
-            path.name: sha256(path) for path in sorted(out.iterdir())
-        }  # for eval cards
+        # For evaluation cards.
+        manifest["files"] = {path.name: sha256(path) for path in sorted(out.iterdir())}
         write_whole(out / INDEX_MANIFEST, json.dumps(manifest, indent=2) + "\n")
     except (OSError, RuntimeError) as error:  # FAISS reports a full disk as a RuntimeError
         reason = getattr(error, "strerror", None) or first_line(error)
@@ -155,12 +152,13 @@ def choose_kind(count: int, dim: int, memory: float) -> str:
     size = 4 * count * dim
     if count <= EXACT and size <= memory / 2:
         return "Flat"
-    if (
-        size + 300 * count <= memory / 2
-    ):  # 32 neighbours per vector, twice that in the lowest layer, 4 bytes each
+    # 32 neighbours per vector, twice that in the lowest layer, 4 bytes each.
+    if size + 300 * count <= memory / 2:
         return "HNSW32"
     lists = 2 ** round(math.log2(4 * math.sqrt(count)))  # FAISS recommends 4 to 16 times the root
-    return f"IVF{lists},PQ{dim // 8}" if dim % 8 == 0 else f"IVF{lists},SQ8"
+    if dim % 8 == 0:
+        return f"IVF{lists},PQ{dim // 8}"
+    return f"IVF{lists},SQ8"
 
 
 def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) -> np.ndarray:
@@ -168,7 +166,8 @@ def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) ->
 
     Vectors are appended, `encoder.chunk` at a time. Complete chunks of an earlier build are kept.
     """
-    header, size = io.BytesIO(), 4 * encoder.dim * encoder.chunk
+    header = io.BytesIO()
+    size = 4 * encoder.dim * encoder.chunk  # bytes of one chunk
     shape = (len(pairs), encoder.dim)
     np.lib.format.write_array_header_1_0(
         header, {"descr": "<f4", "fortran_order": False, "shape": shape}
@@ -194,10 +193,12 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
 
     try:
         index = faiss.index_factory(dim, kind, faiss.METRIC_INNER_PRODUCT)
-        least = max(
-            getattr(index, "nlist", 0), 256 if "PQ" in kind else 0
-        )  # a centre per cell, 256 per code
-        problem = f"it takes {least} passages to learn from" if count < least else ""
+        least = getattr(index, "nlist", 0)  # a centre per cell
+        if "PQ" in kind:
+            least = max(least, 256)  # and 256 per code
+        problem = ""
+        if count < least:
+            problem = f"it takes {least} passages to learn from"
     except RuntimeError as error:  # FAISS's only exception; its text begins with a source location
         problem = str(error).splitlines()[0].rpartition(": ")[2]
     if problem:
@@ -219,10 +220,12 @@ def _fill(index: faiss.Index, vectors: np.ndarray) -> None:
         index.do_polysemous_training = False  # minutes of annealing for an unused filter.
     # Centres of cells and codes come from a sample: 64 vectors per cell, 39 for each of 256 codes.
     if not index.is_trained:
-        wanted = min(count, max(64 * ivf.nlist, 10_000) if ivf else EXACT)
-        index.train(vectors[np.sort(np.random.default_rng(0).choice(count, wanted, replace=False))])
-    for start in range(0, count, ADDED):
-        index.add(np.ascontiguousarray(vectors[start : start + ADDED]))
+        sample = max(64 * ivf.nlist, 10_000) if ivf else EXACT
+        sample = min(count, sample)
+        rows = np.random.default_rng(0).choice(count, sample, replace=False)
+        index.train(vectors[np.sort(rows)])
+    for start in range(0, count, VECTORS_PER_ADD):
+        index.add(np.ascontiguousarray(vectors[start : start + VECTORS_PER_ADD]))
     if ivf:  # the file stores how many cells, or neighbours, a query visits
         ivf.nprobe = max(16, ivf.nlist // 64)
     elif hasattr(index, "hnsw"):
@@ -271,13 +274,10 @@ class PassageIndex:
         manifest = _read_manifest(folder)
         encoder = encoder or make_encoder(manifest["encoder"]["name"], manifest["dim"])
         if encoder.settings != manifest["encoder"]:
-            theirs, ours = (
-                " ".join(f"{key}={value}" for key, value in settings.items() if value != "")
-                for settings in (manifest["encoder"], encoder.settings)
-            )
+            theirs = _settings_text(manifest["encoder"])
             raise AgentR1Error(
-                f"the index {folder} was built with the encoder {theirs}, not with {ours}; "
-                f"{REBUILD}",
+                f"the index {folder} was built with the encoder {theirs}, not with "
+                f"{_settings_text(encoder.settings)}; {REBUILD}",
                 code="index_of_other_encoder",
             )
         passages, digest = _read_corpus(corpus or folder / manifest["corpus"])
@@ -298,15 +298,15 @@ class PassageIndex:
         A smaller corpus gives fewer. A query without anything to compare ("?!") has no hits.
         Results do not depend on the other queries in the list.
         """
-        found: list[list[Hit]] = []
+        results: list[list[Hit]] = []
         for start in range(0, len(queries), QUERY_BATCH):
             vectors = self.encoder.encode_queries(queries[start : start + QUERY_BATCH])
             best, scores = self.nearest(vectors, top_k)
             for vector, row, row_scores in zip(
                 vectors, best.tolist(), scores.tolist(), strict=True
             ):
-                found.append(self._hits(row, row_scores) if vector.any() else [])
-        return found
+                results.append(self._hits(row, row_scores) if vector.any() else [])
+        return results
 
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return positions (int64) and scores (float32) of the best passages: [len(queries),
@@ -338,10 +338,12 @@ class PassageIndex:
         )
 
     def _hits(self, positions: list[int], scores: list[float]) -> list[Hit]:
-        found = (
-            (self.passages[p], score) for p, score in zip(positions, scores, strict=True) if p >= 0
-        )
-        return [Hit(passage.id, passage.title, passage.text, score) for passage, score in found]
+        hits = []
+        for position, score in zip(positions, scores, strict=True):
+            if position >= 0:  # FAISS pads with -1
+                passage = self.passages[position]
+                hits.append(Hit(passage.id, passage.title, passage.text, score))
+        return hits
 
 
 def _nearest_by_columns(vectors_DN: np.ndarray, query_D: np.ndarray, k: int) -> np.ndarray:
@@ -372,6 +374,10 @@ def _read_corpus(path: Path) -> tuple[list[Passage], str]:
     return passages, sha256(path)
 
 
+def _settings_text(settings: dict[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items() if value != "")
+
+
 def _read_manifest(folder: Path) -> dict[str, Any]:
     path = folder / INDEX_MANIFEST
     if not path.exists():
@@ -381,10 +387,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
         )
     try:
         manifest = json.loads(path.read_text())
-        known = (manifest["format"], manifest["metric"]) == (INDEX_FORMAT, METRIC)
+        readable = (manifest["format"], manifest["metric"]) == (INDEX_FORMAT, METRIC)
     except (ValueError, KeyError, TypeError):
-        known = False
-    if not known:
+        readable = False
+    if not readable:
         raise AgentR1Error(
             f"{path} is damaged or of another version; {REBUILD}", code="damaged_index"
         )
@@ -423,17 +429,18 @@ def recall_against_flat(index: PassageIndex, k: int = 10, sample: int = 200) -> 
     """Return the share of the exact `k` nearest passages that `index` finds. Queries are titles."""
     import faiss
 
-    chosen = np.random.default_rng(0).choice(
+    positions = np.random.default_rng(0).choice(
         len(index.passages), min(sample, len(index.passages)), replace=False
     )
-    queries = index.encoder.encode_queries([index.passages[position].title for position in chosen])
+    titles = [index.passages[position].title for position in positions]
+    queries = index.encoder.encode_queries(titles)
     k = min(k, len(index.passages))
     _, best = faiss.knn(queries, index.vectors, k, metric=faiss.METRIC_INNER_PRODUCT)
-    found, _ = index.nearest(queries, k)
-    return (
-        sum(len(set(f) & set(b)) for f, b in zip(found.tolist(), best.tolist(), strict=True))
-        / best.size
-    )
+    approximate, _ = index.nearest(queries, k)
+    common = 0
+    for row, exact_row in zip(approximate.tolist(), best.tolist(), strict=True):
+        common += len(set(row) & set(exact_row))
+    return common / best.size
 
 
 def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> float:
@@ -442,13 +449,14 @@ def recall_at_k(index: PassageIndex, rows: Iterable[dict[str, Any]], k: int) -> 
     Each row of TinyHop lists in extra_info.lookups the facts that its answer needs, as {entity,
     relation, value, passage_id}. The correct query for a fact is "entity relation".
     """
-    lookups = [lookup for row in rows for lookup in row["extra_info"]["lookups"]]
+    lookups = []
+    for row in rows:
+        lookups += row["extra_info"]["lookups"]
     results = index.search([f"{lookup['entity']} {lookup['relation']}" for lookup in lookups], k)
-    found = [
-        lookup["passage_id"] in {hit.id for hit in hits}
-        for lookup, hits in zip(lookups, results, strict=True)
-    ]
-    return sum(found) / len(found)
+    hit_count = 0
+    for lookup, hits in zip(lookups, results, strict=True):
+        hit_count += lookup["passage_id"] in [hit.id for hit in hits]
+    return hit_count / len(lookups)
 
 
 def title_recall(
@@ -461,9 +469,10 @@ def title_recall(
     """
     rows = rows[:sample]
     results = index.search([row["prompt"][-1]["content"] for row in rows], k)
-    wanted = [{title_key(title) for title in row["extra_info"]["supporting"]} for row in rows]
-    found = [
-        len(titles & {title_key(hit.title) for hit in hits})
-        for titles, hits in zip(wanted, results, strict=True)
-    ]
-    return sum(found) / sum(map(len, wanted))
+    hit_count = 0
+    title_count = 0
+    for row, hits in zip(rows, results, strict=True):
+        titles = {title_key(title) for title in row["extra_info"]["supporting"]}
+        hit_count += len(titles & {title_key(hit.title) for hit in hits})
+        title_count += len(titles)
+    return hit_count / title_count

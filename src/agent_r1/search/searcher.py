@@ -87,12 +87,16 @@ class Searcher:
             # holds for all.
             if len(new) == 1 or isinstance(error, AgentR1Error):
                 return dict.fromkeys(new, error)
-        return {key: answer for query in new for key, answer in self._look_up([query]).items()}
+        answers: dict[Query, Hits | BaseException] = {}
+        for query in new:
+            answers |= self._look_up([query])
+        return answers
 
     def _recall(self, key: Query, callers: int) -> Hits | None:
-        found = self._cache.get(key)
-        self.stats.cache_hits += 0 if found is None else callers
-        return found
+        hits = self._cache.get(key)
+        if hits is not None:
+            self.stats.cache_hits += callers
+        return hits
 
     def _learn(self, key: Query, hits: Hits) -> None:
         self._cache[key] = hits

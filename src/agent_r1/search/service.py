@@ -1,7 +1,8 @@
 """Serve one index to many processes and machines over HTTP: server and client.
 
-    POST /search   {"queries": ["...", ...], "top_k": 3}   ->  {"results": [[{"id", "title", "text", "score"}, ...], ...]}
-    GET  /health                                           ->  what the index is made of, and counters
+    POST /search   {"queries": ["...", ...], "top_k": 3}
+                   -> {"results": [[{"id", "title", "text", "score"}, ...], ...]}
+    GET  /health   -> what the index is made of, and counters
 
 The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt
 under any load. The other is the `Searcher`'s: while it encodes a batch, queries of all clients
@@ -87,19 +88,21 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
                     413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"}
                 )
         try:
-            wanted = SearchRequest.model_validate_json(body)
+            search = SearchRequest.model_validate_json(body)
         except ValidationError as error:
             raise HTTPException(422, _first(error)) from None
-        if searcher.waiting + len(wanted.queries) > MAX_WAITING:
+        if searcher.waiting + len(search.queries) > MAX_WAITING:
             raise HTTPException(
                 503,
                 f"{searcher.waiting} queries are waiting; ask again later",
                 {"Retry-After": "1"},
             )
-        found = await asyncio.gather(
-            *(searcher.ask(query, wanted.top_k) for query in wanted.queries)
-        )
-        return {"results": [[asdict(hit) for hit in hits] for hits in found]}
+        results = []
+        for hits in await asyncio.gather(
+            *(searcher.ask(query, search.top_k) for query in search.queries)
+        ):
+            results.append([asdict(hit) for hit in hits])
+        return {"results": results}
 
     @app.post("/search")
     async def search(request: Request) -> dict[str, Any]:
@@ -176,8 +179,9 @@ def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
 
-    if mapped := getattr(index.vectors, "filename", None):
-        threading.Thread(target=read_ahead, args=[mapped], daemon=True).start()
+    vectors_file = getattr(index.vectors, "filename", None)  # of a memory map
+    if vectors_file:
+        threading.Thread(target=read_ahead, args=[vectors_file], daemon=True).start()
     # The HTTP thread releases the interpreter at each system call and gets it back from the
     # computing thread only after this long. Hence 842 queries/s from 200 clients instead of 570
     # with the default 5 ms (benchmarks/README.md).
@@ -223,12 +227,17 @@ class RetrieveAnswer(BaseModel):
     result: list[list[Retrieved]]
 
     def hits(self) -> list[list[Hit]]:
-        return [[_hit(found) for found in row] for row in self.result]
+        results = []
+        for row in self.result:
+            results.append([_hit(passage) for passage in row])
+        return results
 
 
-def _hit(found: Retrieved) -> Hit:
-    passage = Passage.of_contents(str(found.document.id), found.document.contents)
-    return Hit(passage.id, passage.title, passage.text, found.score)
+def _hit(passage_and_score: Retrieved) -> Hit:
+    passage = Passage.of_contents(
+        str(passage_and_score.document.id), passage_and_score.document.contents
+    )
+    return Hit(passage.id, passage.title, passage.text, passage_and_score.score)
 
 
 class RemoteIndex:
@@ -240,19 +249,27 @@ class RemoteIndex:
     """
 
     def __init__(
-        self, url: str, timeout_s: float = 30.0, pause: float = 2.0, wait_s: float = 0.0,
+        self,
+        url: str,
+        timeout_s: float = 30.0,
+        pause: float = 2.0,
+        wait_s: float = 0.0,
         tell: Callable[[str], object] = say,
-    ):  # fmt: skip
-        self.url, self._pause, self._wait_s, self._tell = url.rstrip("/"), pause, wait_s, tell
+    ):
+        self.url = url.rstrip("/")
+        self._pause = pause
+        self._wait_s = wait_s
+        self._tell = tell
         self._foreign = SearchConfig(url=url).foreign
-        self._start = (
-            "start it again" if self._foreign else "start it with `agent-r1 search-server`"
-        )
+        self._start = "start it with `agent-r1 search-server`"
+        if self._foreign:
+            self._start = "start it again"
         self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
         """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch
         takes time too."""
-        self._checked: tuple[str, str] | None = None
-        self._base, self._timeout_s = self.url.removesuffix("/retrieve"), timeout_s
+        self._index: tuple[str, str] | None = None  # encoder and corpus that `check` confirmed
+        self._base = self.url.removesuffix("/retrieve")
+        self._timeout_s = timeout_s
 
     def check(self, encoder: str, corpus_sha256: str) -> None:
         """Raise AgentR1Error unless the service has that corpus and encoder.
@@ -268,32 +285,30 @@ class RemoteIndex:
             return
         health = self._ask("GET", "/health")
         made_with = health.get("encoder")
-        theirs = (
-            made_with.get("name") if isinstance(made_with, dict) else None,
-            health.get("corpus_sha256"),
-        )
-        if theirs != (encoder, corpus_sha256):
+        encoder_name = made_with.get("name") if isinstance(made_with, dict) else None
+        corpus_hash = health.get("corpus_sha256")
+        if (encoder_name, corpus_hash) != (encoder, corpus_sha256):
             raise AgentR1Error(
-                f"the search service at {self.url} has another index (encoder {theirs[0]}, corpus "
-                f"{str(theirs[1])[:8]}, "
+                f"the search service at {self.url} has another index (encoder {encoder_name}, "
+                f"corpus {str(corpus_hash)[:8]}, "
                 f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this "
                 "run's preset and overrides",
                 code="service_of_other_index",
             )
-        self._checked = encoder, corpus_sha256
+        self._index = encoder, corpus_sha256
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
         """Search like `PassageIndex.search`."""
-        found: list[list[Hit]] = []
+        results: list[list[Hit]] = []
         for start in range(0, len(queries), REQUEST_QUERIES):
             mine = queries[start : start + REQUEST_QUERIES]
-            path, form, body = "/search", SearchAnswer, {"queries": mine, "top_k": top_k}
+            path = "/search"
+            form = SearchAnswer
+            body = {"queries": mine, "top_k": top_k}
             if self._foreign:
-                path, form, body = (
-                    "/retrieve",
-                    RetrieveAnswer,
-                    {"queries": mine, "topk": top_k, "return_scores": True},
-                )
+                path = "/retrieve"
+                form = RetrieveAnswer
+                body = {"queries": mine, "topk": top_k, "return_scores": True}
             try:
                 hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
             except ValidationError as error:
@@ -308,13 +323,38 @@ class RemoteIndex:
                     "service?",
                     code="bad_answer",
                 )
-            found += hits
-        return found
+            results += hits
+        return results
 
     def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Send one request; repeat it for `wait_s` seconds while the service is missing or
-        overloaded."""
-        until, told = time.monotonic() + wait_s, False
+        """Send one request, and return the answer. Raises AgentR1Error."""
+        response = self._response(method, path, body, wait_s)
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if response.status != 200 or not isinstance(answer, dict):
+            text = response.body[:1000].decode(errors="replace")
+            detail = " ".join(text.split())[:100]
+            if isinstance(answer, dict):
+                detail = answer.get("detail")
+            hint = ""
+            if path == "/health":
+                hint = (
+                    "; one that speaks Search-R1's protocol is named "
+                    "search.url=http://HOST:PORT/retrieve"
+                )
+            raise AgentR1Error(
+                f"the search service at {self.url} refused {path} ({response.status}: {detail})"
+                f"{hint}",
+                code="server_refused",
+            )
+        return answer
+
+    def _response(self, method: str, path: str, body: Any, wait_s: float) -> bounds.Response:
+        """Repeat a request for `wait_s` seconds while the service is missing or overloaded."""
+        until = time.monotonic() + wait_s
+        is_waiting = False  # whether the user was told
         while True:
             try:
                 # `fetch` itself retries a failed connection for a second or two.
@@ -343,31 +383,16 @@ class RemoteIndex:
                     f"the search service at {self.url} {problem}; {self._start}",
                     code="server_unreachable",
                 )
-            if not told:
-                told = True
+            if not is_waiting:
+                is_waiting = True
                 self._tell(
                     f"the search service at {self.url} does not answer; waiting for it, up to "
                     f"{wait_s:.0f} s: "
                     f"{self._start}, as it was for this run"
                 )
             time.sleep(self._pause)
-        if told:
-            if self._checked:
-                self.check(*self._checked)  # it may be another run's service now
+        if is_waiting:
+            if self._index:
+                self.check(*self._index)  # it may be another run's service now
             self._tell(f"the search service at {self.url} answers again")
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if response.status != 200 or not isinstance(answer, dict):
-            text = response.body[:1000].decode(errors="replace")
-            detail = (
-                answer.get("detail") if isinstance(answer, dict) else " ".join(text.split())[:100]
-            )
-            other = "; one that speaks Search-R1's protocol is named search.url=http://HOST:PORT/retrieve"
-            raise AgentR1Error(
-                f"the search service at {self.url} refused {path} ({response.status}: {detail})"
-                f"{other if path == '/health' else ''}",
-                code="server_refused",
-            )
-        return answer
+        return response

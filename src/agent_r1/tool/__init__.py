@@ -62,38 +62,42 @@ def make_tools(
     tools of one name, and for a missing resource.
     """
     servers: dict[str, Callable[[str], list[BaseTool]]] = {}
-    for servers_of in tables.asked_for("tool_server", env=env):
+    for servers_of in tables.for_changed_settings("tool_server", env=env):
         servers |= servers_of(env)
-    tools, asked = {}, {}
+    tools: dict[str, BaseTool] = {}
+    sources: dict[str, str] = {}  # tool's name -> the name in `names` that it came from
     for name in names:
-        server, _, wanted = name.partition(".")
+        server, _, tool_of_server = name.partition(".")
         if plugins.is_user_code(name):
-            found = [own_tool(name)]
+            new_tools = [own_tool(name)]
         elif server in servers:
-            found = servers[server](wanted)
+            new_tools = servers[server](tool_of_server)
         elif name in tables.names("tool"):
             make = tables.resolve("tool", name, "env.tools")
-            found = [make if isinstance(make, BaseTool) else make(env=env, **resources)]
+            if not isinstance(make, BaseTool):
+                make = make(env=env, **resources)
+            new_tools = [make]
         else:
-            known = sorted([*tables.names("tool"), *servers])
+            choices = sorted([*tables.names("tool"), *servers])
             hints = [
                 ", " + entry["hint"].format(name=server)
                 for entry in tables.entries("tool_server").values()
             ]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, known)}; choose from {', '.join(known)}, or "
-                "name your own as "
+                f"unknown tool {name!r}{nearest(name, choices)}; choose from "
+                f"{', '.join(choices)}, or name your own as "
                 f"FILE.py:NAME{''.join(hints)}",
                 code="unknown_tool",
             )
-        for one in found:
+        for one in new_tools:
             if one.name in tools:
                 raise ConfigError(
-                    f"env.tools: {asked[one.name]} and {name} both have a tool called "
+                    f"env.tools: {sources[one.name]} and {name} both have a tool called "
                     f"{one.name!r}; leave one out",
                     code="tool_name_taken",
                 )
-            tools[one.name], asked[one.name] = one, name
+            tools[one.name] = one
+            sources[one.name] = name
     return tools
 
 
@@ -103,19 +107,23 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
 
     Raises ConfigError for anything else.
     """
-    found = plugins.load_trusted(name, setting)
-    is_class = isinstance(found, type)
-    if not isinstance(found, BaseTool) and not (
-        issubclass(found, BaseTool) if is_class else callable(found)
-    ):
+    body = plugins.load_trusted(name, setting)
+    is_class = isinstance(body, type)
+    is_tool_class = is_class and issubclass(body, BaseTool)
+    is_function = callable(body) and not is_class
+    if not (isinstance(body, BaseTool) or is_tool_class or is_function):
         raise ConfigError(
-            f"{setting}={name} is a {type(found).__name__}, not a tool; give a function or a "
+            f"{setting}={name} is a {type(body).__name__}, not a tool; give a function or a "
             "BaseTool",
             code="wrong_code",
         )
     try:
-        return found() if is_class else found if isinstance(found, BaseTool) else tool(found)
+        if is_tool_class:
+            return body()
+        if isinstance(body, BaseTool):
+            return body
+        return tool(body)
     except ConfigError as error:
         raise ConfigError(
-            f"{setting}: {plugins.source_location(found)}: {error}", code=error.code
+            f"{setting}: {plugins.source_location(body)}: {error}", code=error.code
         ) from None

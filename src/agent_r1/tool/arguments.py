@@ -26,21 +26,24 @@ class SchemaChecker:
     messages."""
 
     def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
-        self._schema, self._owner, self._foreign = schema, owner, foreign
+        self._schema = schema
+        self._owner = owner
+        self._foreign = foreign
 
     def compile(self) -> None:
         """Compile the schema, which the first check does otherwise. Raises ConfigError for an
         invalid one."""
-        _ = self._compiled
+        _ = self._validator
 
     @functools.cached_property
-    def _compiled(self) -> tuple[Draft202012Validator, str]:
+    def _validator(self) -> tuple[Draft202012Validator, str]:
         """The validator, and the list of what is accepted."""
         from jsonschema import Draft202012Validator
         from jsonschema.exceptions import SchemaError
         from referencing import Registry
 
-        schema, owner = self._schema, self._owner
+        schema = self._schema
+        owner = self._owner
         try:
             bounds.check_depth(schema)
             Draft202012Validator.check_schema(schema)
@@ -58,58 +61,67 @@ class SchemaChecker:
             ) from None
         if schema.get("type") != "object":
             raise ConfigError(
-                f'{owner}: parameters must have "type": "object", because arguments are given by name',
+                f'{owner}: parameters must have "type": "object", because arguments are given by '
+                "name",
                 code="bad_schema",
             )
         # An empty registry: a remote reference must not be fetched, certainly not while an episode
         # waits.
-        outline = _outline(schema) if self._foreign else schema
-        return Draft202012Validator(outline, registry=Registry()), _accepted(schema)
+        if self._foreign:
+            schema_to_check = _outline(schema)
+        else:
+            schema_to_check = schema
+        return Draft202012Validator(schema_to_check, registry=Registry()), _signature(schema)
 
-    def complaint(self, given: Any) -> str | None:
+    def complaint(self, arguments: Any) -> str | None:
         """Describe what is wrong with `given`, and what is accepted; None if it fits."""
-        validator, accepted = self._compiled
-        if not isinstance(given, dict):
-            return f"arguments must be an object; {accepted}"
+        validator, signature = self._validator
+        if not isinstance(arguments, dict):
+            return f"arguments must be an object; {signature}"
         try:
-            return None if validator.is_valid(given) else f"{_wrong(validator, given)}; {accepted}"
-        except (
-            Exception
-        ):  # validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number
+            if validator.is_valid(arguments):
+                return None
+            return f"{_wrong(validator, arguments)}; {signature}"
+        # Validators fail in many ways on lists nested a thousand deep, or a 5,000-digit number.
+        except Exception:
             return "arguments are too large or nested too deeply"
 
 
 def _outline(schema: dict[str, Any]) -> dict[str, Any]:
     """Keep the names of a schema's arguments, their types, and which are required."""
-    arguments = schema.get("properties", {}).items()
-    types = {
-        name: {"type": one["type"]} if isinstance(one, dict) and "type" in one else {}
-        for name, one in arguments
-    }
-    closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    types = {}
+    for name, argument in schema.get("properties", {}).items():
+        types[name] = {}
+        if isinstance(argument, dict) and "type" in argument:
+            types[name] = {"type": argument["type"]}
+    no_others = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return {
         "type": "object",
         "properties": types,
         "required": schema.get("required", []),
-        "additionalProperties": not closed,
+        "additionalProperties": not no_others,
     }
 
 
 def quote(value: Any) -> str:
     """Quote a value of the model, shortened."""
     plain = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 1e18)
-    text = (
-        repr(value) if plain else type(value).__name__
-    )  # Python refuses to print integers of 5,000 digits
-    return text if len(text) <= 40 else text[:36] + "..." + text[-1]
+    # Python refuses to print integers of 5,000 digits.
+    text = repr(value) if plain else type(value).__name__
+    if len(text) <= 40:
+        return text
+    return text[:36] + "..." + text[-1]
 
 
-def _accepted(schema: dict[str, Any]) -> str:
+def _signature(schema: dict[str, Any]) -> str:
     """List the accepted arguments: `accepts: query (string, required), limit (integer)`."""
     parts = []
     for key, value in schema.get("properties", {}).items():
-        traits = [str(value["type"])] if isinstance(value, dict) and "type" in value else []
-        traits += ["required"] if key in schema.get("required", []) else []
+        traits = []
+        if isinstance(value, dict) and "type" in value:
+            traits.append(str(value["type"]))
+        if key in schema.get("required", []):
+            traits.append("required")
         parts.append(f"{key} ({', '.join(traits)})" if traits else key)
     return f"accepts: {', '.join(parts) or 'no arguments'}"
 
@@ -118,26 +130,26 @@ def _wrong(validator: Draft202012Validator, arguments: dict[str, Any]) -> str:
     from jsonschema.exceptions import best_match
 
     schema = validator.schema
-    if missing := [key for key in schema.get("required", []) if key not in arguments]:
+    missing = [key for key in schema.get("required", []) if key not in arguments]
+    if missing:
         return f"missing argument {', '.join(map(repr, missing))}"
     properties = schema.get("properties", {})
-    unknown = [key for key in arguments if key not in properties]
-    if (
-        unknown
-        and schema.get("additionalProperties") is False
-        and "patternProperties" not in schema
-    ):
-        return f"unknown argument {quote(unknown[0])}{nearest(unknown[0], properties)}"
+    strangers = [key for key in arguments if key not in properties]
+    no_others = schema.get("additionalProperties") is False and "patternProperties" not in schema
+    if strangers and no_others:
+        return f"unknown argument {quote(strangers[0])}{nearest(strangers[0], properties)}"
     return _describe(best_match(validator.iter_errors(arguments)))
 
 
 def _describe(error: ValidationError) -> str:
     key = ".".join(str(part) for part in error.absolute_path)
-    rule, wanted = error.validator, error.validator_value
+    rule = error.validator
+    limit = error.validator_value
     if rule == "type":
-        must = f"be {wanted if isinstance(wanted, str) else ' or '.join(wanted)}"
+        must = f"be {limit}" if isinstance(limit, str) else f"be {' or '.join(limit)}"
     elif rule == "enum":
-        must = f"be one of {', '.join(map(repr, wanted))}"
+        must = f"be one of {', '.join(repr(choice) for choice in limit)}"
     else:  # by its name in the schema: "argument 'x' must have maximum 10, not 12"
-        must = f"have {rule} {wanted}"
-    return f"{f'argument {key!r}' if key else 'the arguments'} must {must}, not {quote(error.instance)}"
+        must = f"have {rule} {limit}"
+    subject = f"argument {key!r}" if key else "the arguments"
+    return f"{subject} must {must}, not {quote(error.instance)}"

@@ -45,13 +45,11 @@ class BatchTool(BaseTool):
     def _work(self, calls: list[_Call]) -> dict[_Call, Any]:
         results = self.execute_batch([call.args for call in calls])
         if not isinstance(results, list | tuple) or len(results) != len(calls):
-            found = (
-                f"{len(results)} results"
-                if isinstance(results, list | tuple)
-                else type(results).__name__
-            )
+            answer = type(results).__name__
+            if isinstance(results, list | tuple):
+                answer = f"{len(results)} results"
             raise TypeError(
-                f"execute_batch returned {found} for {len(calls)} calls; it must return a list of "
+                f"execute_batch returned {answer} for {len(calls)} calls; it must return a list of "
                 "one each"
             )
         return dict(zip(calls, results, strict=True))

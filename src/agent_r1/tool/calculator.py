@@ -25,7 +25,7 @@ MAX_EXPRESSION_CHARS = 500
 MAX_EXPRESSION_DEPTH = 200  # nested operations and brackets
 MAX_BITS = 1024  # of a whole number
 TOO_LARGE = "the result is too large; numbers go up to about 1.8e308"
-WANTED = "write numbers, + - * / // % **, brackets and functions, for example (3 + 4) * sqrt(2)"
+EXAMPLE = "write numbers, + - * / // % **, brackets and functions, for example (3 + 4) * sqrt(2)"
 
 
 def value_of(expression: str) -> Number:
@@ -37,13 +37,11 @@ def value_of(expression: str) -> Number:
         )
     try:
         tree = ast.parse(expression.strip(), mode="eval")
-    except (
-        SyntaxError,
-        ValueError,
-        RecursionError,
-        MemoryError,
-    ):  # a null byte; a thousand brackets
-        hint = "leave out = and what stands before or behind it" if "=" in expression else WANTED
+    # A null byte; a thousand brackets.
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        hint = EXAMPLE
+        if "=" in expression:
+            hint = "leave out = and what stands before or behind it"
         raise InvalidArgumentsError(f"this is no expression; {hint}") from None
     try:
         return _value(tree.body, MAX_EXPRESSION_DEPTH)
@@ -54,7 +52,7 @@ def value_of(expression: str) -> Number:
     except (ValueError, TypeError) as error:  # sqrt(-1), sin(1, 2), factorial(1.5)
         if isinstance(error, InvalidArgumentsError):
             raise
-        raise InvalidArgumentsError(f"{error}; {WANTED}") from None
+        raise InvalidArgumentsError(f"{error}; {EXAMPLE}") from None
 
 
 class Calculator(BaseTool):
@@ -86,11 +84,12 @@ def make(**_: Any) -> Calculator:
 def without_exponent(value: Number) -> str:
     """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's
     e."""
-    if (
-        value == int(value) and abs(value) < 1e22
-    ):  # floats represent powers of ten exactly up to this one
+    # Floats represent powers of ten exactly up to 1e22.
+    if value == int(value) and abs(value) < 1e22:
         return str(int(value))
-    return str(value) if isinstance(value, int) else format(Decimal(f"{value:.15g}"), "f")
+    if isinstance(value, int):
+        return str(value)
+    return format(Decimal(f"{value:.15g}"), "f")
 
 
 # --------------------------------------------------------------------------------- what is computed
@@ -146,7 +145,7 @@ def _value(node: ast.expr, room: int) -> Number:
         case ast.Call(ast.Name(name), arguments, []) if name in FUNCTIONS:
             result = FUNCTIONS[name](*[_value(argument, room - 1) for argument in arguments])
         case _:
-            raise InvalidArgumentsError(_refused(node))
+            raise InvalidArgumentsError(_explanation(node))
     if isinstance(result, complex):
         raise InvalidArgumentsError("the result is no real number")
     if isinstance(result, int) and result.bit_length() > MAX_BITS or not math.isfinite(result):
@@ -154,7 +153,7 @@ def _value(node: ast.expr, room: int) -> Number:
     return result
 
 
-def _refused(node: ast.expr) -> str:
+def _explanation(node: ast.expr) -> str:
     """Explain what is not computed and what to write instead, for a model's usual mistakes."""
     match node:
         case ast.BinOp(op=ast.BitXor()):
@@ -162,6 +161,6 @@ def _refused(node: ast.expr) -> str:
         case ast.Tuple():
             return "a comma separates the arguments of a function only; write 12000 for 12,000"
         case ast.Name(name) | ast.Call(ast.Name(name)):
-            known = ", ".join([*FUNCTIONS, *CONSTANTS])
-            return f"{name[:40]!r} is not known; known are {known}"
-    return f"that is no arithmetic; {WANTED}"
+            names = ", ".join([*FUNCTIONS, *CONSTANTS])
+            return f"{name[:40]!r} is not known; known are {names}"
+    return f"that is no arithmetic; {EXAMPLE}"

@@ -27,9 +27,8 @@ class SearchTool(BaseTool):
         super().__init__()
         self.searcher = searcher
         self.top_k = top_k
-        self.timeout_s = getattr(
-            searcher.index, "deadline_s", None
-        )  # the index may wait for a service
+        # The index may wait for a service.
+        self.timeout_s = getattr(searcher.index, "deadline_s", None)
 
     @classmethod
     def over(cls, index: Index, top_k: int) -> SearchTool:
@@ -37,7 +36,8 @@ class SearchTool(BaseTool):
         return cls(Searcher(index), top_k)
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        if not (query := self.query_of(args)):
+        query = self.query_of(args)
+        if not query:
             raise InvalidArgumentsError(
                 "query is empty; write what to look for, for example the name of an entity"
             )

@@ -116,7 +116,8 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     """Return the manifest, if all its files are complete. Raise AgentR1Error otherwise."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        files, version = manifest["files"], manifest["format"]
+        files = manifest["files"]
+        version = manifest["format"]
         if version != CHECKPOINT_FORMAT or not {"step", "config"} <= manifest.keys():
             raise AgentR1Error(
                 f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}",

@@ -82,7 +82,10 @@ class Dashboard:
         plain: bool = False,
         console: Console | None = None,
     ):
-        self.name, self.about, self.steps, self._parts = name, about, steps, parts
+        self.name = name
+        self.about = about
+        self.steps = steps
+        self._parts = parts
         self.console = screen = console or Console(highlight=False)
         # Check isatty: FORCE_COLOR makes rich treat a pipe as a terminal, and cursor movements
         # would fill the log.
@@ -189,7 +192,8 @@ class Dashboard:
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._last = metrics
         for key in (gauge.key for gauge in GAUGES):
-            value, values = metrics.get(key), self._values[key]
+            value = metrics.get(key)
+            values = self._values[key]
             # NaN, infinity and a missing evaluation leave the number unchanged: a diverging run
             # must not crash the screen.
             if value is not None and math.isfinite(value):

@@ -54,7 +54,10 @@ if TYPE_CHECKING:
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
-RECORDED_EXAMPLE = '{"messages": [{"role": "user", "content": "..."}, {"role": "assistant", "content": "<answer>...</answer>"}]}'
+RECORDED_EXAMPLE = (
+    '{"messages": [{"role": "user", "content": "..."}, '
+    '{"role": "assistant", "content": "<answer>...</answer>"}]}'
+)
 """One line of recorded demonstrations."""
 
 
@@ -87,7 +90,9 @@ class _Played(AgentEnvLoop, Policy):
         rng: random.Random,
     ):
         super().__init__(self, chat, limits, make_env)
-        self.demonstrate, self.row, self.rng = demonstrate, row, rng
+        self.demonstrate = demonstrate
+        self.row = row
+        self.rng = rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
         self.contexts: list[
@@ -151,7 +156,8 @@ class _Plays(AgentFlowBase):
         self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int
     ):
         super().__init__(None, chat, limits, make_env)
-        self.demonstrate, self.seed = demonstrate, seed
+        self.demonstrate = demonstrate
+        self.seed = seed
         self.played: dict[str, _Played] = {}
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
@@ -271,7 +277,8 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
 
 
 def _message(message: dict[str, Any]) -> Message:
-    role, content = message["role"], message.get("content") or ""
+    role = message["role"]
+    content = message.get("content") or ""
     if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
         raise ValueError(f"a message of role {role!r} with content {content!r:.60}")
     for item in message.get("tool_calls") or []:
@@ -339,10 +346,13 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Tr
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
+    calls: list[str] = []
     for i, message in enumerate(episode.messages):
         if message["role"] != "assistant":
             continue
-        ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
+        reply = Observation(episode.messages[start:i], episode.tools, calls=calls)
+        ids = loop.observe(steps, reply)
+        calls = [call.name for call in spoken.calls(message["content"], {})]
         action = chat.turn_ids(message["content"], spoken.end_token(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1

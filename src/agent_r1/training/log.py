@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent_r1.config import tables
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
@@ -62,12 +63,12 @@ def with_totals(
     Episodes are all sampled ones (for learning, for remax's baseline, or replaced by a refill),
     without validation. Seconds are those of the steps, without validation and start-up.
     """
-    episodes, seconds = 0, 0.0
+    episodes = 0
+    seconds = 0.0
     planned = rollout.prompts_per_step * rollout.samples_per_prompt
     for line in map(with_val_em, lines):
-        episodes += int(line.get("rollout/episodes_played") or planned) + rollout.greedy_episodes(
-            algorithm
-        )
+        episodes += int(line.get("rollout/episodes_played") or planned)
+        episodes += tables.greedy_episodes(algorithm, rollout.prompts_per_step)
         seconds += line["timing_s/step"]
         yield line, episodes, seconds
 
@@ -207,7 +208,8 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
     wandb.setup(quiet)
-    mode, why = os.environ.get("WANDB_MODE", "online"), "WANDB_MODE"
+    mode = os.environ.get("WANDB_MODE", "online")
+    why = "WANDB_MODE"
     if mode == "online":
         try:
             # Without a key, wandb.init would prompt at the terminal, and an unattended run would

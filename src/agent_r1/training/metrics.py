@@ -84,7 +84,8 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
     1 for a perfect critic, 0 for a constant one.
     """
-    values, returns = values_BT[mask_BT.bool()], returns_BT[mask_BT.bool()]
+    values = values_BT[mask_BT.bool()]
+    returns = returns_BT[mask_BT.bool()]
     return (1 - (returns - values).var() / returns.var().clamp(min=1e-8)).item()
 
 
@@ -94,7 +95,7 @@ def rollout_metrics(
     """Collect a step's metrics.
 
     Episodes count as played. `batch` may be a selection of them with other scores
-    (recipes/credit/refill.py).
+    (recipes/credit/dynamic_sampling.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {
@@ -135,7 +136,8 @@ def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
     def total(name: str) -> float:
         return sum(e.metrics.get(name, 0.0) for e in episodes)
 
-    n, calls = len(episodes), total("tool_calls")
+    n = len(episodes)
+    calls = total("tool_calls")
     metrics = {
         "critic/score/mean": fmean(e.score for e in episodes),
         "tool_calls/mean": calls / n,

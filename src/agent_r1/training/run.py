@@ -43,6 +43,7 @@ from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.log import STEP_KEY, Track, free_host_memory, process_memory, trackers
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.sentinel import SPAN, new_signs
 from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
@@ -71,7 +72,8 @@ def run_training(
         reference = model_files.load_model(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
-        history, parts = run.metrics.read(), dialect_of(config.env).parts
+        history = run.metrics.read()
+        parts = dialect_of(config.env).parts
         about = (
             f"preset {config.preset} · {config.algorithm} · "
             f"{learner.actor.parameter_count / 1e6:.2f} M parameters · "
@@ -110,10 +112,8 @@ def run_training(
             env_of = partial(make_env, tools=tools, config=config.env)
             train(
                 config,
+                make_parts(config, learner.actor, chat, env_of, questions),
                 learner,
-                chat,
-                env_of,
-                questions,
                 recorder.step,
                 validate,
                 recorder.save,
@@ -176,7 +176,8 @@ class _Recorder:
     interrupted: list[int]  # signals received; see `graceful_interrupt`
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
-        step, every = self.learner.step, self.trainer.rollouts_every
+        step = self.learner.step
+        every = self.trainer.rollouts_every
         metrics = {STEP_KEY: step} | metrics | free_host_memory() | process_memory()
         self.run.metrics.append(metrics)
         self.track(metrics)
@@ -205,7 +206,8 @@ class _Recorder:
             refuse_weights(learner.critic.parameters(), f"step {learner.step}: the critic")
             state["critic"] = learner.critic.state_dict()
             state["critic_optimizer"] = learner.critic_optimizer.state_dict()
-        write, keep = partial(write_model, learner.actor, self.chat), self.trainer.keep_checkpoints
+        write = partial(write_model, learner.actor, self.chat)
+        keep = self.trainer.keep_checkpoints
         save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
 
 
@@ -280,7 +282,8 @@ class TimeLimit:
     def __init__(self, hours: float, started: float):
         self.end = started + 3600 * hours if hours else float("inf")
         self.said = f"trainer.max_hours={hours:g} would be over in the next step; "
-        self.last, self.longest = time.time(), 0.0
+        self.last = time.time()
+        self.longest = 0.0
 
     def reached(self) -> bool:
         """Return whether another step, as long as the longest so far, would exceed the limit."""

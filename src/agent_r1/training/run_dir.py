@@ -5,7 +5,7 @@ needed.
 
     runs/<name>/config.yaml            the resolved configuration
                 metrics.jsonl          one line per step
-                rollouts/*.jsonl       whole trajectories: ids, masks, log-probs, rewards, advantages
+                rollouts/*.jsonl       trajectories: ids, masks, log-probs, rewards, advantages
                 checkpoints/step_*/    see checkpoint.py
                 eval_before.json       the model that RL started from, on the test split
                 eval.json              the trained one
@@ -125,10 +125,8 @@ def check_same_settings(run: RunDir, config: Config) -> None:
             "--run NAME, or delete the folder",
             code="other_settings",
         )
-    then, now = (
-        json.loads(run.code.read_text()) if run.code.exists() else {},
-        plugins.code_hashes(user_code(config)),
-    )
+    then = json.loads(run.code.read_text()) if run.code.exists() else {}
+    now = plugins.code_hashes(user_code(config))
     if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
         raise AgentR1Error(
             f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose "
@@ -156,6 +154,7 @@ def _first_difference(old: Config, new: Config) -> str:
             k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()
         }
 
-    a, b = flat(fingerprint_values(old)), flat(fingerprint_values(new))
+    a = flat(fingerprint_values(old))
+    b = flat(fingerprint_values(new))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
     return f"{key}: {a.get(key)} there, {b.get(key)} now"

@@ -21,12 +21,15 @@ from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
-FIRST, SPAN, AGREED = 3, 5, 3
-"""Steps until the first check, steps per compared mean, and steps in a row that may teach
-nothing."""
+FIRST = 3
+"""Steps until the first check."""
+SPAN = 5
+"""Steps per compared mean."""
+AGREED = 3
+"""Steps in a row that may teach nothing."""
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
-benchmarks/sentinel.py."""
+lab/experiments/sentinel.py."""
 
 
 LEAK = 30
@@ -123,43 +126,54 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """List reasons why no episode of the first steps was paid."""
     if any(map(_paid, lines)):
         return []
-    step, found = lines[-1][STEP_KEY], []
-    for reason, (seen, *words) in CAUSES.items():
-        if (share := _mean(lines, f"stop/{reason}")) >= 0.5:
+    step = lines[-1][STEP_KEY]
+    found = []
+    for reason, (seen, meaning, remedy) in CAUSES.items():
+        share = _mean(lines, f"stop/{reason}")
+        if share >= 0.5:
             found.append(
                 Sign(
                     f"zero: {reason}",
                     f"{share:.0%} of the episodes {seen}",
-                    *words,
+                    meaning,
+                    remedy,
                     step,
-                    False,
-                    reason,
+                    stop_reason=reason,
                 )
             )
+    share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        words = (
-            "the agent answers from memory, or its calls are not recognised",
-            "Look at a turn in rollouts/; check env.tools",
-        )
         found.append(
-            Sign("zero: no call", "no tool was called in 100% of the episodes", *words, step)
+            Sign(
+                "zero: no call",
+                "no tool was called in 100% of the episodes",
+                "the agent answers from memory, or its calls are not recognised",
+                "Look at a turn in rollouts/; check env.tools",
+                step,
+            )
         )
-    elif (share := _mean(lines, "tool_calls/invalid_rate")) >= 0.5:
-        words = (
-            "the model writes the tags, but wrong names or arguments",
-            "Look at a call in rollouts/; check names and arguments",
-        )
+    elif share_invalid >= 0.5:
         found.append(
-            Sign("zero: invalid calls", f"{share:.0%} of the calls could not be run", *words, step)
+            Sign(
+                "zero: invalid calls",
+                f"{share_invalid:.0%} of the calls could not be run",
+                "the model writes the tags, but wrong names or arguments",
+                "Look at a call in rollouts/; check names and arguments",
+                step,
+            )
         )
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
         found.append(_gap(gap, step))
     if not found:
-        words = (
-            "the answers are well formed, and all are wrong",
-            "Make the questions easier, or reward partial success (env.evidence_reward)",
+        found.append(
+            Sign(
+                "zero: wrong",
+                "no episode was paid",
+                "the answers are well formed, and all are wrong",
+                "Make the questions easier, or reward partial success (env.evidence_reward)",
+                step,
+            )
         )
-        found.append(Sign("zero: wrong", "no episode was paid", *words, step))
     return found
 
 
@@ -185,12 +199,15 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _collapse(lines: Sequence[Line]) -> list[Sign]:
-    start, now, found = lines[:SPAN], lines[-SPAN:], []
+    start = lines[:SPAN]
+    now = lines[-SPAN:]
+    found = []
 
     def add(name: str, seen: str, means: str, first: str) -> None:
         found.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
 
-    score, best = _mean(now, "critic/score/mean"), _best(lines)
+    score = _mean(now, "critic/score/mean")
+    best = _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
         means = "updates were too large, or the policy exploits a part of the reward"
@@ -206,10 +223,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         and _mean(now, "actor/entropy") < 1e-3
         and score < best - 0.05
     ):
-        means, first = (
-            "the policy tries nothing new, so it cannot improve",
-            "Lower actor.lr, or set actor.entropy_coef=0.001",
-        )
+        means = "the policy tries nothing new, so it cannot improve"
+        first = "Lower actor.lr, or set actor.entropy_coef=0.001"
         add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
         (
@@ -225,7 +240,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
             "Lower rollout.max_tokens_per_turn; try seq-mean-token-mean",
         ),
     ):
-        before, after = _mean(start, key), _mean(now, key)
+        before = _mean(start, key)
+        after = _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
             add(
                 name,
@@ -246,19 +262,29 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
         return []
     means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
     drops = [before - after for before, after in zip(means, means[1:], strict=False)]
-    a_step, now = fmean(drops) / SPAN, means[-1]
+    a_step = fmean(drops) / SPAN
+    now = means[-1]
     # A process that starts and stays causes one fall, warming up ever smaller falls, and freed
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
-    meaning = f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is such a leak)"
+    seen = (
+        f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
+        "are left"
+    )
+    meaning = (
+        f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is "
+        "such a leak)"
+    )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
     return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    means = "the sampler lacks the trainer's weights or rounds very differently, and the ratios measure that"
+    means = (
+        "the sampler lacks the trainer's weights or rounds very differently, and the ratios "
+        "measure that"
+    )
     first = (
         "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
     )

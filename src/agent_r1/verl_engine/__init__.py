@@ -2,7 +2,7 @@
 
 This package only adapts; everything about agents is imported from rollout/ and training/.
 
-    launch.py       the user's process: checks, starts the driver, watches it, shows progress, cleans up
+    launch.py       the user's process: checks, starts and watches the driver, shows progress
     driver.py       the child process: starts its own Ray and gives verl its configuration
     compose.py      our Config -> verl's Hydra configuration, by settings.yaml
     trainer.py      verl's synchronous trainer with our advantages, metrics and checkpoints

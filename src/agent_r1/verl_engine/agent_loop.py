@@ -42,14 +42,16 @@ class VerlPolicy(Policy):
     """
 
     def __init__(self, client, stop_ids: tuple[int, ...], seeded: bool):
-        self.client, self.stop_ids, self.seeded = client, stop_ids, seeded
+        self.client = client
+        self.stop_ids = stop_ids
+        self.seeded = seeded
         self.versions: list[int] = []
         self.seconds = 0.0
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        wanted: dict[str, Any] = {
+        parameters: dict[str, Any] = {
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": 1.0,
@@ -58,13 +60,14 @@ class VerlPolicy(Policy):
             "stop_token_ids": list(self.stop_ids),
         }
         if self.seeded and sampling.seed is not None:
-            wanted["seed"] = sampling.seed % 2**63
+            parameters["seed"] = sampling.seed % 2**63
         start = time.perf_counter()
         try:
-            out = await self.client.generate(session, prompt_ids=prompt_ids, sampling_params=wanted)
-        except (
-            Exception
-        ) as error:  # Ray and vLLM raise many kinds, with the same meaning for the run
+            out = await self.client.generate(
+                session, prompt_ids=prompt_ids, sampling_params=parameters
+            )
+        # Ray and vLLM raise many kinds, with the same meaning for the run.
+        except Exception as error:
             raise AgentR1Error(
                 f"the rollout server failed ({type(error).__name__})", code="server_failed"
             ) from error
@@ -74,8 +77,10 @@ class VerlPolicy(Policy):
         self.versions.append(out.extra_fields.get("global_steps") or 0)
         ids = list(out.token_ids)
         # verl reports "completed" for both ends of a turn; length and last token distinguish them.
-        cut = len(ids) >= sampling.max_tokens and ids[-1] not in self.stop_ids
-        return Generation(ids, list(out.log_probs), "length" if cut else "stop")
+        reason = "stop"
+        if len(ids) >= sampling.max_tokens and ids[-1] not in self.stop_ids:
+            reason = "length"
+        return Generation(ids, list(out.log_probs), reason)
 
 
 class RowOutput(AgentLoopOutput):
@@ -100,7 +105,9 @@ class AgentR1Loop(AgentLoopBase):
     def __init__(self, trainer_config, server_manager, env_name: str, run: str, **_):
         # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each
         # episode.
-        self.client, self.env_name, self.run_path = server_manager, env_name, Path(run)
+        self.client = server_manager
+        self.env_name = env_name
+        self.run_path = Path(run)
         # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do
         # not repeat there anyway.
         self.seeded = trainer_config.config.trainer.device == "cpu"
@@ -111,11 +118,9 @@ class AgentR1Loop(AgentLoopBase):
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
         """Run one episode; an empty list if it failed. In validation a time-out counts as no
         answer."""
-        c, training, step = (
-            self.config,
-            sampling_params["temperature"] > 0,
-            int(row["global_steps"]),
-        )
+        c = self.config
+        training = sampling_params["temperature"] > 0
+        step = int(row["global_steps"])
         policy = VerlPolicy(self.client, self.chat.stop_ids, self.seeded)
         loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
         question = {
@@ -146,10 +151,10 @@ class AgentR1Loop(AgentLoopBase):
             self._note_failure(f"episodes fail: {trajectory.error}")
             if training or trajectory.stop_reason is StopReason.ERROR:
                 return []
-        columns = list(
-            dict.fromkeys((*make_estimator(c).columns, PROCESS))
-        )  # the last column is for the recorded rollouts
-        rows, every = trajectory_rows(trajectory, 0, columns), c.trainer.rollouts_every
+        # The last column is for the recorded rollouts.
+        columns = list(dict.fromkeys((*make_estimator(c).columns, PROCESS)))
+        rows = trajectory_rows(trajectory, 0, columns)
+        every = c.trainer.rollouts_every
         if not rows:  # the question alone fills the context
             return []
         dump = training and every and (step % every == 0 or step == 1)
@@ -187,16 +192,16 @@ def row_output(
 ) -> RowOutput:
     """Convert a training sequence: the prompt ends before the first action, the response
     follows."""
-    cut = row.action_mask.index(1)
+    prompt_length = row.action_mask.index(1)
     return RowOutput(
-        prompt_ids=row.input_ids[:cut],
-        response_ids=row.input_ids[cut:],
-        response_mask=row.action_mask[cut:],
-        response_logprobs=row.logprobs[cut:],
-        token_rewards=row.rewards[cut:],
-        step_ids=row.step_ids[cut:],
+        prompt_ids=row.input_ids[:prompt_length],
+        response_ids=row.input_ids[prompt_length:],
+        response_mask=row.action_mask[prompt_length:],
+        response_logprobs=row.logprobs[prompt_length:],
+        token_rewards=row.rewards[prompt_length:],
+        step_ids=row.step_ids[prompt_length:],
         columns={
-            c.name: torch.tensor(row.columns[c.name][cut:], dtype=c.dtype)
+            c.name: torch.tensor(row.columns[c.name][prompt_length:], dtype=c.dtype)
             for c in columns
             if c.of_tokens
         },

@@ -25,7 +25,7 @@ from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 from verl.workers.utils.padding import no_padding_2_padding
 
 from agent_r1.config import tables
-from agent_r1.config.settings import AdvantageConfig, algorithm_has
+from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.training_rows import Batch
@@ -69,7 +69,9 @@ def deal_into_minibatches(keys: list[str], size: int, seed: int, by: int = 1) ->
     )
     count = by * -(-len(keys) // (by * size))
     if len(episodes[order[0]]) > size:
-        rows = [key for episode in order for key in episodes[episode]]
+        rows: list[str] = []
+        for episode in order:
+            rows += episodes[episode]
         return [rows[i * len(rows) // count : (i + 1) * len(rows) // count] for i in range(count)]
     while True:
         parts: list[list[str]] = [[] for _ in range(count)]
@@ -106,28 +108,31 @@ def compute_advantages(
     """
     keys = [parse_key(key) for key in index]
     order = sorted(response_mask.any(dim=1).nonzero().flatten().tolist(), key=keys.__getitem__)
-    if algorithm_has(
-        name, "groups"
-    ):  # the environment broke off all but one episode of a group: nothing to compare it with
-        left = Counter(group for group, _ in {keys[i].episode for i in order})
-        order = [i for i in order if left[keys[i].group] > 1]
-    advantages_BT, returns_BT = (
-        torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2)
-    )
+    estimate = estimate or get_estimator(name)
+    if estimate.groups:
+        # If the environment broke off all but one episode of a group, there is nothing to compare
+        # it with.
+        episodes_of_order = {keys[i].episode for i in order}
+        sizes = Counter(group for group, _ in episodes_of_order)
+        order = [i for i in order if sizes[keys[i].group] > 1]
+    advantages_BT = torch.zeros_like(token_level_rewards, dtype=torch.float32)
+    returns_BT = torch.zeros_like(token_level_rewards, dtype=torch.float32)
+    if metrics is None:
+        metrics = {}
     if order:
-        episodes = {
-            episode: n for n, episode in enumerate(dict.fromkeys(keys[i].episode for i in order))
-        }
+        episodes: dict[tuple[str, int], int] = {}  # in the order of their first rows
+        for i in order:
+            episodes.setdefault(keys[i].episode, len(episodes))
         batch = Batch(
             rewards_BT=token_level_rewards[order],
             mask_BT=response_mask[order],
             groups=[keys[i].group for i in order],
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
             columns={column: values[order] for column, values in (columns or {}).items()},
-            metrics={} if metrics is None else metrics,
+            metrics=metrics,
             **{name: None if values is None else values[order] for name, values in tensors.items()},
         )
-        advantages_BT[order], returns_BT[order] = (estimate or get_estimator(name))(batch, section)
+        advantages_BT[order], returns_BT[order] = estimate(batch, section)
         token_level_rewards[order] = batch.rewards_BT
     return advantages_BT, returns_BT
 
@@ -140,15 +145,15 @@ def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Ten
     """Return [B] action tokens of each row's episode, and the minibatch's number of episodes.
 
     verl would count rows, including padding. An episode with more rows than a minibatch is cut
-    (`deal`); each part counts as an episode.
+    (`deal_into_minibatches`); each part counts as an episode.
     """
     parts = [
         (number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)
     ]
     numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
     tokens_B = episode_tokens(mask_BT, torch.tensor([numbers[part] for part in parts]))
-    acted = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
-    episodes = Counter(number for number, _ in acted)
+    with_actions = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
+    episodes = Counter(number for number, _ in with_actions)
     return tokens_B, torch.tensor([episodes[number] for number in minibatch_B])
 
 
@@ -163,25 +168,26 @@ def verl_actor_loss(
     (verl.tis_cap).
     """
     logprobs_BT = no_padding_2_padding(model_output["log_probs"], data)
-    names = (
+    columns = data.select(
         "response_mask",
         "old_log_probs",
         "advantages",
         "episode_tokens",
         "minibatch_episodes",
         "ref_log_prob",
-    )
-    columns = data.select(*names, "rollout_is_weights", strict=False).to_padded_tensor()
-    mask_BT, mode = columns["response_mask"].bool(), config.loss_agg_mode
-    normalizer = (
-        data["batch_num_tokens"]
-        if mode == "token-mean"
-        else columns["minibatch_episodes"][0, 0].item()
-    )
+        "rollout_is_weights",
+        strict=False,
+    ).to_padded_tensor()
+    mask_BT = columns["response_mask"].bool()
+    mode = config.loss_agg_mode
+    if mode == "token-mean":
+        normalizer = data["batch_num_tokens"]
+    else:
+        normalizer = columns["minibatch_episodes"][0, 0].item()
     if mode == "seq-mean-token-sum-norm":
         normalizer *= config.loss_scale_factor
 
-    def aggregated(x_BT: Tensor) -> Tensor:
+    def aggregate(x_BT: Tensor) -> Tensor:
         return (
             aggregate_loss(x_BT, mask_BT, mode, normalizer, columns["episode_tokens"][:, 0])
             * data["dp_size"]
@@ -197,21 +203,23 @@ def verl_actor_loss(
         config.clip_ratio_c,
         get_ratios(config.policy_loss.loss_mode),
     )
-    if (weights_BT := columns.get("rollout_is_weights", None)) is not None:
+    weights_BT = columns.get("rollout_is_weights", None)
+    if weights_BT is not None:
         loss_BT = loss_BT * weights_BT
         stats["actor/rollout_is_weight"] = weights_BT[mask_BT].mean().item()
-    loss = aggregated(loss_BT)
+    loss = aggregate(loss_BT)
     terms = {"actor/pg_loss": loss.detach()}
     if config.entropy_coeff:
-        terms["actor/entropy_loss"] = entropy = aggregated(
+        terms["actor/entropy_loss"] = entropy = aggregate(
             no_padding_2_padding(model_output["entropy"], data)
         )
         loss = loss - config.entropy_coeff * entropy
     if config.use_kl_loss:
-        terms["kl_loss"] = kl = aggregated(
+        terms["kl_loss"] = kl = aggregate(
             kl_penalty(logprobs_BT, columns["ref_log_prob"], config.kl_loss_type)
         )
-        loss, stats["kl_coef"] = loss + config.kl_loss_coef * kl, config.kl_loss_coef
+        loss = loss + config.kl_loss_coef * kl
+        stats["kl_coef"] = config.kl_loss_coef
     return loss, Metric.from_dict(stats, "mean") | Metric.from_dict(terms, "sum")
 
 
@@ -232,24 +240,28 @@ class SamplerWatch:
 
         Raises AgentR1Error if a difference exceeds its limit twice in a row.
         """
-        acted_BT = mask_BT.bool()
-        trainer, sampler = trainer_BT[acted_BT].float(), sampler_BT[acted_BT].float()
-        apart = (
+        action_BT = mask_BT.bool()
+        trainer = trainer_BT[action_BT].float()
+        sampler = sampler_BT[action_BT].float()
+        differences = (
             (trainer.exp() - sampler.exp()).abs().mean().item(),
             (trainer - sampler).abs().mean().item(),
         )
-        found = dict(zip(self.LIMITS, apart, strict=True))
-        sound = all(value <= self.LIMITS[name] for name, value in found.items())
-        self.strange = 0 if sound else self.strange + 1
+        metrics = dict(zip(self.LIMITS, differences, strict=True))
+        sound = all(value <= self.LIMITS[name] for name, value in metrics.items())
+        if sound:
+            self.strange = 0
+        else:
+            self.strange += 1
         if self.strange == 2:
             raise AgentR1Error(
                 "vLLM does not have the trainer's weights: in two consecutive steps its "
                 "probabilities of the sampled tokens "
-                f"differed from the trainer's (on average by {apart[0]:.2f}, and by {apart[1]:.2f} "
-                "in log-probability)",
+                f"differed from the trainer's (on average by {differences[0]:.2f}, and by "
+                f"{differences[1]:.2f} in log-probability)",
                 code="stale_weights",
             )
-        return found
+        return metrics
 
 
 # verl prefers an engine that is registered for its vendor. A CPU's platform has the vendor "cpu"
@@ -265,9 +277,8 @@ class ActorEngine(FSDPEngineWithLMHead):
 
     def _build_lr_scheduler(self, optimizer) -> LambdaLR:
         o = self.optimizer_config
-        first = (
-            int(o.num_cycles) + 1
-        )  # RL step of the first update: settings.yaml stores the critic's warm-up there
+        # RL step of the first update: settings.yaml stores the critic's warm-up there.
+        first = int(o.num_cycles) + 1
         return LambdaLR(
             optimizer,
             lambda done: linear_decay(
@@ -277,6 +288,6 @@ class ActorEngine(FSDPEngineWithLMHead):
 
     def lr_scheduler_step(self) -> float:
         """Return the finished update's rate for the log; verl's own returns the next."""
-        used = self.lr_scheduler.get_last_lr()[0]
+        learning_rate = self.lr_scheduler.get_last_lr()[0]
         self.lr_scheduler.step()
-        return used
+        return learning_rate

@@ -41,18 +41,22 @@ def keep_shards(
 ) -> Path:
     """Move verl's checkpoint, with the rows for its check, to where nothing removes it."""
     (shards / PARITY).write_text(json.dumps({"dtype": dtype, "rows": rows}))
-    kept = run.checkpoints / f"unverified_{step:06d}"
-    shutil.rmtree(kept, ignore_errors=True)
+    folder = run.checkpoints / f"unverified_{step:06d}"
+    shutil.rmtree(folder, ignore_errors=True)
     run.checkpoints.mkdir(parents=True, exist_ok=True)
-    shards.rename(kept)
-    return kept
+    shards.rename(folder)
+    return folder
 
 
-def unverified(run: RunDir) -> Path | None:
+def newest_shards(run: RunDir) -> Path | None:
     """Return the newest kept shards if they are ahead of the newest checkpoint."""
     latest = run.latest_checkpoint()
-    kept = sorted(run.checkpoints.glob("unverified_*"))
-    return kept[-1] if kept and (latest is None or _step(kept[-1]) > _step(latest)) else None
+    folders = sorted(run.checkpoints.glob("unverified_*"))
+    if not folders:
+        return None
+    if latest is not None and _step(folders[-1]) <= _step(latest):
+        return None
+    return folders[-1]
 
 
 def _step(folder: Path) -> int:
@@ -63,7 +67,7 @@ def finish(
     run: RunDir,
     config: Config,
     start_model: Path,
-    kept: Path,
+    shards: Path,
     phase: Callable[[str], None] = lambda name: None,
 ) -> dict[str, float]:
     """Make a checkpoint from kept shards, with shape, tokenizer and template of `start_model`.
@@ -72,16 +76,17 @@ def finish(
     is set if rounding does not explain them. `phase` is called with each phase. Raises AgentR1Error
     if the weights are not the trainer's or the disk is full; `kept` still exists then.
     """
-    step, found = _step(kept), {}
+    step = _step(shards)
+    differences: dict[str, float] = {}
 
     def write_model(folder: Path) -> None:
         phase("checkpoint: merge")
         shutil.copytree(start_model, folder, ignore=shutil.ignore_patterns(*WEIGHT_PATTERNS))
-        write_merged(kept / "actor", start_model, folder)
+        write_merged(shards / "actor", start_model, folder)
         phase("checkpoint: check")
-        found.update(check_conversion(folder, kept))
+        differences.update(check_conversion(folder, shards))
         # verl's own folder takes the place of the local loop's trainer.pt.
-        shutil.copytree(kept, folder.parent / f"global_step_{step}", copy_function=_link)
+        shutil.copytree(shards, folder.parent / f"global_step_{step}", copy_function=_link)
         phase("checkpoint: hash")
 
     save_checkpoint(
@@ -95,29 +100,30 @@ def finish(
     for old in run.checkpoints.glob("unverified_*"):
         if _step(old) <= step:
             shutil.rmtree(old)
-    return {f"checkpoint/{name}": value for name, value in found.items()}
+    return {f"checkpoint/{name}": value for name, value in differences.items()}
 
 
-def check_conversion(model: Path, kept: Path) -> dict[str, float]:
+def check_conversion(model: Path, shards: Path) -> dict[str, float]:
     """Return the differences of the converted `model` from the trainer.
 
     Raises AgentR1Error if the weights are other ones.
     """
-    saved = json.loads((kept / PARITY).read_text())
-    found = compare_logprobs(model, saved["rows"], getattr(torch, saved["dtype"]))
-    if not found["mean"] <= WRONG:  # negated, so that NaN fails
+    record = json.loads((shards / PARITY).read_text())
+    differences = compare_logprobs(model, record["rows"], getattr(torch, record["dtype"]))
+    if not differences["mean"] <= WRONG:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"{kept}: the converted model differs from the trained one by {found['mean']:.1e} in "
-            "mean "
+            f"{shards}: the converted model differs from the trained one by "
+            f"{differences['mean']:.1e} in mean "
             "log-probability; its weights were not written correctly. The shards are kept there: "
             "--resume converts them "
             "again, and continues from the checkpoint before if you delete that folder",
             code="wrong_conversion",
         )
-    passed = all(found[name] <= limit for name, limit in LIMITS[saved["dtype"]].items())
-    return {f"logprob_diff_{name}": value for name, value in found.items()} | {
-        "unverified": float(not passed)
-    }
+    limits = LIMITS[record["dtype"]]
+    is_close = all(differences[name] <= limit for name, limit in limits.items())
+    metrics = {f"logprob_diff_{name}": value for name, value in differences.items()}
+    metrics["unverified"] = float(not is_close)
+    return metrics
 
 
 def _link(source: str, target: str) -> None:
@@ -141,13 +147,14 @@ def compare_logprobs(
     Other tokens, such as a tool's text, may be almost impossible for the model, and rounding moves
     them by whole nats. A row ends with the response, which log-probabilities and mask belong to.
     """
-    network, found = load_transformers(model), []
+    network = load_transformers(model)
+    differences = []
     for parameter in network.parameters():
         parameter.data.copy_(parameter.data.to(dtype))
     for row in rows:
-        expected, acted = torch.tensor(row["logprobs"]), torch.tensor(row["mask"]).bool()
-        found.append(
-            (token_logprobs(network, row["ids"])[-len(expected) :] - expected)[acted].abs()
-        )
-    all_ = torch.cat(found)
+        logprobs = torch.tensor(row["logprobs"])
+        mask = torch.tensor(row["mask"]).bool()
+        ours = token_logprobs(network, row["ids"])[-len(logprobs) :]
+        differences.append((ours - logprobs)[mask].abs())
+    all_ = torch.cat(differences)
     return {"mean": all_.mean().item(), "p99": all_.quantile(0.99).item(), "max": all_.max().item()}

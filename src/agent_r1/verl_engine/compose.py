@@ -52,9 +52,9 @@ class Sources:
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
     """Format verl's configuration for `--dry-run`: complete if verl is installed, else our
     changes."""
-    device = (
-        "cuda" if config.verl.gpu else device_names(config.trainer.device, config.trainer.dtype)[0]
-    )
+    device = "cuda"
+    if not config.verl.gpu:
+        device, _ = device_names(config.trainer.device, config.trainer.dtype)
     ours = overrides(
         config, Sources(model, run / "verl" / "train.parquet", data / "val.parquet", run), device
     )
@@ -63,7 +63,8 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
             "\nverl is not installed, so this is not validated; what differs from its defaults:\n"
             f"{OmegaConf.to_yaml(OmegaConf.create(ours))}"
         )
-    return f"\nverl's configuration, validated by verl:\n{OmegaConf.to_yaml(compose(ours), resolve=False)}"
+    text = OmegaConf.to_yaml(compose(ours), resolve=False)
+    return f"\nverl's configuration, validated by verl:\n{text}"
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
@@ -73,20 +74,25 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     settings = OmegaConf.create(
         (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
     )
-    filled = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
-    return {part: filled[part] for part in ("added", "changed")}
+    parts = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
+    return {part: parts[part] for part in ("added", "changed")}
 
 
 def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
-    r, a, v, dtype = config.rollout, config.actor, config.verl, config.trainer.dtype
-    cpu, critic, kl = device == "cpu", config.algorithm_has("critic"), a.kl_coef > 0
+    r = config.rollout
+    a = config.actor
+    v = config.verl
+    dtype = config.trainer.dtype
+    cpu = device == "cpu"
+    critic = config.algorithm_has("critic")
+    kl = a.kl_coef > 0
     if dtype in ("auto", "fast"):
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap
     if cap is None:  # in float32 sampler and trainer agree
         cap = 2.0 if dtype == "bfloat16" else 0.0
-    return {
+    values = {
         "model": str(sources.model.resolve()),
         "train": str(sources.train.resolve()),
         "val": str(sources.val.resolve()),
@@ -108,8 +114,8 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "prompt_tokens": r.max_context - r.max_tokens_per_turn,
         "loss_scale": r.max_context if a.loss_aggregation == "seq-mean-token-sum-norm" else None,
         "lora_alpha": LORA_ALPHA * a.lora_rank,
-        "clip_low": a.clip[0],
-        "clip_high": a.clip[1],
+        "clip_low": a.clip.low,
+        "clip_high": a.clip.high,
         "kl_in_loss": kl and a.kl_in == "loss",
         "kl_in_reward": kl and a.kl_in == "reward",
         "kl_loss": KL_NAMES[a.kl_estimator],
@@ -117,11 +123,16 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "tis_cap": cap or 2.0,
         "critic": critic,
         "actor_minibatch": r.prompts_per_step // a.minibatches,
-        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if critic else 1,
-        "critic_steps": config.critic.warmup_steps if critic else 0,
-        "first_actor_step": config.critic.warmup_steps + 1 if critic else 0,
+        "critic_minibatch": 1,
+        "critic_steps": 0,
+        "first_actor_step": 0,
         "test_freq": config.trainer.eval_every or -1,
     }
+    if critic:
+        values["critic_minibatch"] = r.prompts_per_step // config.critic.minibatches
+        values["critic_steps"] = config.critic.warmup_steps
+        values["first_actor_step"] = config.critic.warmup_steps + 1
+    return values
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:
@@ -131,23 +142,21 @@ def compose(ours: dict[str, Any]) -> DictConfig:
     from verl.utils.config import validate_config
 
     base = OmegaConf.merge(_defaults(), ours["added"])
-    OmegaConf.set_struct(
-        base, True
-    )  # a name that this version of verl does not know is an error, not a new key
+    # A name that this version of verl does not know is an error, not a new key.
+    OmegaConf.set_struct(base, True)
     try:
-        merged = OmegaConf.merge(base, ours["changed"])
+        complete = OmegaConf.merge(base, ours["changed"])
         # For a critic, verl opens the model, which a dry run may not have yet.
-        critic = need_critic(merged) and Path(merged.critic.model.path).is_dir()
+        critic = need_critic(complete) and Path(complete.critic.model.path).is_dir()
         with contextlib.redirect_stdout(io.StringIO()):  # verl prints a success message
-            validate_config(merged, need_reference_policy(merged), critic)
-    except (
-        Exception
-    ) as error:  # verl asserts or raises ValueError, and OmegaConf has its own errors
-        said = str(error.__cause__ or error).strip().splitlines()[0]
+            validate_config(complete, need_reference_policy(complete), critic)
+    # verl asserts or raises ValueError, and OmegaConf has its own errors.
+    except Exception as error:
+        reason = str(error.__cause__ or error).strip().splitlines()[0]
         raise AgentR1Error(
-            f"verl {VERL} refuses the configuration: {said}", code="refused_by_verl"
+            f"verl {VERL} refuses the configuration: {reason}", code="refused_by_verl"
         ) from None
-    return merged
+    return complete
 
 
 def ray_environment(config: DictConfig) -> dict[str, Any]:
@@ -178,8 +187,8 @@ def _defaults() -> DictConfig:
 
 def require_verl() -> None:
     """Raise AgentR1Error unless the supported version of verl is installed."""
-    found = installed("verl")
-    if found is None:
+    version = installed("verl")
+    if version is None:
         raise AgentR1Error(
             "--engine verl needs verl, Ray and vLLM: pip install 'agent-r1[verl]' (GPU) or, in a "
             "checkout, "
@@ -187,9 +196,9 @@ def require_verl() -> None:
             "verl-gpu.txt)",
             code="missing_extra",
         )
-    if found != VERL:
+    if version != VERL:
         raise AgentR1Error(
-            f"verl {found} is installed and {VERL} is needed: pip install 'agent-r1[verl]'",
+            f"verl {version} is installed and {VERL} is needed: pip install 'agent-r1[verl]'",
             code="wrong_version",
         )
 

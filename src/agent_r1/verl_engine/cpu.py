@@ -80,9 +80,8 @@ class CpuPlatform(PlatformBase):
     device_name = vendor_name = "cpu"
     device_module = DEVICE_MODULE
     is_available = _answers(True)
-    current_device = _answers(
-        "cpu"
-    )  # verl passes it to `Tensor.to`, where an index would mean an accelerator
+    # verl passes it to `Tensor.to`, where an index would mean an accelerator.
+    current_device = _answers("cpu")
     device_count = _answers(1)
     get_device_capability = _answers((None, None))
     communication_backend_name = _answers("gloo")
@@ -153,7 +152,8 @@ def __getattr__(name: str):
                     (name, tensor.clone()) for name, tensor in bucket
                 )  # the buffer is reused
 
-            handle, device = self._get_zmq_handle(), torch.device("cpu")
+            handle = self._get_zmq_handle()
+            device = torch.device("cpu")
             receiver = BucketedWeightReceiver(zmq_handle=handle, device=device, use_shm=use_shm)
             receiver.receive_weights(on_bucket_received=keep)
             self.model_runner.reload_weights(weights_iterator=iter(weights))

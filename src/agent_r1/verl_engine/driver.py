@@ -22,8 +22,11 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.ground.errors import AgentR1Error
 
-LESS_MEMORY = "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one service (search.url)"
-GONE = (
+LESS_MEMORY = (
+    "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one "
+    "service (search.url)"
+)
+PROCESS_LOSS = (
     "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
     "memory, dmesg says so: " + LESS_MEMORY
 )
@@ -61,7 +64,8 @@ class AgentTaskRunner:
 def check_cluster(config, cpus: int) -> None:
     """Check that the machines in Ray suffice; otherwise it would wait silently for more."""
     have = {name: int(ray.cluster_resources().get(name, 0)) for name in ("GPU", "CPU")}
-    nodes, ranks = config.trainer.nnodes, config.trainer.nnodes * config.trainer.n_gpus_per_node
+    nodes = config.trainer.nnodes
+    ranks = nodes * config.trainer.n_gpus_per_node
     if have["GPU"] < ranks or have["CPU"] < cpus:
         raise AgentR1Error(
             f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and "
@@ -77,21 +81,24 @@ def one_line_cause(cause: BaseException) -> str:
     """Shorten what ended the run to a line for cause.txt, without Ray's long advice."""
     text = str(cause).strip()
     name = re.search(r"class_name: (?:\S*\.)?(\w+)", text)
-    process = f"a process of the run{f' ({name[1]})' if name else ''}"
+    process = "a process of the run"
+    if name:
+        process += f" ({name[1]})"
     if isinstance(cause, OutOfMemoryError):
-        return f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; {LESS_MEMORY}"
-    if (
-        isinstance(cause, RayActorError) and "creation task" not in text
-    ):  # "creation task" errors tell what failed in __init__
-        return f"AgentR1Error: {GONE.format(process)}"
+        return (
+            f"AgentR1Error: the machine's memory was nearly full, so Ray ended {process}; "
+            f"{LESS_MEMORY}"
+        )
+    # "creation task" errors tell what failed in __init__.
+    if isinstance(cause, RayActorError) and "creation task" not in text:
+        return f"AgentR1Error: {PROCESS_LOSS.format(process)}"
     return f"{type(cause).__name__}: {(text.splitlines() or [''])[-1]}"
 
 
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     """Train and return the exit code: 0 when done, 1 with the cause in cause.txt."""
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGTERM
-    )  # PR_SET_PDEATHSIG: if the launcher is killed, this process ends too
+    # PR_SET_PDEATHSIG (1): if the launcher is killed, this process ends too.
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     config = OmegaConf.load(file)
     config.transfer_queue.enable = True
     # The launcher, which has imported verl, wrote this: importing verl here takes longer than Ray's
@@ -99,21 +106,22 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     runtime = json.loads(Path(file).with_name("runtime.json").read_text())
     unset = {name: value for name, value in runtime["env_vars"].items() if name not in os.environ}
     runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}
-    ours = {
-        "address": "local",  # never another Ray that is running here
-        "num_cpus": int(cpus),
-        "num_gpus": int(gpus) or None,
-        "include_dashboard": False,
-        "_temp_dir": ray_folder,
-    }
     several = config.trainer.nnodes > 1
-    if several:  # the Ray of all machines, which knows their resources
-        ours = {"address": os.environ["RAY_ADDRESS"]}
+    if several:
         runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE}
     try:
-        ray.init(**ours, runtime_env=runtime)
-        if several:
+        if several:  # the Ray of all machines, which knows their resources
+            ray.init(address=os.environ["RAY_ADDRESS"], runtime_env=runtime)
             check_cluster(config, int(cpus))
+        else:
+            ray.init(
+                address="local",  # never another Ray that is running here
+                num_cpus=int(cpus),
+                num_gpus=int(gpus) or None,
+                include_dashboard=False,
+                _temp_dir=ray_folder,
+                runtime_env=runtime,
+            )
         OmegaConf.resolve(config)
         runner = AgentTaskRunner.remote()
         ray.get(runner.run.remote(config))

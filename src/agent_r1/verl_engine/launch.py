@@ -46,7 +46,7 @@ from agent_r1.training.log import trackers
 from agent_r1.training.run import graceful_interrupt
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
-from agent_r1.verl_engine.checkpoints import finish, unverified
+from agent_r1.verl_engine.checkpoints import finish, newest_shards
 from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_environment
 from agent_r1.workspace import Workspace
 
@@ -72,36 +72,37 @@ def train_with_verl(
     check_runnable(config, device, start_model)
     with only_trainer(run), only_one_here():
         open_run(run, config)
-        if kept := unverified(run):
+        shards = newest_shards(run)
+        if shards:
             if not resume:
                 raise AgentR1Error(
-                    f"{kept} has an unfinished run; add --resume to continue it, or choose --run "
+                    f"{shards} has an unfinished run; add --resume to continue it, or choose --run "
                     "NAME",
                     code="run_exists",
                 )
-            finish(run, config, start_model, kept)
+            finish(run, config, start_model, shards)
         if run.finished(config.trainer.steps):
             return run.latest_checkpoint()
-        latest, step = run.latest_checkpoint(), 0
+        latest = run.latest_checkpoint()
+        step = 0
+        state = None
         if latest:  # every file's hash is checked before verl unpickles any
             step, _ = read_checkpoint(latest, fingerprint(config))
+            state = latest / f"global_step_{step}"
         run.metrics.truncate_after(step)
-        sources = prepare(
-            run, config, start_model, latest / f"global_step_{step}" if latest else None
-        )
-        composed = compose(overrides(config, sources, device))
-        write_whole(sources.folder / "runtime.json", json.dumps(ray_environment(composed)))
-        OmegaConf.save(composed, sources.folder / "config.yaml")
+        sources = prepare(run, config, start_model, state)
+        verl_config = compose(overrides(config, sources, device))
+        write_whole(sources.folder / "runtime.json", json.dumps(ray_environment(verl_config)))
+        OmegaConf.save(verl_config, sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
-        history, parts = run.metrics.read(), dialect_of(config.env).parts
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), step + 1) as track,
             Dashboard(
                 run.path.name,
                 about,
                 config.trainer.steps,
-                history=history,
-                parts=parts,
+                history=run.metrics.read(),
+                parts=dialect_of(config.env).parts,
                 plain=plain,
             ) as dashboard,
         ):
@@ -117,9 +118,9 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
     """Raise ConfigError for what this machine or this model cannot run."""
     v = config.verl
     if device == "cuda" and torch.cuda.device_count() < v.ranks // v.nodes:
+        machines = f" on {v.nodes} machines" if v.nodes > 1 else ""
         raise ConfigError(
-            f"verl.ranks={v.ranks} needs as many "
-            f"GPUs{f' on {v.nodes} machines' if v.nodes > 1 else ''}, and "
+            f"verl.ranks={v.ranks} needs as many GPUs{machines}, and "
             f"{torch.cuda.device_count()} are here",
             code="too_few_gpus",
         )
@@ -143,15 +144,16 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
-    data = Workspace(config).data
+    folder = Workspace(config).data
     sources = Sources(
-        model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume
+        model, run.path / "verl" / "train.parquet", folder / "val.parquet", run.path, resume
     )
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
-    write_questions(data / "train.parquet", config, sources.train)
-    target, place = "agent_r1.verl_engine.agent_loop.AgentR1Loop", str(run.path.resolve())
+    write_questions(folder / "train.parquet", config, sources.train)
+    target = "agent_r1.verl_engine.agent_loop.AgentR1Loop"
+    place = str(run.path.resolve())
     loops = [
         {"name": name, "_target_": target, "env_name": name, "run": place}
         for name in {*tables.names("env"), config.env.name}
@@ -170,11 +172,9 @@ def write_questions(train: Path, config: Config, out: Path) -> None:
         row | {"extra_info": row["extra_info"] | {"index": i}}
         for i, row in enumerate(read_rows(train))
     ]
-    rows = [
-        row
-        for step in range(1, config.trainer.steps + 1)
-        for row in prompts_of_step(questions, step, config.rollout.prompts_per_step, config.seed)
-    ]
+    rows = []
+    for step in range(1, config.trainer.steps + 1):
+        rows += prompts_of_step(questions, step, config.rollout.prompts_per_step, config.seed)
     pq.write_table(pa.Table.from_pylist(rows), out)
 
 
@@ -200,44 +200,52 @@ def watch(
     finishes and saves the step. The second, or one before the first step, ends the run at once.
     Raises AgentR1Error if the driver fails or stalls.
     """
-    stop, patience = run.path / "verl" / "stop", config.verl.stall_timeout_s
-    shown, seen, noted, moved, running = len(run.metrics.read()), None, "", time.monotonic(), True
+    stop = run.path / "verl" / "stop"
+    patience = config.verl.stall_timeout_s
+    line_count = len(run.metrics.read())
+    state = None
+    note = ""
+    last_change = time.monotonic()
+    running = True
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
-    with graceful_interrupt() as interrupted, started(run, config, device) as child:
+    with graceful_interrupt() as interrupts, driver_process(run, config, device) as child:
         while running:
-            running = (
-                child.process.poll() is None
-            )  # before the files are read, so that the last line is not missed
+            # Before the files are read, so that the last line is not missed.
+            running = child.process.poll() is None
             phase = read_phase(run)
-            if interrupted and not stop.exists():
+            if interrupts and not stop.exists():
                 if not (phase and phase["step"]):
                     raise KeyboardInterrupt
                 stop.touch()
                 dashboard.note(
                     "finishing this step, then saving; Ctrl-C again ends the run at once"
                 )
-            if noted != (noted := read_note(run, "note.txt")) and noted:
-                dashboard.note(noted)
-            if seen != (
-                seen := (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)
-            ):
-                moved = time.monotonic()
+            new_note = read_note(run, "note.txt")
+            if new_note and new_note != note:
+                dashboard.note(new_note)
+            note = new_note
+            new_state = (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)
+            if new_state != state:
+                state = new_state
+                last_change = time.monotonic()
                 child.shared |= shared_files(marked_processes(child.mark))
                 lines = run.metrics.read()
-                for line in lines[shown:]:
+                for line in lines[line_count:]:
                     dashboard.step(line)
                     track(line)
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED)
-                shown = len(lines)
-            if time.monotonic() - moved > patience:
+                line_count = len(lines)
+            if time.monotonic() - last_change > patience:
                 raise AgentR1Error(
                     f"nothing has moved for {patience} s (verl.stall_timeout_s), "
                     f"{describe_phase(phase)}; {resume_hint(run)}",
                     code="verl_stalled",
                 )
-            time.sleep(POLL_S if running else 0)
-    if code := child.process.returncode:
+            if running:
+                time.sleep(POLL_S)
+    code = child.process.returncode
+    if code:
         raise failure(run, phase, f"the driver ended with code {code}")
     if stop.exists() and not run.finished(config.trainer.steps):
         at = run.latest_checkpoint().name
@@ -256,7 +264,7 @@ class Child:
 
 
 @contextmanager
-def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
+def driver_process(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     """Start the driver, and remove everything of it after the block."""
     mark = uuid.uuid4().hex
     # Not in the run's folder: Ray makes sockets there, whose paths may have at most 107 characters.
@@ -266,12 +274,16 @@ def started(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     token = scratch / "auth_token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32))
-    cpus, gpus = (
-        ray_cpus(config),
-        config.verl.ranks if device == "cpu" else 0,
-    )  # on a CPU these are nominal, not hardware
-    arguments = (run.path / "verl" / "config.yaml", scratch, cpus, gpus)
-    command = [sys.executable, "-m", "agent_r1.verl_engine.driver", *map(str, arguments)]
+    gpus = config.verl.ranks if device == "cpu" else 0  # on a CPU they are nominal, not hardware
+    command = [
+        sys.executable,
+        "-m",
+        "agent_r1.verl_engine.driver",
+        str(run.path / "verl" / "config.yaml"),
+        str(scratch),
+        str(ray_cpus(config)),
+        str(gpus),
+    ]
     with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
@@ -298,8 +310,10 @@ def ray_cpus(config: Config) -> int:
     Verl requests 3 per rank, 1 for `AgentTaskRunner`, 9 for the TransferQueue, and 1 per other
     actor at its start.
     """
-    needed = 3 * config.verl.ranks + 12 + config.verl.agent_workers
-    return needed if config.verl.nodes > 1 else max(cores(), needed)
+    least = 3 * config.verl.ranks + 12 + config.verl.agent_workers
+    if config.verl.nodes > 1:
+        return least
+    return max(cores(), least)
 
 
 def driver_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
@@ -353,8 +367,11 @@ def clean_up(child: Child, logs: Path) -> None:
     child.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(10)
-    while left := marked_processes(child.mark):
-        for pid in left:
+    while True:
+        pids = marked_processes(child.mark)
+        if not pids:
+            break
+        for pid in pids:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
@@ -371,15 +388,16 @@ def clean_up(child: Child, logs: Path) -> None:
 
 def marked_processes(mark: str) -> list[int]:
     """List the living processes with `mark` in their environment."""
-    needle, found = f"{RUN_VARIABLE}={mark}".encode(), []
+    variable = f"{RUN_VARIABLE}={mark}".encode()
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             # A zombie has an empty environment, so it is not counted.
-            if needle in (folder / "environ").read_bytes().split(b"\0"):
-                found.append(int(folder.name))
+            if variable in (folder / "environ").read_bytes().split(b"\0"):
+                pids.append(int(folder.name))
         except OSError:  # ended meanwhile, or another user's
             continue
-    return found
+    return pids
 
 
 def shared_files(pids: list[int]) -> set[Path]:
@@ -407,7 +425,9 @@ def shared_files(pids: list[int]) -> set[Path]:
 def read_note(run: RunDir, file: str) -> str:
     """Read what a process of the run wrote to `verl/`, or nothing."""
     path = run.path / "verl" / file
-    return path.read_text().strip() if path.exists() else ""
+    if not path.exists():
+        return ""
+    return path.read_text().strip()
 
 
 def read_phase(run: RunDir) -> dict | None:
@@ -416,16 +436,15 @@ def read_phase(run: RunDir) -> dict | None:
 
 
 def describe_phase(phase: dict | None) -> str:
-    return (
-        f"in step {phase['step']}, {phase['phase']}"
-        if phase
-        else "while Ray, FSDP and vLLM were starting"
-    )
+    if not phase:
+        return "while Ray, FSDP and vLLM were starting"
+    return f"in step {phase['step']}, {phase['phase']}"
 
 
 def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
     """Make the error with the best cause: the trainer's, else an episode's, else `otherwise`."""
-    prefix, lines = "AgentR1Error: ", [read_note(run, "failure.txt"), read_note(run, "cause.txt")]
+    prefix = "AgentR1Error: "
+    lines = [read_note(run, "failure.txt"), read_note(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
     return AgentR1Error(
@@ -436,8 +455,9 @@ def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
 def resume_hint(run: RunDir) -> str:
     """Return where the log is, and what to resume from."""
     logs = sorted((run.path / "logs").glob("verl-*.log"))
-    latest = unverified(run) or run.latest_checkpoint()
-    go_on = (
-        f"continue from {latest.name} with --resume" if latest else "no checkpoint was saved yet"
-    )
-    return f"log: {logs[-1] if logs else run.path / 'logs'}; {go_on}"
+    latest = newest_shards(run) or run.latest_checkpoint()
+    hint = "no checkpoint was saved yet"
+    if latest:
+        hint = f"continue from {latest.name} with --resume"
+    log = logs[-1] if logs else run.path / "logs"
+    return f"log: {log}; {hint}"

@@ -44,7 +44,8 @@ class VerlConfig(Section):
         """Find conflicts with verl's limits and unknown GPUs."""
         if config.engine != "verl" or not trains:
             return
-        r, v = config.rollout, config.verl
+        r = config.rollout
+        v = config.verl
         updates = {"actor": config.actor.minibatches}
         if config.algorithm_has("critic"):
             updates["critic"] = config.critic.minibatches
@@ -91,7 +92,8 @@ class VerlConfig(Section):
             )
         if v.gpu is not None:
             find_gpu(v.gpu)
-        if shape := known_model(config.model.path):
+        shape = known_model(config.model.path)
+        if shape:
             check_context(r.max_context, v.tensor_parallel, shape)
         if config.trainer.max_tokens_per_microbatch < r.max_context:
             yield ConfigError(

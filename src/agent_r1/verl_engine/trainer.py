@@ -76,11 +76,11 @@ class AgentR1Trainer(PPOTrainerSync):
         self.run = RunDir(self.folder.parent)
         self.ours = from_yaml(self.run.config, written_here=True)
         self.estimate = make_estimator(self.ours)
-        self.replay_buffer.poll_interval = (
-            0.05  # verl checks every 2 s whether the episodes are done, which is half a step here
-        )
+        # verl checks every 2 s whether the episodes are done, which is half a step here.
+        self.replay_buffer.poll_interval = 0.05
         self.advantages: dict[RowKey, list[float]] = {}
-        self.sampler, self.checked = SamplerWatch(), {}
+        self.sampler = SamplerWatch()
+        self.checkpoint_metrics: dict[str, float] = {}
         # Ray gives this process one thread, but it checks each checkpoint's model.
         set_threads(self.ours.trainer.threads)
 
@@ -152,15 +152,15 @@ class AgentR1Trainer(PPOTrainerSync):
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
         """Check how many episodes came back; this is verl's first call with them."""
-        wanted = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        lost = wanted - len({parse_key(key).episode for key in batch.keys})
-        metrics["rollout/lost_episodes"] = lost
-        if lost * 2 > wanted:
+        count = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        missing = count - len({parse_key(key).episode for key in batch.keys})
+        metrics["rollout/lost_episodes"] = missing
+        if missing * 2 > count:
             self.phase("sampling")
             failure = self.folder / "failure.txt"
-            said = failure.read_text() if failure.exists() else "see the log"
+            reason = failure.read_text() if failure.exists() else "see the log"
             raise AgentR1Error(
-                f"{lost} of {wanted} episodes failed: {said}", code="episodes_failed"
+                f"{missing} of {count} episodes failed: {reason}", code="episodes_failed"
             )
         return self._in_minibatches(batch, metrics)
 
@@ -171,12 +171,12 @@ class AgentR1Trainer(PPOTrainerSync):
         gets an equal part of a minibatch, of about equal length. Verl's own order would balance the
         ranks over the whole batch only.
         """
-        c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        sizes = [
-            c.actor_rollout_ref.actor.ppo_mini_batch_size,
-            *[c.critic.ppo_mini_batch_size] * self.use_critic,
-        ]
-        size = math.gcd(*sizes) * c.actor_rollout_ref.rollout.n
+        c = self.config
+        ranks = c.trainer.n_gpus_per_node * c.trainer.nnodes
+        size = c.actor_rollout_ref.actor.ppo_mini_batch_size
+        if self.use_critic:
+            size = math.gcd(size, c.critic.ppo_mini_batch_size)
+        size *= c.actor_rollout_ref.rollout.n
         seed = derive_seed(self.ours.seed, "minibatches", self.global_steps)
         parts = deal_into_minibatches(
             batch.keys, size, seed, self._get_required_batch_multiple(ranks) // size
@@ -197,12 +197,13 @@ class AgentR1Trainer(PPOTrainerSync):
             ):
                 mine += [rows[place] for place in share]
         metrics |= log_seqlen_unbalance(lengths, of_rank, "global_seqlen")
-        batch.reorder([row for mine in of_rank for row in mine])
+        batch.reorder(list(itertools.chain.from_iterable(of_rank)))
         return batch
 
     def _minibatches(self, rows: int) -> list[int]:
         """Return the minibatch of the policy's update for each row, on any rank."""
-        c, ranks = self.config, self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
+        c = self.config
+        ranks = c.trainer.n_gpus_per_node * c.trainer.nnodes
         size = c.actor_rollout_ref.actor.ppo_mini_batch_size * c.actor_rollout_ref.rollout.n
         return [row % (rows // ranks) // (size // ranks) for row in range(rows)]
 
@@ -222,10 +223,12 @@ class AgentR1Trainer(PPOTrainerSync):
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
         nested_mask = data["response_mask"]
-        padded = data.to_padded_tensor()
-        rewards_BT, mask_BT = padded["rm_scores"].clone(), padded["response_mask"]
-        old_BT, sampled_BT = padded["old_log_probs"], padded["rollout_log_probs"]
-        metrics |= self.sampler.check(old_BT, sampled_BT, mask_BT)
+        columns_BT = data.to_padded_tensor()
+        rewards_BT = columns_BT["rm_scores"].clone()
+        mask_BT = columns_BT["response_mask"]
+        old_BT = columns_BT["old_log_probs"]
+        sampler_BT = columns_BT["rollout_log_probs"]
+        metrics |= self.sampler.check(old_BT, sampler_BT, mask_BT)
         algorithm = self.config.algorithm
         truncated_B, columns = self._of_episodes(batch)
         advantages_BT, returns_BT = get_adv_estimator_fn(algorithm.adv_estimator)(
@@ -233,18 +236,18 @@ class AgentR1Trainer(PPOTrainerSync):
             response_mask=mask_BT,
             index=np.array(batch.keys, dtype=object),
             section=self.ours.advantage,
-            columns=columns | {name: padded[name] for name in of_tokens},
+            columns=columns | {name: columns_BT[name] for name in of_tokens},
             metrics=metrics,
             estimate=self.estimate,
             logprobs_BT=old_BT,
-            ref_logprobs_BT=padded.get("ref_log_prob", None),
-            values_BT=padded.get("values", None),
-            steps_BT=padded["step_ids"],
+            ref_logprobs_BT=columns_BT.get("ref_log_prob", None),
+            values_BT=columns_BT.get("values", None),
+            steps_BT=columns_BT["step_ids"],
             truncated_B=truncated_B,
         )
-        acted_B = mask_BT.bool().any(dim=1)
+        has_actions_B = mask_BT.bool().any(dim=1)
         metrics["groups/zero_advantage"] = (
-            (advantages_BT == 0).all(dim=1)[acted_B].float().mean().item()
+            (advantages_BT == 0).all(dim=1)[has_actions_B].float().mean().item()
         )
         fields = {
             "advantages": advantages_BT,
@@ -255,14 +258,13 @@ class AgentR1Trainer(PPOTrainerSync):
         fields["episode_tokens"] = tokens_B[:, None].expand_as(mask_BT)
         fields["minibatch_episodes"] = episodes_B[:, None].expand_as(mask_BT)
         correction = algorithm.rollout_correction
-        if (
-            correction.rollout_is
-        ):  # verl's own step, which stands in the method that this one replaces
-            weights, _, said = compute_rollout_correction_and_rejection_mask(
-                old_BT, sampled_BT, mask_BT, correction.rollout_is, correction.rollout_is_threshold
+        # verl's own step, which stands in the method that this one replaces.
+        if correction.rollout_is:
+            weights, _, correction_metrics = compute_rollout_correction_and_rejection_mask(
+                old_BT, sampler_BT, mask_BT, correction.rollout_is, correction.rollout_is_threshold
             )
             fields["rollout_is_weights"] = weights.batch["rollout_is_weights"]
-            metrics |= said
+            metrics |= correction_metrics
         nested = {name: response_to_nested(value, nested_mask) for name, value in fields.items()}
         self.advantages = {
             parse_key(key): row.tolist()
@@ -280,49 +282,58 @@ class AgentR1Trainer(PPOTrainerSync):
         If the value of a row is NaN, another sample of its prompt may have it: the greedy episode
         belongs to only one.
         """
-        data = tq.kv_batch_get(
+        rows = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         )
-        extras, groups = (
-            data.get("extra_fields").tolist(),
-            [parse_key(key).group for key in batch.keys],
-        )
+        extras = rows.get("extra_fields").tolist()
+        groups = [parse_key(key).group for key in batch.keys]
         columns = {}
-        for column in (column for column in self.estimate.columns if not column.of_tokens):
+        for column in self.estimate.columns:
+            if column.of_tokens:
+                continue
             values = [extra["columns"][column.name] for extra in extras]
-            known = {
+            value_of_group = {
                 group: value for group, value in zip(groups, values, strict=True) if value == value
             }
-            values = [known.get(group, value) for group, value in zip(groups, values, strict=True)]
+            values = [
+                value_of_group.get(group, value)
+                for group, value in zip(groups, values, strict=True)
+            ]
             columns[column.name] = torch.tensor(values, dtype=column.dtype)
         return torch.tensor([extra["truncated"] for extra in extras]), columns
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         """verl fits the critic wherever the mask is 1: meanwhile that is the estimator's
         `critic_mask`."""
-        place, masks = (
-            {"keys": batch.keys, "partition_id": batch.partition_id},
-            ["response_mask", "loss_mask"],
+        masks = ["response_mask", "loss_mask"]
+        whole = tq.kv_batch_get(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            select_fields=[*masks, "step_ids"],
         )
-        whole = tq.kv_batch_get(**place, select_fields=[*masks, "step_ids"])
-        nested_mask, padded = whole["response_mask"], whole.to_padded_tensor()
-        mask_BT = padded["response_mask"]
-        tensors = {
-            "mask_BT": mask_BT,
-            "rewards_BT": torch.zeros_like(mask_BT),
-            "steps_BT": padded["step_ids"],
-        }
-        fitted_BT = self.estimate.critic_mask(
-            Batch(**tensors, groups=[], trajectory_B=torch.empty(0))
+        columns_BT = whole.to_padded_tensor()
+        mask_BT = columns_BT["response_mask"]
+        critic_mask_BT = self.estimate.critic_mask(
+            Batch(
+                mask_BT=mask_BT,
+                rewards_BT=torch.zeros_like(mask_BT),
+                steps_BT=columns_BT["step_ids"],
+                groups=[],
+                trajectory_B=torch.empty(0),
+            )
         )
-        if fitted_BT is mask_BT:
+        if critic_mask_BT is mask_BT:
             return super()._update_critic(batch, metrics)
-        fitted = response_to_nested(fitted_BT.long(), nested_mask)
+        critic_mask = response_to_nested(critic_mask_BT.long(), whole["response_mask"])
         tq.kv_batch_put(
-            **place, fields=TensorDict(dict.fromkeys(masks, fitted), batch_size=len(batch))
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict(dict.fromkeys(masks, critic_mask), batch_size=len(batch)),
         )
         batch = super()._update_critic(batch, metrics)
-        tq.kv_batch_put(**place, fields=whole.select(*masks))
+        tq.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=whole.select(*masks)
+        )
         return batch
 
     # ---------------------------------------------------------------------------------- the records
@@ -336,39 +347,42 @@ class AgentR1Trainer(PPOTrainerSync):
             for key, tag in zip(batch.keys, batch.tags, strict=True)
             if not tag.get("is_padding")
         ]
-        data = tq.kv_batch_get(
+        columns = tq.kv_batch_get(
             keys=real,
             partition_id=batch.partition_id,
             select_fields=["extra_fields", "response_mask"],
         )
-        keys, tokens = [parse_key(key) for key in real], int(data["response_mask"].values().sum())
+        keys = [parse_key(key) for key in real]
+        tokens = int(columns["response_mask"].values().sum())
         # Each row of an episode carries the same extras: count them once.
         extras = {
             key.episode: extra
-            for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)
+            for key, extra in zip(keys, columns.get("extra_fields").tolist(), strict=True)
         }
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= (
             episode_metrics(episodes)
             | {"response_length/mean": tokens / len(episodes)}
-            | self.checked
+            | self.checkpoint_metrics
         )
         metrics |= free_host_memory()
-        self.checked = {}
+        self.checkpoint_metrics = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
-        calls, failed = (
-            sum(e.metrics.get(name, 0.0) for e in episodes)
-            for name in ("tool_calls", "failed_calls")
-        )
-        refuse_broken_tools(
-            calls, failed, next(filter(None, (e["failed_call"] for e in extras.values())), "")
-        )
+        calls = sum(episode.metrics.get("tool_calls", 0.0) for episode in episodes)
+        failures = sum(episode.metrics.get("failed_calls", 0.0) for episode in episodes)
+        example = ""
+        for extra in extras.values():
+            if extra["failed_call"]:
+                example = extra["failed_call"]
+                break
+        refuse_broken_tools(calls, failures, example)
         records = {
             episode: extra["record"] for episode, extra in sorted(extras.items()) if extra["record"]
         }
         if records:
             for key in keys:
-                row, advantages = records[key.episode]["rows"][key.row], self.advantages[key]
+                row = records[key.episode]["rows"][key.row]
+                advantages = self.advantages[key]
                 row["advantages"] = [0.0] * (len(row["input_ids"]) - len(advantages)) + advantages
             write_rollouts(
                 self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl",
@@ -388,29 +402,35 @@ class AgentR1Trainer(PPOTrainerSync):
         rows = self._logprobs_now()
         self.phase("checkpoint: save")
         super()._save_checkpoint()
-        actor, step = self.config.actor_rollout_ref, self.global_steps
+        actor = self.config.actor_rollout_ref
+        step = self.global_steps
         dtype = actor.actor.fsdp_config.dtype
-        kept = keep_shards(self.run, step, self.folder / f"global_step_{step}", dtype, rows)
-        self.checked = finish(self.run, self.ours, Path(actor.model.path), kept, self.phase)
+        shards = keep_shards(self.run, step, self.folder / f"global_step_{step}", dtype, rows)
+        self.checkpoint_metrics = finish(
+            self.run, self.ours, Path(actor.model.path), shards, self.phase
+        )
 
     def _logprobs_now(self) -> list[dict[str, Any]]:
         """Return some rows of this step with the updated policy's log-probabilities."""
         ranks = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        tagged = sorted(
+        keys_and_tags = sorted(
             zip(self._batch.keys, self._batch.tags, strict=True),
             key=lambda row: "is_padding" in row[1],
         )
         rows = -(-PARITY_ROWS // ranks) * ranks  # each rank takes as many
-        batch = self._batch.select_keys([key for key, _ in tagged[:rows]])
+        batch = self._batch.select_keys([key for key, _ in keys_and_tags[:rows]])
         batch.extra_info |= {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
         self.actor_rollout_wg.compute_log_prob(batch)
         fields = ["input_ids", "log_probs", "response_mask"]
-        data = tq.kv_batch_get(
+        fields_of_rows = tq.kv_batch_get(
             keys=batch.keys[:PARITY_ROWS], partition_id=batch.partition_id, select_fields=fields
         )
-        logprobs = response_from_nested(data["log_probs"], data["response_mask"])
+        logprobs = response_from_nested(
+            fields_of_rows["log_probs"], fields_of_rows["response_mask"]
+        )
         columns = (
-            column.unbind() for column in (data["input_ids"], logprobs, data["response_mask"])
+            column.unbind()
+            for column in (fields_of_rows["input_ids"], logprobs, fields_of_rows["response_mask"])
         )
         return [parity_row(*row) for row in zip(*columns, strict=True)]
 
@@ -418,6 +438,9 @@ class AgentR1Trainer(PPOTrainerSync):
 def parity_row(ids: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
     """Cut a row for `checkpoints.compare_logprobs`; some of the response always remains."""
     prompt = len(ids) - len(logprobs)
-    cut = max(PARITY_TOKENS, prompt + 64)
-    answer = {"logprobs": logprobs[: cut - prompt].tolist(), "mask": mask[: cut - prompt].tolist()}
-    return {"ids": ids[:cut].tolist()} | answer
+    length = max(PARITY_TOKENS, prompt + 64)
+    answer = {
+        "logprobs": logprobs[: length - prompt].tolist(),
+        "mask": mask[: length - prompt].tolist(),
+    }
+    return {"ids": ids[:length].tolist()} | answer

@@ -31,7 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 import agent_r1
-from agent_r1.config.renamed import renamed_card
+from agent_r1.config.renamed import translate_card
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
@@ -89,22 +89,15 @@ class RunFiles:
     @property
     def tools(self) -> list[str]:
         """List the tools: the configured ones, and methods that the run counted or called."""
-        named = [name.rpartition(":")[2] for name in self.config.get("env", {}).get("tools") or ()]
-        counted = [
-            key.removeprefix(CALLS)
-            for line in self.metrics
-            for key in line
-            if key.startswith(CALLS)
-        ]
-        records = (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train)
-        steps = [step for record in records for step in record["steps"]]
-        called = [
-            call["name"]
-            for step in steps
-            for call in step["info"].get("tool_calls", ())
-            if call["ok"]
-        ]
-        return list(dict.fromkeys([*named, *counted, *called]))
+        settings = self.config.get("env", {}).get("tools") or ()
+        names = [name.rpartition(":")[2] for name in settings]
+        for line in self.metrics:
+            names += [key.removeprefix(CALLS) for key in line if key.startswith(CALLS)]
+        for record in (*self.rollouts_after, *self.rollouts_before, *self.rollouts_train):
+            for step in record["steps"]:
+                calls = step["info"].get("tool_calls", ())
+                names += [call["name"] for call in calls if call["ok"]]
+        return list(dict.fromkeys(names))
 
     def series(self, key: str) -> Points:
         """Return (step, value) of every line of metrics.jsonl that has a number at `key`."""
@@ -140,13 +133,13 @@ def load_run(run_dir: Path) -> RunFiles:
         run, "eval.json", "the trained model was not evaluated; was the run interrupted?"
     )
     rates = {path.stem.partition("_poison_")[2] for path in run_dir.glob("eval*_poison_*.json")}
-    poisoned = {
-        f"poison_{rate}": f"hostile documents in a share of {rate} of the searches"
-        for rate in sorted(rates)
-    }
-    for name, words in (UNDER | poisoned).items():
+    conditions = dict(UNDER)
+    for rate in sorted(rates):
+        conditions[f"poison_{rate}"] = f"hostile documents in a share of {rate} of the searches"
+    for name, words in conditions.items():
         cards = [_card(run, f"{card}_{name}.json") for card in ("eval_before", "eval")]
-        run.under |= {words: cards} if any(cards) else {}
+        if any(cards):
+            run.under[words] = cards
     run.rollouts_before = _lines(
         run, "rollouts/eval_before.jsonl", "there are no transcripts from before RL"
     )
@@ -169,9 +162,10 @@ def _lines(run: RunFiles, name: str, consequence: str) -> list[JsonObject]:
 
 def _card(run: RunFiles, name: str, consequence: str | None = None) -> JsonObject | None:
     try:
-        return renamed_card(json.loads((run.path / name).read_text(encoding="utf-8")))
+        return translate_card(json.loads((run.path / name).read_text(encoding="utf-8")))
     except FileNotFoundError:
-        run.missing += [f"{name} is missing: {consequence}."] if consequence else []
+        if consequence:
+            run.missing.append(f"{name} is missing: {consequence}.")
         return None
     except ValueError:
         raise AgentR1Error(
@@ -193,26 +187,25 @@ def pick_pairs(
     earlier: dict[str, JsonObject] = {}
     for record in before:
         earlier.setdefault(record["question"], record)
-    wanted = {
-        "learned: wrong before, right now": 2,
-        "right before and after": 1,
-        "still wrong": 1,
-        "lost": 1,
+    names = {  # (right before, right after) -> the heading of such a pair
+        (False, True): "learned: wrong before, right now",
+        (True, True): "right before and after",
+        (False, False): "still wrong",
+        (True, False): "lost",
     }
-    learned, known, wrong, lost = wanted
-    chosen: list[tuple[str, JsonObject, JsonObject]] = []
+    most = dict.fromkeys(names.values(), 1) | {names[False, True]: 2}
+    pairs: dict[str, list[tuple[str, JsonObject, JsonObject]]] = {name: [] for name in most}
     for record in after:
-        if (old := earlier.pop(record["question"], None)) is None:
+        old = earlier.pop(record["question"], None)
+        if old is None:
             continue
-        why = (
-            (known if _right(old) else learned)
-            if _right(record)
-            else (lost if _right(old) else wrong)
-        )
-        if wanted[why]:
-            wanted[why] -= 1
-            chosen.append((why, old, record))
-    return sorted(chosen, key=lambda item: list(wanted).index(item[0]))
+        why = names[bool(_right(old)), bool(_right(record))]
+        if len(pairs[why]) < most[why]:
+            pairs[why].append((why, old, record))
+    result = []
+    for of_one_kind in pairs.values():
+        result += of_one_kind
+    return result
 
 
 def pick_group(rollouts: Iterable[JsonObject]) -> tuple[JsonObject, JsonObject] | None:
@@ -236,26 +229,28 @@ def _right(record: JsonObject) -> bool:
 
 def _example(run: RunFiles, sign: Sign) -> str:
     """Return the last turn of an episode that shows the sign."""
-    shown = (
-        r["steps"][-1]["text"]
-        for r in run.rollouts_train
-        if r["stop_reason"] == sign.stop_reason and r["steps"]
-    )
-    return next(shown, "")
+    for record in run.rollouts_train:
+        if record["stop_reason"] == sign.stop_reason and record["steps"]:
+            return record["steps"][-1]["text"]
+    return ""
 
 
 def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
     """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
-    before, after = ((card or {}).get("by_kind") or {} for card in (run.before, run.after))
-    pairs = [
-        (kind, *(round(cards[kind]["score"], 2) for cards in (before, after)))
-        for kind in before
-        if kind in after
-    ]
-    return [(kind, old, new) for kind, old, new in sorted(pairs) if new < old]
+    before = (run.before or {}).get("by_kind") or {}
+    after = (run.after or {}).get("by_kind") or {}
+    worse = []
+    for kind in before:
+        if kind not in after:
+            continue
+        old = round(before[kind]["score"], 2)
+        new = round(after[kind]["score"], 2)
+        if new < old:
+            worse.append((kind, old, new))
+    return sorted(worse)
 
 
-def _shown(record: JsonObject) -> JsonObject:
+def _with_token_spans(record: JsonObject) -> JsonObject:
     """Add `tokens` as HTML to a rollout: per row prompt length, prompt, episode."""
     tokens = []
     for row in record["rows"]:
@@ -265,7 +260,9 @@ def _shown(record: JsonObject) -> JsonObject:
 
 
 def _number(value: Any) -> str:
-    return f"{value:.2f}" if isinstance(value, int | float) else "–"
+    if not isinstance(value, int | float):
+        return "–"
+    return f"{value:.2f}"
 
 
 def _percent(share: float) -> str:
@@ -326,7 +323,7 @@ def marks(run: RunFiles) -> list[Mark]:
     return [Mark(name, x, card["score"], *card["score_ci95"]) for name, x, card in cards if card]
 
 
-def sampled_score(run: RunFiles) -> Points:
+def training_score(run: RunFiles) -> Points:
     """Return (step, score) of the training episodes."""
     keys = {"em": "reward/em", "reward": "critic/score/mean"}
     return run.series(keys.get(run.score_name, f"episode/{run.score_name}"))
@@ -336,7 +333,7 @@ def charts(run: RunFiles) -> dict[str, Chart]:
     """Draw the charts that this run has points for, by their names in the template."""
     returns = run.series("critic/score/mean")
     score = [
-        Curve("train, sampled", sampled_score(run), "c1", noisy=True),
+        Curve("train, sampled", training_score(run), "c1", noisy=True),
         Curve("validation, greedy", run.series(VAL_EM), "c2"),
     ]
     kl = [
@@ -348,25 +345,26 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         for line in run.metrics
         if "timing_s/step" in line and STEP_KEY in line
     ]
-    names = [
-        name for name in (parts[0][1] if parts else []) if any(part[name] for _, part in parts)
-    ]
-    times = [
-        Curve(n, [(step, part[n]) for step, part in parts], c)
-        for n, c in zip(names, COLOURS, strict=False)
-    ]
-    tools = sorted({key for line in run.metrics for key in line if key.startswith(CALLS)})
+    times = []
+    colours = iter(COLOURS)
+    for name in parts[0][1] if parts else ():
+        points = [(step, part[name]) for step, part in parts]
+        if len(times) < len(COLOURS) and any(seconds for _, seconds in points):
+            times.append(Curve(name, points, next(colours)))
+    tools = set()
+    for line in run.metrics:
+        tools.update(key for key in line if key.startswith(CALLS))
     by_tool = [
         Curve(k.removeprefix(CALLS), run.series(k), c, noisy=True)
-        for k, c in zip(tools, cycle(LINES), strict=False)
+        for k, c in zip(sorted(tools), cycle(LINES), strict=False)
     ]
-    paid = [
+    rewards = [
         Curve("mean return of a trajectory", returns, "c1", noisy=True),
         Curve("of it on the way", run.series("reward/process"), "c2", noisy=True),
     ]
-    drawn = {
+    drawings = {
         "score": draw(score, marks(run), floor=0, top=1),
-        "reward": draw(paid, floor=0, top=1),
+        "reward": draw(rewards, floor=0, top=1),
         "calls": draw(
             [Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]
         ),
@@ -376,8 +374,8 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         "times": draw(times, floor=0, stacked=True),
     }
     if run.score_name == "reward":
-        drawn["reward"] = None  # equal to the score
-    return {name: chart for name, chart in drawn.items() if chart}
+        drawings["reward"] = None  # equal to the score
+    return {name: chart for name, chart in drawings.items() if chart}
 
 
 def smooth(values: Sequence[float], share: float = 0.12) -> np.ndarray:
@@ -406,10 +404,10 @@ def draw(
     axes = figure.add_axes((0.09, 0.21, 0.89, 0.76))
     # clip_on=False: no point is outside, and clip paths would be links within the page.
     if stacked:
-        xs, columns = (
-            [x for x, _ in curves[0].points],
-            [[y for _, y in curve.points] for curve in curves],
-        )
+        xs = [x for x, _ in curves[0].points]
+        columns = []
+        for curve in curves:
+            columns.append([y for _, y in curve.points])
         axes.stackplot(
             xs,
             columns,
@@ -442,9 +440,11 @@ def draw(
             clip_on=False,
         )
     low, high = axes.get_ylim()
-    axes.set_ylim(
-        low if floor is None else min(floor, low), high if top is None else max(top, high)
-    )
+    if floor is not None:
+        low = min(floor, low)
+    if top is not None:
+        high = max(top, high)
+    axes.set_ylim(low, high)
     axes.margins(x=0.015)  # so that a mark at step 0 does not cover the labels of the y axis
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(4))
@@ -495,17 +495,15 @@ def write_report(run_dir: Path) -> Path:
         finalize=lambda value: value if isinstance(value, Markup) else clean(str(value)),
     )
     page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right}
-    pairs, group = (
-        pick_pairs(run.rollouts_before, run.rollouts_after),
-        pick_group(run.rollouts_train),
-    )
-    found = signs([line for line in run.metrics if STEP_KEY in line])
+    pairs = pick_pairs(run.rollouts_before, run.rollouts_after)
+    group = pick_group(run.rollouts_train)
+    all_signs = signs([line for line in run.metrics if STEP_KEY in line])
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
         data=_data_name(run.config.get("data", {}).get("name") or "tinyhop"),
-        signs=[(sign, _example(run, sign)) for sign in found],
-        over=all(sign.over for sign in found),
+        signs=[(sign, _example(run, sign)) for sign in all_signs],
+        over=all(sign.over for sign in all_signs),
         machine=next(
             (card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None
         ),
@@ -514,8 +512,11 @@ def write_report(run_dir: Path) -> Path:
         fallen=_worse_kinds(run),
         charts=charts(run) if run.metrics else {},
         marks=marks(run),
-        pairs=[(why, _shown(before), _shown(after)) for why, before, after in pairs],
-        group=[_shown(record) for record in group or ()],
+        pairs=[
+            (why, _with_token_spans(before), _with_token_spans(after))
+            for why, before, after in pairs
+        ],
+        group=[_with_token_spans(record) for record in group or ()],
         token_css=Markup(TOKEN_CSS),
         version=agent_r1.__version__,
     )

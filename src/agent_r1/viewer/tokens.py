@@ -69,39 +69,37 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
             "again",
             code="bad_rollout",
         )
-    return [
-        TokenCell(
+    cells = []
+    for position in range(n):
+        text = row["tokens"][position]
+        sampled = bool(row["action_mask"][position])
+        cell = TokenCell(
             position=position,
-            id=token_id,
+            id=row["input_ids"][position],
             text=clean(text),
-            sampled=bool(mask),
+            sampled=sampled,
             control=bool(_CONTROL.fullmatch(text)),
-            step=step,
-            logprob=logprob if mask else None,
-            reward=reward,
-            advantage=advantage if mask else None,
-            process=on_the_way,
+            step=row["step_ids"][position],
+            logprob=row["logprobs"][position] if sampled else None,
+            reward=row["rewards"][position],
+            advantage=advantages[position] if sampled else None,
+            process=process[position],
         )
-        for position, (
-            token_id,
-            text,
-            mask,
-            logprob,
-            reward,
-            step,
-            advantage,
-            on_the_way,
-        ) in enumerate(zip(*lists, advantages, process, strict=True))
-    ]
+        cells.append(cell)
+    return cells
 
 
 # ------------------------------------------------------------------------------------ for terminals
 
-_SAMPLED, _READ = "black on bright_cyan", "bright_black"
+_SAMPLED = "black on bright_cyan"
+_READ = "bright_black"
 
 
 def _style(cell: TokenCell) -> str:
-    return (_SAMPLED if cell.sampled else _READ) + (" bold reverse" if cell.control else "")
+    style = _SAMPLED if cell.sampled else _READ
+    if cell.control:
+        style += " bold reverse"
+    return style
 
 
 def token_text(row: Mapping[str, Any]) -> Text:
@@ -131,9 +129,9 @@ def token_table(row: Mapping[str, Any], start: int = 0) -> Table:
             ),
             str(int(cell.sampled)),
             str(cell.step) if cell.sampled else "",
-            _signed(cell.logprob),
-            _signed(cell.reward) if cell.reward else "",
-            _signed(cell.advantage),
+            _with_sign(cell.logprob),
+            _with_sign(cell.reward) if cell.reward else "",
+            _with_sign(cell.advantage),
         )
     return table
 
@@ -150,7 +148,8 @@ def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) 
 
 
 def _span(cell: TokenCell) -> str:
-    classes = ["t", "s" if cell.sampled else "r"]
+    classes = ["t"]
+    classes.append("s" if cell.sampled else "r")
     if cell.control:
         classes.append("c")
     if cell.advantage:
@@ -172,22 +171,28 @@ def _tip(cell: TokenCell) -> str:
     if cell.advantage is not None:
         parts.append(f"advantage {cell.advantage:+.3f}")
     if cell.reward:
-        on_the_way = f" ({cell.process:+.2f} of it on the way)" if cell.process else ""
-        parts.append(f"reward {cell.reward:+.2f}{on_the_way}")
+        reward = f"reward {cell.reward:+.2f}"
+        if cell.process:
+            reward += f" ({cell.process:+.2f} of it on the way)"
+        parts.append(reward)
     return " · ".join(parts)
 
 
-def _signed(value: float | None) -> str:
-    return "" if value is None else f"{value:+.3f}"
+def _with_sign(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:+.3f}"
 
 
 TOKEN_CSS = """
-.tokens { white-space: pre-wrap; overflow-wrap: anywhere; font: 13px/1.75 ui-monospace, Menlo, Consolas, monospace; }
+.tokens { white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 13px/1.75 ui-monospace, Menlo, Consolas, monospace; }
 .t { border-radius: 3px; padding: 1px 0; }
 .t i { font-style: normal; opacity: .35; }
 .t.r { color: var(--read); }
 .t.s { background: var(--sampled); color: var(--ink); }
-.t.c { font-weight: 600; box-shadow: inset 0 0 0 1px currentColor; padding: 1px 3px; margin: 0 1px; }
+.t.c { font-weight: 600; box-shadow: inset 0 0 0 1px currentColor; padding: 1px 3px;
+  margin: 0 1px; }
 .t.up { border-bottom: 3px solid var(--up); }
 .t.down { border-bottom: 3px solid var(--down); }
 .t.paid::before { content: "★"; color: var(--star); }
@@ -195,7 +200,8 @@ TOKEN_CSS = """
 .t:hover::after { content: attr(data-tip); position: fixed; z-index: 9; left: 50%; bottom: 16px;
   transform: translateX(-50%); width: max-content; max-width: 92vw;
   padding: 8px 14px; border-radius: 8px; background: var(--ink);
-  color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace; white-space: pre-wrap; }
+  color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace;
+  white-space: pre-wrap; }
 """
 """Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star
 --accent."""
@@ -229,9 +235,14 @@ def print_trajectory(file: Path, index: int, table: bool) -> None:
 
     Raises AgentR1Error if there is none.
     """
-    record, console = _read_trajectory(file, index), Console()
-    paid = f" ({record['process']:+.2f} of it on the way)" if record.get("process") else ""
-    facts = f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  reward {record['reward']:.2f}{paid}"
+    record = _read_trajectory(file, index)
+    console = Console()
+    facts = (
+        f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  "
+        f"reward {record['reward']:.2f}"
+    )
+    if record.get("process"):
+        facts += f" ({record['process']:+.2f} of it on the way)"
     console.print(clean(facts), markup=False)
     for row in record["rows"]:
         console.print(token_table(row) if table else token_text(row))

@@ -1,0 +1,1 @@
+"""Experiments, rehearsals and pictures; README.md lists their commands."""

@@ -1,0 +1,1 @@
+"""Experiments whose figures stand in docs/; lab/README.md lists their commands."""

@@ -1,0 +1,86 @@
+"""Make the canonical run, whose figures every page quotes, and record them.
+
+.venv/bin/python lab/experiments/canonical.py [docs/lab/canonical.json]      about two minutes
+
+The run is `bash speedrun-nodocker.sh grpo`: preset laptop, grpo, seed 0, as many threads as the
+machine has cores. It starts in an empty AGENT_R1_HOME. Nothing else should be running: the seconds
+are recorded, too. tests/test_canonical.py compares the pages with the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from agent_r1.ground.machine import cores
+
+ROOT = Path(__file__).parents[2]
+COMMAND = ["bash", "speedrun-nodocker.sh", "grpo"]
+
+
+def figures(card: dict) -> dict:
+    """Select the figures of an eval card that pages quote."""
+    return {
+        "em": card["em"],
+        "interval": [round(bound, 3) for bound in card["em_ci95"]],
+        "sampled": card["sampled"]["em"],
+        "calls": round(card["mean_tool_calls"], 2),
+        "hops": {kind: scores["em"] for kind, scores in card["by_kind"].items()},
+    }
+
+
+def processor() -> str:
+    """Return the processor's name, without the operating system's other words."""
+    info = Path("/proc/cpuinfo")
+    names = re.findall(r"model name\s*: (.*)", info.read_text()) if info.exists() else []
+    return names[0] if names else platform.processor()
+
+
+def record(home: Path) -> dict:
+    """Run the command in `home`, and return what pages quote."""
+    start = time.perf_counter()
+    settings = os.environ | {"AGENT_R1_HOME": str(home)}
+    done = subprocess.run(
+        COMMAND, cwd=ROOT, env=settings, text=True, stdout=subprocess.PIPE, check=True
+    )
+    whole = time.perf_counter() - start
+    run = home / "runs" / "laptop-grpo"
+    cards = {
+        name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")
+    }
+    # Each stage prints its seconds and its folder: `  49.1 s, in .../checkpoints/step_000220`.
+    stages = re.findall(r"^  (\d+\.\d) s, in .*/([\w-]+)$", done.stdout, re.MULTILINE)
+    seconds = {folder: float(duration) for duration, folder in stages}
+    return {
+        "command": " ".join(COMMAND),
+        "machine": f"{cores()} cores of {processor()}",
+        "code": cards["eval"]["code"]["commit"],
+        "questions": cards["eval"]["n"],
+        "seconds": {
+            "whole": round(whole),
+            "cold start": next(s for name, s in seconds.items() if name.startswith("cold-start")),
+            "RL": next(s for name, s in seconds.items() if name.startswith("step_")),
+        },
+        "before": figures(cards["eval_before"]),
+        "after": figures(cards["eval"]),
+    }
+
+
+def main() -> None:
+    """Record the run, and write it to the file of the command line."""
+    file = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs/lab/canonical.json")
+    with tempfile.TemporaryDirectory() as home:
+        facts = record(Path(home))
+    file.write_text(json.dumps(facts, indent=2) + "\n")
+    print(file.read_text())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Measure how predictable an episode's outcome is, and how fast the critic learns it.
+
+    python lab/experiments/critic.py [PRESET] [BATCHES]    needs the cold start of seed 0
+
+The results are in docs/lab/estimators.md. The start model plays batches of a ppo step and is not
+trained, so the task does not change. Prints explained variance at action tokens of held-out
+episodes. It compares a table by kind of question and turn, a linear probe on the policy's states,
+and critics before each update.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import defaultdict
+from dataclasses import replace
+from statistics import fmean
+
+import torch
+from torch import Tensor
+
+from agent_r1.config import load_config
+from agent_r1.core import Sampling
+from agent_r1.rollout import decoder, model_files
+from agent_r1.rollout.rollouts import run_episodes, tasks_of_step
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.training_rows import Batch
+from agent_r1.training.advantages import ppo
+from agent_r1.training.batches import make_batch
+from agent_r1.training.forward import action_values, in_micro_batches
+from agent_r1.training.learner import make_learner
+from agent_r1.training.loop import update_critic
+from agent_r1.training.parts import get_estimator
+from agent_r1.training.tiny_model import load_chat
+from agent_r1.workspace import Workspace
+
+SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])
+
+
+def explained(expected_A: Tensor, returns_A: Tensor) -> float:
+    return (1 - (returns_A - expected_A).var() / returns_A.var()).item()
+
+
+def known(
+    batches: list[Batch], model: decoder.Decoder
+) -> tuple[Tensor, Tensor, list[tuple[str, int]]]:
+    """Return the policy's states at all action tokens, their returns, kinds and turns."""
+    states, returns, places = [], [], []
+    for batch in batches:
+        with torch.no_grad():
+            # A whole batch shares no beginnings: its states are in the actions' order.
+            state_AD, _, _ = batch.before_actions(model)
+        where_BT = batch.mask_BT.bool()
+        kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
+        states.append(state_AD)
+        returns.append(batch.returns_BT[where_BT])
+        rows_A, turns_A = where_BT.nonzero()[:, 0].tolist(), batch.steps_BT[where_BT].tolist()
+        places += [
+            (kinds[batch.trajectory_B[row]], turn)
+            for row, turn in zip(rows_A, turns_A, strict=True)
+        ]
+    return torch.cat(states), torch.cat(returns), places
+
+
+def main(preset: str = "smoke", count: str = "16") -> None:
+    torch.set_num_threads(1)
+    config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
+    start, r = Workspace(config).start_model, config.rollout
+    model, chat, rows = (
+        model_files.load_model(start),
+        load_chat(start),
+        Workspace(config).load_rows("train"),
+    )
+    policy = LocalPolicy(
+        model, chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context
+    )
+    loop, batches = make_loop(policy, chat, Workspace(config).load_tools(), r, config.env), []
+    for step in range(1, int(count) + 1):
+        tasks = tasks_of_step(rows, step, r, config.seed)
+        played = asyncio.run(
+            run_episodes(
+                loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.max_concurrent_episodes
+            )
+        )
+        batch = make_batch(played, get_estimator("ppo"))
+        batch.values_BT = torch.zeros_like(batch.rewards_BT)
+        _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: the rest of the reward
+        batches.append(batch)
+
+    half = len(batches) // 2
+    (state_AD, return_A, place_A), (state_CD, return_C, place_C) = (
+        known(some, model) for some in (batches[:half], batches[half:])
+    )
+    said = defaultdict(list)
+    for place, value in zip(place_A, return_A.tolist(), strict=True):
+        said[place].append(value)
+    mean = return_A.mean()
+    table_C = torch.tensor(
+        [fmean(said[place]) if place in said else mean.item() for place in place_C]
+    )
+    centred_AD, ridge_DD = state_AD - state_AD.mean(0), 100 * torch.eye(state_AD.shape[1])
+    weight_D = torch.linalg.solve(
+        centred_AD.T @ centred_AD + ridge_DD, centred_AD.T @ (return_A - mean)
+    )
+    probe_C = (state_CD - state_AD.mean(0)) @ weight_D + mean
+    print(f"| kind and turn | {explained(table_C, return_C):.2f} |")
+    print(f"| linear probe on the policy's states | {explained(probe_C, return_C):.2f} |")
+    for settings in SETTINGS:
+        c = load_config(preset, ["trainer.device=cpu", *settings], algorithm="ppo")
+        learner, curve = make_learner(model_files.load_model(start), c.actor, c.critic), []
+        for step, batch in enumerate(batches, 1):
+            values_BT = in_micro_batches(
+                lambda part, critic=learner.critic: action_values(critic, part),
+                batch,
+                c.trainer.max_tokens_per_microbatch,
+                torch.float32,
+            )
+            metrics = update_critic(
+                learner, replace(batch, values_BT=values_BT), c, step, torch.float32
+            )
+            curve.append(metrics["critic/vf_explained_var"])
+        print(
+            f"| critic, {' '.join(settings) or 'as it is'} | "
+            f"{' '.join(f'{value:.2f}' for value in curve)} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Measure how much of TinyHop's held-out worlds an agent reads in training.
+
+All four worlds share one index.
+
+agent-r1 data --preset laptop && agent-r1 index --preset laptop && python
+lab/experiments/held_out_reading.py laptop
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import Counter
+
+from agent_r1.config import Config, load_config
+from agent_r1.data.storage import read_corpus
+from agent_r1.workspace import Workspace
+from agent_r1_recipes.laptop.demonstrator import lookups_of, teach
+from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
+
+
+def world_of(config: Config) -> dict[str, str]:
+    """Map each name to the split of its world; the corpus lists world after world."""
+    data = Workspace(config).data
+    sizes = json.loads((data / "manifest.json").read_text())["splits"]
+    worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]
+    return dict(
+        zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True)
+    )
+
+
+def main(preset: str) -> None:
+    config = load_config(preset)
+    world = world_of(config)
+    queries = [
+        lookup["entity"]
+        for row in Workspace(config).load_rows("train")
+        for lookup in lookups_of(row)
+    ]
+    shown = [
+        hit.title
+        for hits in Workspace(config).load_index().search(queries, config.search.top_k)
+        for hit in hits
+    ]
+    shares = Counter(world[title] for title in shown)
+    print("RL, the right queries of all training questions: passages shown by world: ", end="")
+    print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in TINYHOP.splits))
+
+    held_out = {name for name, split in world.items() if split == "test"}
+    chat, *phases = teach(Workspace(config))
+    for name, rows in zip(("copying", "mixture"), phases, strict=True):
+        read = target = 0
+        for row in rows:
+            sampled = [i for i, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
+            whole, own = (
+                held_out & set(re.findall("[A-Za-z]+", chat.decode(ids)))
+                for ids in (row.input_ids, sampled)
+            )
+            read, target = read + bool(whole), target + bool(own)
+        print(
+            f"cold start, {name}: {len(rows)} demonstrations, {read} show a test name, {target} "
+            "teach one as a token"
+        )
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    main(sys.argv[1])

@@ -1,0 +1,99 @@
+"""What the clip looks at (`actor.ratio_level`), compared: two tables of docs/lab/estimators.md.
+
+    python -m lab.experiments.ratios          # ratios that are nothing but noise, and the kept runs
+    python -m lab.experiments.ratios 2        # train two seeds first; finished runs are only read
+
+The runs are GRPO on the smoke preset: 32 steps, one thread. The runs of an arm differ in cold start
+and seed, and the runs of a seed share both. Their figures are kept in docs/lab/race/ratios.json.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+from agent_r1.training.losses import policy_loss
+from agent_r1.training.parts import get_ratios
+from lab.experiments.sentinel import train
+
+KEPT = Path(__file__).parents[2] / "docs" / "lab" / "race" / "ratios.json"
+ARMS = {
+    "token": [],
+    "step": ["actor.ratio_level=step"],
+    "sequence": ["actor.ratio_level=sequence"],
+    "sequence, clip 0.05": [
+        "actor.ratio_level=sequence",
+        "actor.span_clip_low=0.05",
+        "actor.span_clip_high=0.05",
+    ],
+}
+
+
+def row_of(lines: list[dict]) -> dict[str, float]:
+    figures = {
+        "sampled EM": fmean(line["reward/em"] for line in lines[-8:]),
+        "clipped": fmean(line["actor/pg_clipfrac"] for line in lines),
+        "KL": max(line["actor/ppo_kl"] for line in lines),
+    }
+    return {name: round(value, 4) for name, value in figures.items()}
+
+
+def table(rows: dict[str, list[dict]]) -> str:
+    out = [
+        "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of "
+        "an update |",
+        "|---|---|---|---|---|",
+    ]
+    for arm, runs in rows.items():
+        scores = [run["sampled EM"] for run in runs]
+        clipped, kl = fmean(run["clipped"] for run in runs), max(run["KL"] for run in runs)
+        out.append(
+            f"| {arm} | {len(runs)} | {fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f}) "
+            f"| {clipped:.3f} | {kl:.3f} |"
+        )
+    return "\n".join(out)
+
+
+NOISE, LENGTHS = (0.02, 0.1, 0.3), (30, 300)
+
+
+def clipped_by_noise(noise: float, length: int, ratio: str, clip: float) -> float:
+    """Return the share of tokens that are clipped for random log-ratios and advantages of 1."""
+    log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
+    ones_BT = torch.ones_like(log_ratios_BT)
+    _, seen = policy_loss(
+        log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio)
+    )
+    return seen["actor/pg_clipfrac"]
+
+
+def noise_table() -> str:
+    out = [
+        "| noise of a log-ratio | token, clip 0.28 | "
+        + " | ".join(f"sequence of {n}, clip 0.05" for n in LENGTHS)
+        + " |"
+    ]
+    out.append("|---" * (2 + len(LENGTHS)) + "|")
+    for noise in NOISE:
+        shares = [clipped_by_noise(noise, 300, "token", 0.28)]
+        shares += [clipped_by_noise(noise, length, "sequence", 0.05) for length in LENGTHS]
+        out.append(f"| {noise} | {' | '.join(f'{share:.3f}' for share in shares)} |")
+    return "\n".join(out)
+
+
+def main(seeds: int = 0) -> None:
+    rows = {arm: [] for arm in ARMS} if seeds else json.loads(KEPT.read_text())
+    for seed in range(seeds):
+        for arm, settings in ARMS.items():
+            name = f"ratio {arm}" if settings else "sentinel healthy"  # the same runs
+            rows[arm].append(row_of(train(name, settings, seed, seed)))
+            KEPT.write_text(json.dumps(rows, indent=1) + "\n")
+    print(noise_table(), table(rows), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Pictures of README and pages; lab/README.md lists their commands."""

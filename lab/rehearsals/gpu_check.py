@@ -1,0 +1,76 @@
+"""Run `agent-r1 gpu-check` on two ranks, also with faults in verl.
+
+Each time the phase and its remedy are compared. Preset smoke with `verl.ranks=2`, on gloo.
+`_planted.py` has the faults; `make test` plants others around verl.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+WORDS = [
+    "gpu-check",
+    "grpo",
+    "--preset=smoke",
+    "--engine=verl",
+    "trainer.threads=1",
+    "cold_start.warm_steps=2",
+    "--json",
+]
+NAMED = {
+    "engine": "Ray, FSDP2 and vLLM",
+    "deaf": "weight sync",
+    "episodes": "sampling",
+    "gradient": "update",
+    "shards": "checkpoint",
+}
+"""The fault, and the phase that must be named."""
+
+
+def run() -> dict[str, float]:
+    """Return the seconds of the sound check, and the number of faults that were named.
+
+    Raises if a check finds something else.
+    """
+    began = time.perf_counter()
+    sound = checked([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
+    seconds = round(time.perf_counter() - began)
+    status, seen = (
+        {one["phase"]: one[key] for one in sound["phases"]} for key in ("status", "seen")
+    )
+    if not sound["passed"] or "several ranks" not in seen["Ray, FSDP2 and vLLM"]:
+        raise AssertionError(f"the sound check: {status}, {seen}")
+    for fault, phase in NAMED.items():
+        found = checked([sys.executable, "-m", "lab.rehearsals._planted", fault, *WORDS])
+        failed = [one for one in found["phases"] if one["status"] == "failed"]
+        print(f"  {fault}: {[one['seen'] for one in failed]}", flush=True)
+        if (
+            found["passed"]
+            or [one["phase"] for one in failed] != [phase]
+            or not failed[0]["remedy"]
+        ):
+            raise AssertionError(f"{fault}: {failed} instead of {phase}")
+    return {
+        "seconds_two_ranks": seconds,
+        "passed": list(status.values()).count("passed"),
+        "faults_named": len(NAMED),
+    }
+
+
+def checked(command: list[str]) -> dict:
+    """Return the result of a check in a home of its own."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as home:
+        paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
+        environment = os.environ | {"AGENT_R1_HOME": home, "PYTHONPATH": paths}
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    try:
+        return json.loads(done.stdout.strip().splitlines()[-1])
+    except (IndexError, ValueError):
+        raise RuntimeError(f"no result: {done.stderr[-500:]}") from None

@@ -1,0 +1,185 @@
+"""Install the GPU pins, and validate imports, every preset on faked cards, and tests.
+
+Needs Python 3.12 (python3.12, or the program in PYTHON312), gcc, and temporarily 11 GB of disk. The
+wheel of flash-attn is not in the package index, so it is omitted. The page docs/presets.md lists
+what a CPU cannot check.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from agent_r1.ground.machine import read_pins
+
+ROOT = Path(__file__).parents[2]
+PINS = ROOT / "requirements" / "verl-gpu.txt"
+TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
+# vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. It looks
+# for these names; all return 100, CUDA_ERROR_NO_DEVICE.
+DRIVER = (
+    *(
+        "cuCtxGetCurrent",
+        "cuCtxSetCurrent",
+        "cuDeviceGetAttribute",
+        "cuDevicePrimaryCtxRetain",
+        "cuGetErrorString",
+    ),
+    *(
+        "cuGetProcAddress_v2",
+        "cuMemAddressFree",
+        "cuMemAddressReserve",
+        "cuMemCreate",
+        "cuMemGetAllocationGranularity",
+    ),
+    *(
+        "cuMemMap",
+        "cuMemRelease",
+        "cuMemSetAccess",
+        "cuMemUnmap",
+        "cuPointerGetAttribute",
+        "cuTensorMapEncodeTiled",
+    ),
+)
+IMPORTS = (
+    *(
+        "vllm.entrypoints.openai.api_server",
+        "verl.trainer.ppo.v1",
+        "verl.workers.engine.fsdp.transformer_impl",
+    ),
+    *(
+        "agent_r1.verl_engine.trainer",
+        "agent_r1.verl_engine.agent_loop",
+        "agent_r1.inference.serve",
+        "agent_r1.app.cli",
+    ),
+    *(
+        "sentence_transformers",
+        "datasets",
+        "faiss",
+        "wandb",
+        "tensorboard",
+        "ray",
+        "transfer_queue",
+    ),
+)
+
+
+def run() -> dict[str, Any]:
+    """Return figures of the installation and of the checks."""
+    with tempfile.TemporaryDirectory(prefix="agent-r1-pins-") as folder:
+        root = Path(folder)
+        figures = install(root)
+        environment = os.environ | {
+            "LD_LIBRARY_PATH": str(stub_driver(root)),
+            "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
+        }
+        for name in IMPORTS:
+            call([root / "venv/bin/python", "-c", f"import {name}"], environment)
+        print(f"  {len(IMPORTS)} imports work; every preset on faked cards ...", flush=True)
+        figures |= {"imports": len(IMPORTS)} | presets(root, environment)
+        print("  tests under these versions ...", flush=True)
+        return figures | tests(root, environment)
+
+
+def install(root: Path) -> dict[str, Any]:
+    """Install exactly the pins, without flash-attn, and what the tests need."""
+    python = os.environ.get("PYTHON312") or shutil.which("python3.12")
+    if (
+        python is None or subprocess.run([python, "--version"], capture_output=True).returncode
+    ):  # pyenv's may not run
+        raise RuntimeError("no python3.12 that runs on this machine; name one in PYTHON312")
+    pins = [line.split("#")[0].strip() for line in PINS.read_text().splitlines()]
+    pins = [line for line in pins if line and not line.startswith("flash-attn")]
+    wanted = root / "pins.txt"
+    wanted.write_text("\n".join(pins) + "\n")
+    print(f"  installing {len(pins)} packages ...", flush=True)
+    began = time.monotonic()
+    call([python, "-m", "venv", root / "venv"])
+    call([root / "venv/bin/pip", "install", "-q", "uv"])
+    uv = [root / "venv/bin/uv", "--cache-dir", root / "cache", "pip", "--quiet"]
+    call([*uv, "install", "--python", root / "venv/bin/python", "-r", wanted])
+    seconds = round(time.monotonic() - began)
+    call([*uv, "check", "--python", root / "venv/bin/python"])
+    listed = call([*uv, "list", "--python", root / "venv/bin/python", "--format", "json"])
+    found = {
+        re.sub(r"[-_.]+", "-", package["name"]).lower(): package["version"]
+        for package in json.loads(listed)
+    }
+    wrong = [
+        f"{name}=={pin}"
+        for name, pin in read_pins("\n".join(pins)).items()
+        if found.get(name) != pin
+    ]
+    if wrong:
+        raise RuntimeError(f"installed, but not in the pinned version: {', '.join(wrong)}")
+    size = sum(
+        file.stat().st_size
+        for file in (root / "venv").rglob("*")
+        if file.is_file() and not file.is_symlink()
+    )
+    call(
+        [
+            *uv,
+            "install",
+            "--python",
+            root / "venv/bin/python",
+            "pytest",
+            "pytest-timeout",
+            "hypothesis",
+        ]
+    )
+    return {"pins": len(pins), "gigabytes": round(size / 1e9, 1), "install_seconds": seconds}
+
+
+def stub_driver(root: Path) -> Path:
+    """Make a folder with a libcuda.so.1 that has no device."""
+    (root / "stub.c").write_text(
+        "\n".join(f"int {name}(void) {{ return 100; }}" for name in DRIVER)
+    )
+    (root / "driver").mkdir()
+    call(["gcc", "-w", "-shared", "-fPIC", "-o", root / "driver/libcuda.so.1", root / "stub.c"])
+    return root / "driver"
+
+
+def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Validate all combinations of preset, algorithm and card. Raises if one is refused."""
+    command = [root / "venv/bin/python", "-m", "lab.rehearsals._gpu_pins_inside"]
+    answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
+    lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
+    if refused := [line for line in lines if "error" in line]:
+        raise RuntimeError(
+            f"{len(refused)} of {len(lines)} combinations are refused, the first: {refused[0]}"
+        )
+    if answer.returncode or not lines:
+        raise RuntimeError(f"the check itself failed: {answer.stderr.strip().splitlines()[-1:]}")
+    samplers = {f"{line['preset']} {line['algorithm']}": line["rollout"] for line in lines}
+    return {"combinations": len(lines), "samplers": samplers}
+
+
+def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the equivalence with verl's own functions with the GPU's versions."""
+    said = call(
+        [root / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS], environment
+    )
+    return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", said)[-1]}
+
+
+def call(command: list, environment: dict[str, str] | None = None) -> str:
+    """Run a command and return its output. Raises with its last lines if it fails."""
+    done = subprocess.run(
+        [str(word) for word in command], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    if done.returncode:
+        print(done.stdout[-3000:] + done.stderr[-3000:], file=sys.stderr)
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
+        raise RuntimeError(f"{' '.join(map(str, command[1:4]))}: {' '.join(last)}")
+    return done.stdout

@@ -1,0 +1,194 @@
+"""Train, evaluate and chat from Python: the stages of the command line as methods of one object.
+
+In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in this process.
+
+    from agent_r1 import open_run
+
+    run = open_run("laptop", "grpo", seed=0)
+    run.train()              # makes data, index and start model first, if they are missing
+    print(run.evaluate())    # EM .958 (95 %: .937 to .972) on 500 test questions
+    run.chat()
+
+A run is a name and a configuration. Everything else is on disk, where `agent-r1` finds it, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.config import Config, load_config, preset_title
+from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.machine import raise_file_limit
+from agent_r1.workspace import Workspace
+
+# The stages are imported by the methods: they load PyTorch, which takes seconds.
+
+
+@dataclass(frozen=True)
+class Training:
+    """What `Run.train` returns."""
+
+    checkpoint: Path  # folder of the last step; `model/` in it is in Hugging Face's format
+    metrics: list[dict[str, Any]]  # one entry per step, as in metrics.jsonl (docs/metrics.md)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `Run.evaluate` returns: the score of a model on the test questions, greedily decoded."""
+
+    score: float  # mean score; with right or wrong answers the share of exact matches (EM)
+    interval: tuple[float, float]  # 95 % interval over questions
+    questions: int
+    card: dict[str, Any]  # the whole eval card (docs/architecture.md)
+
+    def __str__(self) -> str:
+        from agent_r1.rollout.evaluate import score_line
+
+        return f"{score_line(self.card)}, {self.questions} questions"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run: a configuration and the name of a folder below `runs/`."""
+
+    config: Config
+    name: str
+    resume: bool = False
+
+    @property
+    def workspace(self) -> Workspace:
+        """The run's artefacts: rows, tools and the start model, after `prepare`."""
+        return Workspace(self.config)
+
+    def prepare(self) -> Workspace:
+        """Make data, index and start model, unless they exist. Return the workspace.
+
+        Prints one line with the seconds if anything was missing.
+        """
+        from agent_r1.app import stages
+
+        if not stages.is_prepared(self.workspace):
+            print("making data, index and start model ...", end=" ", flush=True)
+            start = time.perf_counter()
+            with own_event_loop(), contextlib.redirect_stdout(io.StringIO()):
+                stages.make_missing(self.workspace)
+            print(f"{time.perf_counter() - start:.1f} s, in {self.workspace.root / 'artifacts'}")
+        return self.workspace
+
+    def train(self) -> Training:
+        """Train, after `prepare`. A finished run is not trained again: its result is returned.
+
+        Ctrl-C finishes and saves the step. Raises AgentR1Error for an unfinished run, unless it was
+        opened with `resume=True`.
+        """
+        from agent_r1.app import stages
+
+        with own_event_loop():
+            stages.run_train(self.config, self.name, self.resume, plain=False)
+        folder = stages.run_dir(self.config, self.name)
+        return Training(folder.latest_checkpoint(), folder.metrics.read())
+
+    def evaluate(self, before: bool = False) -> Evaluation:
+        """Evaluate the trained model on the test questions; with `before`, the start model.
+
+        The card is stored in the run's folder, and read from there the next time. Raises
+        AgentR1Error unless the run is finished.
+        """
+        from agent_r1.app import stages
+
+        with own_event_loop():
+            if before:
+                self.prepare()
+            card = stages.evaluate_run(self.config, self.name, before)
+        low, high = card["score_ci95"]
+        return Evaluation(card["score"], (low, high), card["n"], card)
+
+    def chat(self, question: str | None = None) -> None:
+        """Talk to the trained agent in the terminal; with a `question`, print the answer to it.
+
+        Raises ConfigError without a terminal, such as in a notebook, unless there is a question.
+        """
+        if question is None and not (sys.stdin.isatty() and sys.stdout.isatty()):
+            raise ConfigError(
+                'chat() needs a terminal; pass a question, as in run.chat("..."), or use '
+                f"`agent-r1 chat --run {self.name}`",
+                code="no_terminal",
+            )
+        from agent_r1.inference.agent import find_model
+        from agent_r1.inference.chat import run_chat
+
+        model, config = find_model(self.name)
+        with own_event_loop():
+            run_chat(model, config, question=question)
+
+
+def open_run(
+    preset_or_path: str | Path,
+    algorithm: str | None = None,
+    seed: int = 0,
+    run: str | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Run:
+    """Open a run, new or existing, of a preset or of a file with settings.
+
+    Args:
+        algorithm: grpo, ppo, ... (default: the preset's).
+        run: Name of the folder in `runs/` (default: as on the command line, e.g. laptop-grpo).
+        resume: Whether `train` may continue an unfinished run.
+        settings: Any other setting, by its dotted name: `open_run("laptop", "grpo",
+            **{"trainer.steps": 20, "actor.lr": 1e-4})`.
+
+    Raises ConfigError for an unknown setting or value, and AgentR1Error if `run` was started with
+    other settings.
+    """
+    overrides = [f"{key}={as_yaml(value)}" for key, value in settings.items()]
+    config = load_config(str(preset_or_path), overrides, algorithm=algorithm, seed=seed)
+    raise_file_limit()
+    opened = Run(config, run_name(config, run), resume)
+    from agent_r1.training.run_dir import RunDir, check_same_settings
+
+    check_same_settings(RunDir(opened.workspace.run(opened.name)), config)
+    return opened
+
+
+def as_yaml(value: Any) -> str:
+    """Write a value of a setting as the command line would."""
+    return str(value) if isinstance(value, str | Path) else json.dumps(value)
+
+
+def run_name(config: Config, name: str | None) -> str:
+    """Return the folder name of a run: `name`, or preset, algorithm, engine and seed."""
+    if name is None:
+        name = f"{preset_title(config.preset)}-{config.algorithm}"
+        name += "-verl" if config.engine == "verl" else ""
+        name += f"-s{config.seed}" if config.seed else ""
+    if name.startswith(".") or "/" in name or "\\" in name:
+        raise ConfigError(
+            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
+        )
+    return name
+
+
+@contextlib.contextmanager
+def own_event_loop() -> Iterator[None]:
+    """Let the stages call `asyncio.run`, also in a notebook, whose event loop is running already.
+
+    The notebook's loop rests until the stage is over, as it does during any cell of plain code.
+    Ctrl-C, or the notebook's stop button, still reaches the stage, because no thread is started.
+    """
+    outer = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(outer)
