@@ -150,11 +150,11 @@ class Decoder(nn.Module):
         """
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
-        again = self.recompute and torch.is_grad_enabled()
+        recompute = self.recompute and torch.is_grad_enabled()
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             at = at_BA if layer == last else None
-            if again:
+            if recompute:
                 x = checkpoint(block, x, rope, layer, attention, at, use_reentrant=False)
             else:
                 x = block(x, rope, layer, attention, at)

@@ -251,11 +251,11 @@ class ServerPolicy(Policy):
     def _gone(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         hint = cause or "is it running? its log may say more"
-        said = f"the model server at {self.url} {what}; {hint}"
+        message = f"the model server at {self.url} {what}; {hint}"
         return (
-            AgentR1Error(said, code="server_gone")
+            AgentR1Error(message, code="server_gone")
             if cause
-            else LostConnection(said, code="lost_connection")
+            else LostConnection(message, code="lost_connection")
         )
 
 

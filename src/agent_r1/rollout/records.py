@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.files import RESUME, json_line, whole, writing
 from agent_r1.rollout.chat_format import ChatFormat
@@ -80,19 +82,24 @@ def trajectory_record(
 def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
     """Yield the records of a training step, with advantages."""
     for number, trajectory in enumerate(batch.trajectories):
-        mine = (batch.trajectory_B == number).nonzero()[:, 0].tolist()
-        advantages, values = (
-            None if x_BT is None else [x_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
-            for x_BT in (batch.advantages_BT, batch.values_BT)
-        )
         yield trajectory_record(
             trajectory,
             trajectory_rows(trajectory, number, [PROCESS]),
-            advantages,
+            _numbers_of_rows(batch, batch.advantages_BT, number),
             chat,
             step,
-            values,
+            _numbers_of_rows(batch, batch.values_BT, number),
         )
+
+
+def _numbers_of_rows(
+    batch: Batch, numbers_BT: Tensor | None, trajectory: int
+) -> list[list[float]] | None:
+    """Return one number per token of each row of a trajectory, without padding."""
+    if numbers_BT is None:
+        return None
+    rows = (batch.trajectory_B == trajectory).nonzero()[:, 0].tolist()
+    return [numbers_BT[row, : batch.lengths_B[row]].tolist() for row in rows]
 
 
 def evaluation_records(

@@ -32,14 +32,14 @@ def make_flow(
 
 def load_flow(name: str) -> type[AgentFlowBase]:
     """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = plugins.load_trusted(name, "rollout.flow")
-    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
+    flow = plugins.load_trusted(name, "rollout.flow")
+    if not (isinstance(flow, type) and issubclass(flow, AgentFlowBase)):
         raise ConfigError(
             f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase "
             "(agent_r1.rollout.episode)",
             code="wrong_code",
         )
-    return found
+    return flow
 
 
 def make_loop(
@@ -55,24 +55,25 @@ def make_loop(
 
 def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
     """Raise ConfigError if the model cannot write this dialect or is not shown its tools."""
-    spoken = dialect_of(env)
-    if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
+    dialect = dialect_of(env)
+    lacks = [token for token in dialect.control_tokens if token not in chat.control_ids]
+    if lacks:
         raise ConfigError(
-            f"env.name={env.name} requires the control token {missing[0]}, which this model lacks; "
+            f"env.name={env.name} requires the control token {lacks[0]}, which this model lacks; "
             "set model.path to a model that "
             "was trained with it (GPT-OSS for harmony), or choose another dialect, such as "
             "env.name=hermes",
             code="missing_control_tokens",
         )
-    if tools and spoken.system_prompt({}) is None:
+    if tools and dialect.system_prompt({}) is None:
         chat.check_tools()
-    if spoken.control_tokens:
-        result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
+    if dialect.control_tokens:
+        result = dialect.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
         try:
             chat.continuation_ids(result, closed=True)
         except ConfigError as error:
             raise ConfigError(
                 f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
-                f"{type(spoken).__module__} as the model's chat_template.jinja",
+                f"{type(dialect).__module__} as the model's chat_template.jinja",
                 code=error.code,
             ) from None

@@ -200,7 +200,7 @@ def play_demonstrations(
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(
         run_episodes(
-            flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes
+            flow, tasks, Sampling(max_tokens=10**6), max_concurrent=rollout.max_concurrent_episodes
         )
     )
     played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]

@@ -65,9 +65,9 @@ def with_totals(
     """
     episodes = 0
     seconds = 0.0
-    planned = rollout.prompts_per_step * rollout.samples_per_prompt
+    episodes_of_a_step = rollout.prompts_per_step * rollout.samples_per_prompt
     for line in map(with_val_em, lines):
-        episodes += int(line.get("rollout/episodes_played") or planned)
+        episodes += int(line.get("rollout/episodes_played") or episodes_of_a_step)
         episodes += tables.greedy_episodes(algorithm, rollout.prompts_per_step)
         seconds += line["timing_s/step"]
         yield line, episodes, seconds
