@@ -77,6 +77,8 @@ class ChatFormat:
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
         self._template = Template(tokenizer, self.control_ids)
+        # What the template adds after an assistant turn begins with the token that closes the turn:
+        # `<|im_end|>` and a line break in Qwen's.
         after_action, _ = self._template.skeleton(("user", "assistant"), None, continuation=True)
         if not after_action or not isinstance(after_action[0], int):
             raise ConfigError(
@@ -117,6 +119,7 @@ class ChatFormat:
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """Encode a conversation up to the point where the assistant speaks."""
+        # A skeleton depends on the roles and tools only: 128 episodes render the template once.
         roles = tuple(m["role"] for m in messages)
         skeleton, spelled = self._template.skeleton(roles, tools)
         return self._fill(skeleton, [m["content"] for m in messages] + spelled)
@@ -130,6 +133,8 @@ class ChatFormat:
         """
         roles = ("user", "assistant", *(m["role"] for m in messages))
         skeleton, _ = self._template.skeleton(roles, None, continuation=True)
+        # The first part of a continuation closes the turn. If the policy sampled that token, it is
+        # an action already: a second one would end a turn that nobody began (lesson 3).
         return self._fill(
             skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)]
         )
@@ -142,6 +147,8 @@ class ChatFormat:
         return list(self._data_ids(text, template_tags))
 
     def _encode_data(self, text: str, template_tags: frozenset[int]) -> tuple[int, ...]:
+        # Cut a control token's characters in two. Whole, `<|im_end|>` on a web page would become
+        # the token, end the tool's turn and let the page speak as the user (lesson 2).
         cuts, start = [0], 0
         while match := self._template.guarded.search(text, start):
             start = match.start() + 1
@@ -165,6 +172,7 @@ class ChatFormat:
 
         `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
         """
+        # Cloning a turn without its end token would teach the model never to end one.
         ids = self.encode_trusted(text)
         return (
             ids
@@ -179,6 +187,7 @@ class ChatFormat:
 
     def turn_text(self, ids: list[int]) -> str:
         """Decode a sampled turn, with the template's opening and without the end token."""
+        # The end token is no text: `finish_reason` tells whether the turn ended by itself.
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._opened + self.decode(ids[:-1] if ended else ids)
 
@@ -202,6 +211,7 @@ class ChatFormat:
             if isinstance(part, int):
                 ids.append(part)
                 continue
+            # Join first, encode then: at a seam, two pieces alone may have other ids than together.
             text, template_tags = "", set()
             for number, piece in enumerate(
                 PLACEHOLDER.split(part)

@@ -32,9 +32,9 @@ def evaluate(
     max_concurrent: int | None = None,
     done: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Play one episode per row, in order. Temperature 0 is greedy; `max_concurrent`: see `run_episodes`.
+    """Play one episode per row, in order. Temperature 0 is greedy.
 
-    `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the
+    `max_concurrent`: see `run_episodes`. `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the
     rest comes out the same.
     """
     by_number = {trajectory.group_id: trajectory for trajectory in done}

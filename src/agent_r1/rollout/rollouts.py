@@ -232,8 +232,8 @@ def refuse_broken_tools(calls: float, failed_calls: float, example: str) -> None
     """Raise AgentR1Error if most of many tool calls failed through no fault of the agent."""
     if failed_calls > max(4, calls / 2):  # a few may always fail
         raise AgentR1Error(
-            f"{failed_calls:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the "
-            "tool",
+            f"{failed_calls:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix "
+            "the tool",
             code="tools_failed",
         )
 

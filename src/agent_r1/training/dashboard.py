@@ -106,13 +106,12 @@ class Dashboard:
         for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
-            *(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TimeElapsedColumn(),
-                TextColumn("passed"),
-            ),
-            *(TimeRemainingColumn(), TextColumn("to go")),
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("passed"),
+            TimeRemainingColumn(),
+            TextColumn("to go"),
             console=screen,
             # the pace of all steps here, evaluations and checkpoints included
             speed_estimate_period=math.inf,

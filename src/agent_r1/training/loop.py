@@ -253,8 +253,8 @@ def update_actor(
     """Phase 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
     actor = config.actor
     means = Means()
-    # The learning rate falls linearly to a tenth (`actor.lr_final`). It depends on the step only, so
-    # resuming needs no state of a scheduler.
+    # The learning rate falls linearly to a tenth (`actor.lr_final`). It depends on the step only,
+    # so resuming needs no state of a scheduler.
     lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
