@@ -34,8 +34,8 @@ def evaluate(
 ) -> list[Trajectory]:
     """Play one episode per row, in order. Temperature 0 is greedy.
 
-    `max_concurrent`: see `run_episodes`. `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the
-    rest comes out the same.
+    `max_concurrent`: see `run_episodes`. `done`: finished trajectories, not played again. Seeds
+    depend on a row's number only, so the others come out the same.
     """
     by_number = {trajectory.group_id: trajectory for trajectory in done}
     tasks: list[Task] = []

@@ -53,9 +53,10 @@ def load_transformers(
     try:
         sizes = model_files.sizes_in(sorted(folder.glob("*.safetensors")))
         wanted = raw.get("vocab_size"), raw.get("hidden_size")
-        layers = 1 + max(
-            (int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1
-        )
+        numbers: list[int] = []
+        for name in sizes:
+            numbers += [int(n) for n in re.findall(r"\.(\d+)\.", name)]
+        layers = 1 + max(numbers, default=-1)
         # transformers fills missing weights with random numbers, however much memory that takes.
         if sizes and (
             None not in wanted

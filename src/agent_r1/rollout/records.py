@@ -47,6 +47,20 @@ def trajectory_record(
     values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
     """Make one line of a rollouts file."""
+    row_records = []
+    for i, training_row in enumerate(rows):
+        record = {
+            "input_ids": training_row.input_ids,
+            "tokens": [chat.decode([token]) for token in training_row.input_ids],
+            "action_mask": training_row.action_mask,
+            "logprobs": training_row.logprobs,
+            "rewards": training_row.rewards,
+            "process": training_row.columns[PROCESS.name],
+            "advantages": advantages[i] if advantages else None,
+            "step_ids": training_row.step_ids,
+            "values": values[i] if values else None,
+        }
+        row_records.append(record)
     row = trajectory.row
     return {
         "step": step,
@@ -61,20 +75,7 @@ def trajectory_record(
         "metrics": trajectory.metrics,
         "score_name": trajectory.score_name,
         "error": trajectory.error,
-        "rows": [
-            {
-                "input_ids": r.input_ids,
-                "tokens": [chat.decode([i]) for i in r.input_ids],
-                "action_mask": r.action_mask,
-                "logprobs": r.logprobs,
-                "rewards": r.rewards,
-                "process": r.columns[PROCESS.name],
-                "advantages": advantages[i] if advantages else None,
-                "step_ids": r.step_ids,
-                "values": values[i] if values else None,
-            }
-            for i, r in enumerate(rows)
-        ],
+        "rows": row_records,
         "steps": step_records(trajectory, chat),
     }
 

@@ -95,9 +95,8 @@ class _Played(AgentEnvLoop, Policy):
         self.rng = rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
-        self.contexts: list[
-            list[Message]
-        ] = []  # messages in the context, from one rewrite to the next
+        self.contexts: list[list[Message]] = []
+        """Messages in the context, from one rewrite to the next."""
         self.tools: list[dict[str, Any]] | None = None
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
@@ -158,12 +157,12 @@ class _Plays(AgentFlowBase):
         super().__init__(None, chat, limits, make_env)
         self.demonstrate = demonstrate
         self.seed = seed
-        self.played: dict[str, _Played] = {}
+        self.plays: dict[str, _Played] = {}
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         rng = random.Random(derive_seed(self.seed, task.session))
         player = _Played(self.demonstrate, self.chat, self.limits, self.make_env, task.row, rng)
-        self.played[task.session] = player
+        self.plays[task.session] = player
         return await player.run(task, sampling)
 
 
@@ -191,24 +190,28 @@ def play_demonstrations(
     )
     requests: set[str | None] = set()
 
-    def made(row: Row) -> AgentEnv:
+    def make_and_watch(row: Row) -> AgentEnv:
         world = make_env(row, tools, env)
         requests.add(world.asks)
         return world
 
-    flow = _Plays(demonstrate, chat, limits, made, seed)
+    flow = _Plays(demonstrate, chat, limits, make_and_watch, seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(
         run_episodes(
             flow, tasks, Sampling(max_tokens=10**6), max_concurrent=rollout.max_concurrent_episodes
         )
     )
-    played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
-    episodes = [
-        Demonstration(messages, p.tools, t.score) for p, t in played for messages in p.contexts
-    ]
-    turns = (pair for e in episodes for pair in pairwise(e.messages))
-    for text in (said["content"] for asked, said in turns if asked["content"] in requests):
+    episodes: list[Demonstration] = []
+    replies: list[str] = []  # to requests for plain text
+    for task, trajectory in zip(tasks, trajectories, strict=True):
+        play = flow.plays[task.session]
+        for messages in play.contexts:
+            episodes.append(Demonstration(messages, play.tools, trajectory.score))
+            for request, reply in pairwise(messages):
+                if request["content"] in requests:
+                    replies.append(reply["content"])
+    for text in replies:
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({plugins.source_location(demonstrate)}) was asked for plain "
@@ -324,16 +327,14 @@ def sequences(
     """
     from agent_r1.rollout.training_rows import trajectory_rows
 
-    found = [
-        row
-        for i, e in enumerate(episodes)
-        for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
-    ]
-    fitting = [row for row in found if len(row.input_ids) <= max_context]
-    if 2 * len(fitting) <= len(found):
-        longest = max(len(row.input_ids) for row in found)
+    rows: list[TrainingRow] = []
+    for i, episode in enumerate(episodes):
+        rows += trajectory_rows(_trajectory(episode, chat, spoken or Dialect()), i)
+    fitting = [row for row in rows if len(row.input_ids) <= max_context]
+    if 2 * len(fitting) <= len(rows):
+        longest = max(len(row.input_ids) for row in rows)
         raise ConfigError(
-            f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than "
+            f"{len(rows) - len(fitting)} of {len(rows)} demonstrations are longer than "
             f"rollout.max_context={max_context} tokens "
             f"(the longest has {longest}); raise it and model.max_position, or shorten tool "
             "results (env.tool_max_chars)",

@@ -47,12 +47,10 @@ def process_memory() -> dict[str, float]:
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Add the validation's exact match under one name; verl's name contains the data set."""
-    found = [
-        value
-        for key, value in metrics.items()
-        if key.startswith("val-core/") and key.endswith("/acc/mean@1")
-    ]
-    return dict(metrics) | ({VAL_EM: found[0]} if found else {})
+    for key, value in metrics.items():
+        if key.startswith("val-core/") and key.endswith("/acc/mean@1"):
+            return {**metrics, VAL_EM: value}
+    return dict(metrics)
 
 
 def with_totals(
@@ -136,8 +134,8 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Delete the lines of later steps, which a resumed run repeats. Atomic."""
         if self.path.exists():
-            kept = [line for line in self.read() if line.get(STEP_KEY, 0) <= step]
-            write_whole(self.path, "".join(map(json_line, kept)))
+            lines = [json_line(line) for line in self.read() if line.get(STEP_KEY, 0) <= step]
+            write_whole(self.path, "".join(lines))
 
 
 # ------------------------------------------------------------------------------ trackers, by choice

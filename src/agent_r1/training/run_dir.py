@@ -127,9 +127,10 @@ def check_same_settings(run: RunDir, config: Config) -> None:
         )
     then = json.loads(run.code.read_text()) if run.code.exists() else {}
     now = plugins.code_hashes(user_code(config))
-    if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
+    changes = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    if changes:
         raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose "
+            f"{', '.join(changes)} changed since {run.path} was started; undo the change, choose "
             "another name with "
             "--run NAME, or delete the folder",
             code="other_code",
@@ -150,9 +151,10 @@ def _first_difference(old: Config, new: Config) -> str:
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
-        return {
-            k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()
-        }
+        settings: dict[str, Any] = {}
+        for key, inner in value.items():
+            settings |= flat(inner, f"{prefix}{key}.")
+        return settings
 
     a = flat(fingerprint_values(old))
     b = flat(fingerprint_values(new))
