@@ -1,7 +1,7 @@
 """Compare a step with its products, attention, softmax and optimiser alone.
 
     PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
-    .venv/bin/python benchmarks/floor.py --draw        # docs/images/floor.svg from benchmarks/floor.jsonl
+    .venv/bin/python benchmarks/floor.py --draw    # docs/images/floor.svg from floor.jsonl
 
 It needs data, index and cold start of the preset. The last step of a real run records every
 operation with its shapes. Each distinct operation is then repeated alone, on inputs that are ready

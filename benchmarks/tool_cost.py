@@ -4,8 +4,7 @@
 
 In: nothing. Out: a table of milliseconds per call for sequential and concurrent calls: wall time,
 and processor time of this process without an MCP server's. "Asked directly" is the SDK alone, in
-the thread of its
-session: the difference is our overhead.
+the thread of its session: the difference is our overhead.
 """
 
 from __future__ import annotations

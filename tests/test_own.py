@@ -87,7 +87,8 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n]), "duoble", "did you mean "
          "'double'"), (lambda n: make_tools([n, n]), "double", "both have"),
      (environment, "plain", "name a class"), (load_flow, "double", "AgentFlowBase"),
-     (demonstrator_of, "plain", "def demonstrate"), (lambda n: paid(n, "x"), "NUMBER", "def reward")],
+     (demonstrator_of, "plain", "def demonstrate"),
+     (lambda n: paid(n, "x"), "NUMBER", "def reward")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)

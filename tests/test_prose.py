@@ -31,7 +31,8 @@ AT_MOST = "A " + "b " * 23 + "c."
         ),
         (
             ".py",
-            'def f():\n    """Add `a` to b, e.g. 1.5.\n\n        x = nobody\n\n    It is a sum.\n    """',
+            'def f():\n    """Add `a` to b, e.g. 1.5.\n\n        x = nobody\n\n'
+            '    It is a sum.\n    """',
             [],
         ),
         (

@@ -245,7 +245,8 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
 
 
 TURNS = [
-    '<think>find it</think><tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+    "<think>find it</think>"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
     "<answer>rain</answer>",
 ]

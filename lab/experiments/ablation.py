@@ -1,7 +1,9 @@
 """Train with tool tokens in the policy loss, as if they were sampled (see ablation.sh).
 
-python lab/experiments/ablation.py tool-tokens         train grpo ...    divided by all tokens in the loss python
-lab/experiments/ablation.py tool-tokens-agent-n train grpo ...    divided by the number of sampled tokens only
+python lab/experiments/ablation.py tool-tokens train grpo ...
+    divided by all tokens in the loss
+python lab/experiments/ablation.py tool-tokens-agent-n train grpo ...
+    divided by the number of sampled tokens only
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Measure how predictable an episode's outcome is, and how fast the critic learns it.
 
-python lab/experiments/critic.py [PRESET] [BATCHES]      needs the cold start of seed 0 (agent-r1 cold-start)
+    python lab/experiments/critic.py [PRESET] [BATCHES]    needs the cold start of seed 0
 
 The results are in docs/lab/estimators.md. The start model plays batches of a ppo step and is not
 trained, so the task does not change. Prints explained variance at action tokens of held-out
