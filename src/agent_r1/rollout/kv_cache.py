@@ -154,8 +154,8 @@ class KVCache:
             values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
-            cached = rows_R if few else slice(len(rows))
-            return attend(q, keys[cached, :, :end], values[cached, :, :end], bias)
+            sources = rows_R if few else slice(len(rows))
+            return attend(q, keys[sources, :, :end], values[sources, :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1

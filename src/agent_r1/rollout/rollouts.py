@@ -144,17 +144,17 @@ def tasks_of_step(
     """
     n = len(questions)
     per_step = rollout.prompts_per_step
-    chosen = _places(n, step, per_step, seed)
+    places = _places(n, step, per_step, seed)
     if again:  # asking a question twice in a step would make two groups with two baselines
-        places_before = set(chosen)
+        places_before = set(places)
         order = epoch_order(n, step, derive_seed(seed, "again"))
         other_places = [place for place in order if place not in places_before]
-        chosen = other_places[(again - 1) * per_step : again * per_step]
+        places = other_places[(again - 1) * per_step : again * per_step]
     tasks: list[Task] = []
-    for p, place in enumerate(chosen, start=again * per_step):
+    for p, place in enumerate(places, start=again * per_step):
         for g in range(rollout.samples_per_prompt):
-            episode_seed = derive_seed(seed, "rollout", step, p, g)
-            tasks.append(Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", episode_seed))
+            noise_seed = derive_seed(seed, "rollout", step, p, g)
+            tasks.append(Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", noise_seed))
     return tasks
 
 

@@ -114,17 +114,17 @@ class _Played(AgentEnvLoop, Policy):
         try:
             text = self.demonstrate(self.row, list(self.history), *rest)
         except Exception as error:
-            asked = self.row["prompt"][-1]["content"]
+            question = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator failed on {asked[:80]!r}: "
+                f"the demonstrator failed on {question[:80]!r}: "
                 f"{plugins.error_location(error)}{type(error).__name__}: {error}",
                 code="broken_code",
             ) from error
         if not isinstance(text, str) or not text.strip():
-            asked = self.row["prompt"][-1]["content"]
+            question = self.row["prompt"][-1]["content"]
             raise ConfigError(
                 f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} "
-                f"on {asked[:80]!r}; it "
+                f"on {question[:80]!r}; it "
                 "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
                 "or Hermes.answer('...')",
                 code="wrong_return_value",
@@ -137,15 +137,15 @@ class _Played(AgentEnvLoop, Policy):
 
 def demonstrator_of(name: str) -> Demonstrate:
     """Load the demonstrator `name`. Raise ConfigError if it is not one."""
-    found = plugins.load_trusted(name, "cold_start.demonstrator")
-    if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
+    demonstrator = plugins.load_trusted(name, "cold_start.demonstrator")
+    if not callable(demonstrator) or not 2 <= len(inspect.signature(demonstrator).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, "
             "history, rng)`, which returns the "
             "agent's next turn",
             code="wrong_code",
         )
-    return found
+    return demonstrator
 
 
 class _Plays(AgentFlowBase):
@@ -219,11 +219,11 @@ def play_demonstrations(
                 f"return text where history[-1]['content'] is {min(filter(None, requests))!r}",
                 code="wrong_return_value",
             )
-    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
-    if 2 * len(unfinished) > len(trajectories):
+    other_ends = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
+    if 2 * len(other_ends) > len(trajectories):
         raise ConfigError(
-            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unfinished[0]}); the demonstrator "
+            f"{len(other_ends)} of {len(trajectories)} demonstrations ended without an answer "
+            f"({other_ends[0]}); the demonstrator "
             f"({plugins.source_location(demonstrate)}) must answer within "
             f"env.max_turns={env.max_turns} turns",
             code="unfinished_demonstration",
@@ -284,8 +284,8 @@ def _message(message: dict[str, Any]) -> Message:
     content = message.get("content") or ""
     if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
         raise ValueError(f"a message of role {role!r} with content {content!r:.60}")
-    for item in message.get("tool_calls") or []:
-        function = item.get("function", item)
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", call)
         arguments = function["arguments"]
         body = {
             "name": function["name"],
@@ -306,9 +306,9 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """
     names: set[str] = set()
     for episode in episodes:
-        offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
+        tool_names = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
         for text in (
-            f"system\ntools: {offered}",
+            f"system\ntools: {tool_names}",
             *(f"{m['role']}\n{m['content']}" for m in episode.messages),
         ):
             names.update(CAPITALISED.findall(text))
@@ -318,18 +318,21 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
 
 
 def sequences(
-    episodes: list[Demonstration], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
+    episodes: list[Demonstration],
+    chat: ChatFormat,
+    max_context: int,
+    dialect: Dialect | None = None,
 ) -> list[TrainingRow]:
     """Make training sequences with the loss on the agent's turns only.
 
-    `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed
-    `max_context`.
+    `dialect` defines the end of a turn; without one, a turn is plain text. Raises ConfigError if
+    most exceed `max_context`.
     """
     from agent_r1.rollout.training_rows import trajectory_rows
 
     rows: list[TrainingRow] = []
     for i, episode in enumerate(episodes):
-        rows += trajectory_rows(_trajectory(episode, chat, spoken or Dialect()), i)
+        rows += trajectory_rows(_trajectory(episode, chat, dialect or Dialect()), i)
     fitting = [row for row in rows if len(row.input_ids) <= max_context]
     if 2 * len(fitting) <= len(rows):
         longest = max(len(row.input_ids) for row in rows)
@@ -343,7 +346,7 @@ def sequences(
     return fitting
 
 
-def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Trajectory:
+def _trajectory(episode: Demonstration, chat: ChatFormat, dialect: Dialect) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
@@ -351,7 +354,7 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Tr
         if message["role"] != "assistant":
             continue
         ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
-        action = chat.turn_ids(message["content"], spoken.end_token(message["content"]))
+        action = chat.turn_ids(message["content"], dialect.end_token(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1
     return Trajectory(steps, "", StopReason.ANSWERED, {})

@@ -260,13 +260,13 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
 
     SIGTERM (Slurm, a preempted machine) and SIGHUP (a broken SSH connection) count as Ctrl-C.
     """
-    received: list[int] = []
+    signals: list[int] = []
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def on_signal(number, frame):
-        if received:
+        if signals:
             raise KeyboardInterrupt
-        received.append(number)
+        signals.append(number)
         if (
             number == signal.SIGHUP
         ):  # the terminal cannot be written to, and its shell sends the signal again
@@ -281,7 +281,7 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
-        yield received
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)

@@ -81,8 +81,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
-    unfinished = latest is not None and not run.finished(config.trainer.steps)
-    if latest and unfinished and not resume:
+    can_continue = latest is not None and not run.finished(config.trainer.steps)
+    if latest and can_continue and not resume:
         with only_trainer(run):
             # raises if another process is training the run: --resume would be the wrong advice
             pass
@@ -91,7 +91,10 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
             "choose another name with --run NAME",
             code="run_exists",
         )
-    if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
+    if (
+        can_continue
+        and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads
+    ):
         say(
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
             "another order, so the last bits "
@@ -117,10 +120,10 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     """Raise AgentR1Error if an existing run was started with settings that give other weights."""
     if not (run.config.exists() and run.begun()):
         return
-    saved = from_yaml(run.config)
-    if fingerprint(saved) != fingerprint(config):
+    old_config = from_yaml(run.config)
+    if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(saved, config)}); "
+            f"{run.path} was started with other settings ({_first_difference(old_config, config)}); "
             "choose another name with "
             "--run NAME, or delete the folder",
             code="other_settings",

@@ -268,7 +268,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = (
+    observation = (
         f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
         "are left"
     )
@@ -277,7 +277,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
         "such a leak)"
     )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
-    return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
+    return [Sign("host memory", observation, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
