@@ -196,9 +196,9 @@ def test_no_circle():
 
 MOST_FILES = 30
 """Files that one has to be able to read to run the training loop."""
-MOST_LINES = 2650
+MOST_LINES = 2870
 """Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1505
+PATH_LINES = 1545
 """Code lines of the twelve files that README.md lists for reading, and 5 %."""
 
 
