@@ -90,9 +90,13 @@ class Judge:
             {"role": "user", "content": shown},
         ]
         wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
-        bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
         return send(
-            "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds
+            "POST",
+            f"{self.url}/chat/completions",
+            body=wanted,
+            headers=self._headers,
+            within_s=VERDICT_TIMEOUT_S,
+            max_bytes=MAX_VERDICT_BYTES,
         )
 
 

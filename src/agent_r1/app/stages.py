@@ -109,8 +109,15 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
-        rows = paths.load_rows("train"), paths.load_rows("val")
-        checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
+        checkpoint = run_training(
+            run,
+            config,
+            model,
+            paths.load_tools(),
+            questions=paths.load_rows("train"),
+            val=paths.load_rows("val"),
+            plain=plain,
+        )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
