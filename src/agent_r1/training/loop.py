@@ -142,7 +142,8 @@ def train(
         batch.advantages_BT, batch.returns_BT = parts.estimate(batch, config.advantage)
         clock.lap("adv")
 
-        # 5  critic. Only ppo has one. Some estimators fit V at fewer tokens than they credit.
+        # 5  critic. grpo has none: the group's mean is its baseline. Some estimators with one fit
+        # V at fewer tokens than they credit (steppo: once per turn).
         if learner.critic is not None:
             targets = replace(batch, mask_BT=parts.estimate.critic_mask(batch))
             metrics |= update_critic(learner, targets, config, step, dtype)
