@@ -61,7 +61,7 @@ def convert(name: str, folder: Path) -> str:
         )
     return (
         f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
-        f"{packages.described(name)['weights']}; log-probabilities of 252 "
+        f"{packages.PACKAGES[name.removeprefix(packages.PREFIX)].weights}; log-probabilities of 252 "
         f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
     )
 
