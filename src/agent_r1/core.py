@@ -133,6 +133,8 @@ class Observation:
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the callable tools in OpenAI's form; only the first observation's are
     read."""
+    calls: Sequence[str] = ()
+    """Names of the calls that `messages` answer, for templates that write a result with them."""
     rewrite: bool = False
     """False: append `messages` to the context. True: replace the context with them."""
     extra: dict[str, Any] = field(default_factory=dict)

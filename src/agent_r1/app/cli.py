@@ -51,7 +51,9 @@ def main(argv: list[str] | None = None) -> int:
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
     try:
-        for words in _split(sys.argv[1:] if argv is None else argv, "then"):
+        if argv is None:
+            argv = sys.argv[1:]
+        for words in _split(argv, "then"):
             code = run_command(words)
             if code:
                 return code
@@ -59,7 +61,10 @@ def main(argv: list[str] | None = None) -> int:
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
-        return _fail(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", 130)
+        message = "interrupted"
+        if str(interrupt):
+            message += f": {interrupt}"
+        return _fail(message, 130)
     except BrokenPipeError:  # `agent-r1 ... | head`
         return 0
     except OSError as error:
@@ -277,8 +282,12 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import Workspace
 
-    file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    other = [f"data.name={a.dataset}"] if a.dataset and not file else []
+    file = None
+    other = []
+    if (a.dataset or "").endswith(".parquet"):
+        file = Path(a.dataset)
+    elif a.dataset:
+        other = [f"data.name={a.dataset}"]
     if model and config:
         models = [model]
         config = changed(config, other)

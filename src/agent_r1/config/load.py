@@ -539,8 +539,8 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
         )
     if r.prompts_per_step > config.data.train:
         yield ConfigError(
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={config.data.train} "
-            "questions; "
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than "
+            f"data.train={config.data.train} questions; "
             "raise the second or lower the first",
             code="too_few_questions",
         )

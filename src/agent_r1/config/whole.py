@@ -70,8 +70,8 @@ def join_sections() -> type[NamedConfig]:
             for key in get_annotations(part):
                 if key in declared_by:
                     raise ConfigError(
-                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare it; "
-                        "rename one",
+                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare "
+                        "it; rename one",
                         code="name_taken",
                     )
                 declared_by[key] = part.__module__

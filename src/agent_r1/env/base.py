@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import string
 import unicodedata
 from collections import Counter
@@ -33,6 +34,9 @@ from agent_r1.core import (
 )
 from agent_r1.env.dialect import Dialect
 from agent_r1.tool.base import BaseTool, ToolCall, ToolResult, call_tool
+
+CALL_NAME = re.compile(r"[\w.-]{1,64}")
+"""Names of calls that a chat template gets to see; others are shown as unknown."""
 
 
 class BaseToolEnv(AgentEnv):
@@ -148,8 +152,11 @@ class BaseToolEnv(AgentEnv):
             reason = StopReason.MAX_TURNS
         if reason is not None:
             return _last_step(reason, call_rewards, info)
+        # A name that the agent invented may be anything: a template writes it into a header.
+        names = [call.name if CALL_NAME.fullmatch(call.name) else "" for call in calls]
+        observation = Observation(self.format_tool_response(calls, results), calls=names)
         return StepResult(
-            Observation(self.format_tool_response(calls, results)),
+            observation,
             reward=sum(reward for _, reward in call_rewards),
             info=info,
             call_rewards=call_rewards,

@@ -178,7 +178,8 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; "
         f"prompt: {prompt}; "
-        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, "
+        f"{r.max_context} in all"
     )
 
 
@@ -312,7 +313,9 @@ def newest_step(folder: Path) -> Path:
 
 def hub_model(name: str) -> Path:
     """Return a model's folder, after a download if needed."""
-    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
+    if Path(name).is_dir():
+        return model_folder(Path(name))
+    return hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:

@@ -95,7 +95,9 @@ def _index(config: Config, workspace: Workspace, data_manifest: dict[str, Any]) 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return json.loads(path.read_text())
 
 
 def _revision(model: Path) -> str | None:
@@ -164,4 +166,6 @@ NO_FACT = "unknown"
 def describe_name(text: str | None) -> dict[str, str] | None:
     """Describe the origin of a name such as package:NAME; None for other names."""
     scheme = tables.scheme_of(text)
-    return scheme.described(text) if scheme else None
+    if not scheme:
+        return None
+    return scheme.described(text)

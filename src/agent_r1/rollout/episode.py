@@ -165,6 +165,7 @@ class AgentEnvLoop(AgentFlowBase):
             observation = await maybe_await(env.reset(task.row))
         except Exception as failure:
             raise EnvironmentFailure(_error_text(failure)) from failure
+        tools = observation.tools
         while True:
             ids = self.observe(steps, observation)
             # The prompt and everything so far count: 71 tokens in the second turn of lesson 2.
@@ -216,6 +217,10 @@ class AgentEnvLoop(AgentFlowBase):
                     return StopReason.CONTEXT_OVERFLOW
                 return result.stop_reason
             observation = result.observation
+            if not observation.rewrite:
+                # The template that showed the tools also writes their results: Hermes-3 has another
+                # one for conversations without tools.
+                observation = replace(observation, tools=tools)
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         """Return the prompt ids of the next turn. Sampled ids are carried over unchanged."""
@@ -225,12 +230,10 @@ class AgentEnvLoop(AgentFlowBase):
         last = steps[-1]
         # A turn that was cut off lacks its end token. The format adds it, as part of the
         # observation: the policy did not sample it, so its mask is 0 (lesson 3).
-        closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
-        return (
-            last.observation_ids
-            + last.action_ids
-            + self.chat.continuation_ids(observation.messages, closed=closed)
+        reply = self.chat.reply_ids(
+            last.action_ids, observation.messages, observation.calls, observation.tools
         )
+        return last.observation_ids + last.action_ids + reply
 
     def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
         """Compute `Step.token_rewards`, the rewards of action tokens.

@@ -137,7 +137,7 @@ def tasks_of_step(
 ) -> list[Task]:
     """List the episodes of a step, prompt by prompt.
 
-    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's
+    `again` counts the rounds that replace groups (recipes/credit/dynamic_sampling.py). An episode's
     randomness depends only on (seed, step, prompt, sample), so a resumed run repeats it.
     """
     n = len(questions)

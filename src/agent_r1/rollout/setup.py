@@ -14,8 +14,9 @@ from agent_r1.core import AgentEnv, Policy, Row
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.dialect_fit import check_fit
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits
-from agent_r1.tool import BaseTool, ToolCall, ToolResult
+from agent_r1.tool import BaseTool
 
 
 def make_flow(
@@ -53,8 +54,12 @@ def make_loop(
     return make_flow(policy, chat, lambda row: make_env(row, tools, env), rollout, env)
 
 
-def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
-    """Raise ConfigError if the model cannot write this dialect or is not shown its tools."""
+def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True) -> str:
+    """Return one sentence on what is exact with this model and dialect.
+
+    Raises ConfigError if the model cannot write this dialect, is not shown its tools, or has a chat
+    template that cannot be followed exactly.
+    """
     spoken = dialect_of(env)
     if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
         raise ConfigError(
@@ -64,15 +69,4 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool) -> None:
             "env.name=hermes",
             code="missing_control_tokens",
         )
-    if tools and spoken.system_prompt({}) is None:
-        chat.check_tools()
-    if spoken.control_tokens:
-        result = spoken.responses([ToolCall("probe_it", {})], [ToolResult("")], {})
-        try:
-            chat.continuation_ids(result, closed=True)
-        except ConfigError as error:
-            raise ConfigError(
-                f"{error}, a tool's result in env.name={env.name}; save the TEMPLATE of "
-                f"{type(spoken).__module__} as the model's chat_template.jinja",
-                code=error.code,
-            ) from None
+    return check_fit(chat, env, tools, cached)

@@ -229,7 +229,7 @@ class RetrieveAnswer(BaseModel):
     def hits(self) -> list[list[Hit]]:
         results = []
         for row in self.result:
-            results.append([_hit(retrieved) for retrieved in row])
+            results.append([_hit(passage) for passage in row])
         return results
 
 

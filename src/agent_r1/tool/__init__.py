@@ -78,14 +78,14 @@ def make_tools(
                 make = make(env=env, **resources)
             new_tools = [make]
         else:
-            names_of_tools = sorted([*tables.names("tool"), *servers])
+            choices = sorted([*tables.names("tool"), *servers])
             hints = [
                 ", " + entry["hint"].format(name=server)
                 for entry in tables.entries("tool_server").values()
             ]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, names_of_tools)}; choose from {', '.join(names_of_tools)}, or "
-                "name your own as "
+                f"unknown tool {name!r}{nearest(name, choices)}; choose from "
+                f"{', '.join(choices)}, or name your own as "
                 f"FILE.py:NAME{''.join(hints)}",
                 code="unknown_tool",
             )

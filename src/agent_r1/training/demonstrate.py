@@ -346,10 +346,13 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Tr
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
+    calls: list[str] = []
     for i, message in enumerate(episode.messages):
         if message["role"] != "assistant":
             continue
-        ids = loop.observe(steps, Observation(episode.messages[start:i], episode.tools))
+        reply = Observation(episode.messages[start:i], episode.tools, calls=calls)
+        ids = loop.observe(steps, reply)
+        calls = [call.name for call in spoken.calls(message["content"], {})]
         action = chat.turn_ids(message["content"], spoken.end_token(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1

@@ -95,7 +95,7 @@ def rollout_metrics(
     """Collect a step's metrics.
 
     Episodes count as played. `batch` may be a selection of them with other scores
-    (recipes/credit/refill.py).
+    (recipes/credit/dynamic_sampling.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {

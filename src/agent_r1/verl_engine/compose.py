@@ -92,7 +92,7 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
     cap = v.tis_cap
     if cap is None:  # in float32 sampler and trainer agree
         cap = 2.0 if dtype == "bfloat16" else 0.0
-    return {
+    values = {
         "model": str(sources.model.resolve()),
         "train": str(sources.train.resolve()),
         "val": str(sources.val.resolve()),
@@ -123,11 +123,16 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "tis_cap": cap or 2.0,
         "critic": critic,
         "actor_minibatch": r.prompts_per_step // a.minibatches,
-        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if critic else 1,
-        "critic_steps": config.critic.warmup_steps if critic else 0,
-        "first_actor_step": config.critic.warmup_steps + 1 if critic else 0,
+        "critic_minibatch": 1,
+        "critic_steps": 0,
+        "first_actor_step": 0,
         "test_freq": config.trainer.eval_every or -1,
     }
+    if critic:
+        values["critic_minibatch"] = r.prompts_per_step // config.critic.minibatches
+        values["critic_steps"] = config.critic.warmup_steps
+        values["first_actor_step"] = config.critic.warmup_steps + 1
+    return values
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:

@@ -144,14 +144,14 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
-    data = Workspace(config).data
+    folder = Workspace(config).data
     sources = Sources(
-        model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume
+        model, run.path / "verl" / "train.parquet", folder / "val.parquet", run.path, resume
     )
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
-    write_questions(data / "train.parquet", config, sources.train)
+    write_questions(folder / "train.parquet", config, sources.train)
     target = "agent_r1.verl_engine.agent_loop.AgentR1Loop"
     place = str(run.path.resolve())
     loops = [
@@ -459,4 +459,5 @@ def resume_hint(run: RunDir) -> str:
     hint = "no checkpoint was saved yet"
     if latest:
         hint = f"continue from {latest.name} with --resume"
-    return f"log: {logs[-1] if logs else run.path / 'logs'}; {hint}"
+    log = logs[-1] if logs else run.path / "logs"
+    return f"log: {log}; {hint}"
