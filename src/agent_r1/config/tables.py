@@ -26,12 +26,12 @@ from agent_r1.ground.errors import ConfigError, nearest
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
-    merged: dict[str, dict[str, dict[str, Any]]] = {}
+    entries_by_kind: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
         for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
-            refuse_twice(file, kind, merged.get(kind, {}).keys() & entries.keys())
-            merged.setdefault(kind, {}).update(entries)
-    return merged
+            refuse_twice(file, kind, entries_by_kind.get(kind, {}).keys() & entries.keys())
+            entries_by_kind.setdefault(kind, {}).update(entries)
+    return entries_by_kind
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
