@@ -196,9 +196,9 @@ def test_no_circle():
 
 MOST_FILES = 30
 """Files that one has to be able to read to run the training loop."""
-MOST_LINES = 2640
+MOST_LINES = 2870
 """Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1500
+PATH_LINES = 1545
 """Code lines of the twelve files that README.md lists for reading, and 5 %."""
 
 
@@ -326,6 +326,22 @@ def test_what_counts_as_a_comment():
         '        """Of the function."""\n'
     )
     assert comment_lines(text) == {3, 4, 5, 13}
+
+
+def test_the_reading_path_is_commented():
+    shares = {}
+    for file in reading_path():
+        text = file.read_text()
+        shares[file.name] = len(code_lines(text)), len(comment_lines(text))
+    bare = {
+        name: (code, comments)
+        for name, (code, comments) in shares.items()
+        if comments * CODE_PER_COMMENT_OF_A_FILE < code
+    }
+    assert not bare, f"(code lines, comments): {bare}"
+    code = sum(code for code, _ in shares.values())
+    comments = sum(comments for _, comments in shares.values())
+    assert comments * CODE_PER_COMMENT >= code, shares
 
 
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:

@@ -283,7 +283,11 @@ class Trajectory:
     @property
     def process(self) -> float:
         """The sum of the process rewards: the return without the outcome."""
-        return sum(reward for step in self.steps for _, reward in step.token_rewards)
+        total = 0
+        for step in self.steps:
+            for _, reward in step.token_rewards:
+                total += reward
+        return total
 
     @property
     def score(self) -> float:

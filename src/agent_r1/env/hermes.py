@@ -62,9 +62,9 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
         if kind != "text" and (name != kind or (opens and kind == "think")):
             continue
         # A part that is opened again was never closed. It ends where the new one begins.
-        reopened = opens and kind != "text"
-        end = tag.end() if kind != "text" and not reopened else tag.start()
-        parts.append(Part(kind, text[start : tag.start()], closed=not reopened, end=end))
+        opens_again = opens and kind != "text"
+        end = tag.end() if kind != "text" and not opens_again else tag.start()
+        parts.append(Part(kind, text[start : tag.start()], closed=not opens_again, end=end))
         kind = name if opens else "text"
         start = tag.end()
     # What is still open was cut off: a call without its closing tag is reported, not run.

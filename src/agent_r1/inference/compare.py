@@ -124,7 +124,7 @@ def play_rows(
         temperature=temperature,
         seed=c.seed,
         on_done=on_done,
-        at_once=agent.max_concurrent,
+        max_concurrent=agent.max_concurrent,
         done=done,
     )
 

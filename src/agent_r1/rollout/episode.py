@@ -295,10 +295,12 @@ def finite(reward: float) -> float:
 def count_calls(steps: list[Step]) -> dict[str, int]:
     """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
     # Three numbers, because each has another remedy: teach the agent the format, or fix the tool.
-    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
-    invalid = sum(error in INVALID for error in errors)
-    failed = sum(error is not None for error in errors) - invalid
-    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
+    errors: list[str | None] = []
+    for step in steps:
+        errors += [call["error"] for call in step.info.get("tool_calls", ())]
+    invalid_calls = sum(error in INVALID for error in errors)
+    failed_calls = sum(error is not None for error in errors) - invalid_calls
+    return {"tool_calls": len(errors), "invalid_calls": invalid_calls, "failed_calls": failed_calls}
 
 
 def derive_seed(*parts: int | str) -> int:

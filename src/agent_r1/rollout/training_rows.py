@@ -182,10 +182,10 @@ class Batch:
         where_BT = self.mask_BT.bool()
         # The state at position t - 1 predicts token t. The mask without its first column, read from
         # position 0, is true exactly there. Position 0 itself is never an action.
-        before_BA, used_BA = places_of(where_BT[:, 1:])
+        before_BA, real_BA = places_of(where_BT[:, 1:])
         hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-        chosen_A = self.ids_BT[where_BT]
-        return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
+        tokens_A = self.ids_BT[where_BT]
+        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 

@@ -47,7 +47,7 @@ from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.log import free_host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
-from agent_r1.training.run import TimeLimit, refuse_collapse
+from agent_r1.training.run import TimeLimit, stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.algorithms import (
     RowKey,
@@ -123,7 +123,7 @@ class AgentR1Trainer(PPOTrainerSync):
             and self.global_steps < self.total_training_steps
             and not stop.exists()
         ):
-            stop.write_text(self.limit.said)
+            stop.write_text(self.limit.message)
         if stop.exists():
             latest = self.run.latest_checkpoint()
             if latest is None or latest.name != f"step_{self.global_steps:06d}":
@@ -158,7 +158,9 @@ class AgentR1Trainer(PPOTrainerSync):
         if missing * 2 > count:
             self.phase("sampling")
             failure = self.folder / "failure.txt"
-            reason = failure.read_text() if failure.exists() else "see the log"
+            reason = "see the log"
+            if failure.exists():
+                reason = failure.read_text()
             raise AgentR1Error(
                 f"{missing} of {count} episodes failed: {reason}", code="episodes_failed"
             )
@@ -390,7 +392,7 @@ class AgentR1Trainer(PPOTrainerSync):
             )
         self.run.metrics.append(metrics)
         if self.ours.trainer.stop_on_collapse:
-            refuse_collapse(self.run)
+            stop_and_roll_back(self.run)
         self.phase("next step")
 
     # ------------------------------------------------------------------------------ the checkpoints
