@@ -20,14 +20,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
+from agent_r1.config import (
+    Config,
+    fingerprint,
+    plugins,
+    preset_title,
+    tables,
+    trusted,
+    user_code,
+)
 from agent_r1.config.recipes import recipe_code
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import Dialect, dialect_of, wants_answers
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
@@ -334,6 +342,19 @@ class Workspace:
                 code="missing_stage",
             )
         return path
+
+
+def run_name(config: Config, name: str | None) -> str:
+    """Return the folder name of a run: `name`, or preset, algorithm, engine and seed."""
+    if name is None:
+        name = f"{preset_title(config.preset)}-{config.algorithm}"
+        name += "-verl" if config.engine == "verl" else ""
+        name += f"-s{config.seed}" if config.seed else ""
+    if name.startswith(".") or "/" in name or "\\" in name:
+        raise ConfigError(
+            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
+        )
+    return name
 
 
 def code(*names: str) -> list[dict[str, str]]:

@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.app.open_run import run_name
 from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
@@ -221,6 +220,8 @@ def cold_start(a: Namespace) -> None:
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
+    from agent_r1.workspace import run_name
+
     name = run_name(config, a.run)
     if a.dry_run:
         from agent_r1.app.own_code import check_own
@@ -265,8 +266,10 @@ def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
-    name = run_name(config, a.run)
     from agent_r1.app import stages
+    from agent_r1.workspace import run_name
+
+    name = run_name(config, a.run)
 
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
@@ -331,6 +334,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
 @command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
+    from agent_r1.workspace import run_name
 
     with extra("report", "report.html"):
         from agent_r1.viewer.report import write_report

@@ -14,6 +14,8 @@ to a temporary name and renames at the end: an interrupted stage leaves nothing 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import time
@@ -52,10 +54,16 @@ def make_missing(paths: Workspace) -> None:
         make_cold_start(paths)
 
 
-def is_prepared(paths: Workspace) -> bool:
-    """Return whether `make_missing` has nothing to do."""
+def prepare(paths: Workspace) -> None:
+    """Run `make_missing`, and print one line if there was anything to do."""
     has_index = paths.index.exists() or not paths.needs_index
-    return paths.data.exists() and has_index and paths.start_model.exists()
+    if paths.data.exists() and has_index and paths.start_model.exists():
+        return
+    print("making data, index and start model ...", end=" ", flush=True)
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):  # the stages have many lines
+        make_missing(paths)
+    say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:

@@ -23,7 +23,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.template import Template
 
 CONTENTS = {
-    "plain words": "Vexlor was founded in 1930.",
+    "plain words": "It was founded in 1930.",
     "blanks at both ends": "  \n Marn was born in Tulo. \n\n",
     "several lines": "one\ntwo\n\nthree\r\n\tfour",
     "quotes": "say \"r\" and 'q' now",

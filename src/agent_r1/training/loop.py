@@ -156,7 +156,7 @@ def train(
         clock.lap("update_actor")
 
         # 7  record. The step counts as done only now: a checkpoint with this number has its
-        # weights, and resuming continues with the next step (lesson 9 reads the curves).
+        # weights, and a resumed run continues with the next step. Lesson 9 reads the curves.
         learner.step = step
         metrics |= rollout_metrics(episodes.played, batch, parts.policy.stats, clock)
         metrics |= episodes.metrics | batch.metrics
