@@ -102,13 +102,8 @@ class Judge:
             {"role": "system", "content": TASK.format(mark=mark)},
             {"role": "user", "content": shown},
         ]
-<<<<<<< HEAD
-        wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
-=======
         wanted = {"model": self.model, "messages": messages, "temperature": 0}
         wanted["max_tokens"] = self.max_tokens
-        bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
->>>>>>> main
         return send(
             "POST",
             f"{self.url}/chat/completions",
