@@ -173,7 +173,9 @@ def code_hashes(names: Iterable[str]) -> dict[str, str]:
     hashes: dict[str, str] = {}
     todo: list[Path] = []
     for name in names:
-        path = _file_of(name.rpartition(":")[0]) if is_user_code(name) else None
+        if not is_user_code(name):
+            continue
+        path = _file_of(name.rpartition(":")[0])
         if path:
             todo.append(path)
     while todo:
@@ -193,7 +195,9 @@ def _file_of(place: str) -> Path | None:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec and spec.origin else None
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin)
 
 
 def _imports(code: bytes) -> set[str]:
