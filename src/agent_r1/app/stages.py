@@ -32,7 +32,6 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.inference.agent import model_folder
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
@@ -152,6 +151,8 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
 
     Raises AgentR1Error if the run has other settings, or is not finished.
     """
+    from agent_r1.inference.agent import model_folder
+
     run = run_dir(config, name)
     check_same_settings(run, config)
     if before:

@@ -263,7 +263,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
     Args:
         updates: False for a cold start, which uses no estimator.
     """
-    names = {
+    names: dict[str, list[Any]] = {
         "data": [config.data.name],
         "env": [config.env.name],
         "tool": config.env.tools,

@@ -151,7 +151,7 @@ def recipe_folders() -> list[Traversable]:
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
     # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
-    [place] = importlib.import_module("agent_r1_recipes").__path__
+    [place] = import_by_name("agent_r1_recipes").__path__
     folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
