@@ -267,7 +267,7 @@ def test_the_reading_path_is_short():
     assert sum(lines.values()) <= PATH_LINES, lines
 
 
-# ------------------------------------------------------------------------- comments, splats, widths
+# ------------------------------------------------------------------------- comments and splats
 
 CODE_PER_COMMENT = 5
 """On the reading path, at most this many code lines per comment."""
@@ -418,7 +418,13 @@ def sources() -> list[Path]:
     return [*PACKAGE.rglob("*.py"), *recipes]
 
 
-MOST_COLUMNS = 100
+def test_no_arguments_are_packed_to_be_splatted():
+    found = {
+        f"{path.relative_to(PACKAGE.parents[1])}:{line}"
+        for path in sources()
+        for line in packed(path.read_text())
+    }
+    assert not found, "name the arguments at the call"
 
 
 DEEP, LAZILY = "from agent_r1.env.hermes import HERMES", "from agent_r1 import HermesToolEnv"

@@ -130,7 +130,7 @@ class SandboxFusion:
                 within_s=within_s + 1,
                 max_bytes=16 * MAX_OUTPUT,
             ).result()
-            reply = {"message": f"status {answer.status}"}
+            reply: dict[str, Any] = {"message": f"status {answer.status}"}
             if answer.status == 200:
                 reply = answer.json()
             result = None

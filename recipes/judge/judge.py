@@ -104,9 +104,13 @@ class Judge:
         ]
         wanted = {"model": self.model, "messages": messages, "temperature": 0}
         wanted["max_tokens"] = self.max_tokens
-        bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
         return send(
-            "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds
+            "POST",
+            f"{self.url}/chat/completions",
+            body=wanted,
+            headers=self._headers,
+            within_s=VERDICT_TIMEOUT_S,
+            max_bytes=MAX_VERDICT_BYTES,
         )
 
 

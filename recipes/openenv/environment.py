@@ -266,7 +266,7 @@ class OpenEnvSession:
         self.url = "ws" + url.rstrip("/").removeprefix("http") + "/ws"  # https: becomes wss:
         self.timeout_s = timeout_s
         self.owner = owner
-        self.socket = None
+        self.socket: Any = None
 
     async def open(self, wait_s: float) -> None:
         """Connect and get a session. A full or restarting server gets `wait_s` seconds."""

@@ -80,7 +80,7 @@ class Workspace:
     @cached_property
     def cold_start(self) -> Path:
         c = self.config
-        parts = (
+        digest = fingerprint(
             c.model,
             c.cold_start,
             c.env,
@@ -88,12 +88,10 @@ class Workspace:
             c.rollout.max_context,
             c.rollout.max_tokens_per_turn,
             c.seed,
+            self.data.name,
+            *code(*user_code(c, updates=False)),
         )
-        return (
-            self.root
-            / "artifacts"
-            / f"cold-start-{fingerprint(*parts, self.data.name, *code(*user_code(c, updates=False)))}"
-        )
+        return self.root / "artifacts" / f"cold-start-{digest}"
 
     @cached_property
     def fetched(self) -> Path:

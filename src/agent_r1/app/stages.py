@@ -32,7 +32,6 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.inference.agent import model_folder
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
@@ -117,8 +116,15 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
-        rows = paths.load_rows("train"), paths.load_rows("val")
-        checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
+        checkpoint = run_training(
+            run,
+            config,
+            model,
+            paths.load_tools(),
+            questions=paths.load_rows("train"),
+            val=paths.load_rows("val"),
+            plain=plain,
+        )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -145,6 +151,8 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
 
     Raises AgentR1Error if the run has other settings, or is not finished.
     """
+    from agent_r1.inference.agent import model_folder
+
     run = run_dir(config, name)
     check_same_settings(run, config)
     if before:

@@ -41,7 +41,9 @@ def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     for kind, names in tomllib.loads(text).items():
         table[kind] = {}
         for name, entry in names.items():
-            table[kind][name] = {"code": entry} if isinstance(entry, str) else entry
+            if isinstance(entry, str):
+                entry = {"code": entry}
+            table[kind][name] = entry
     return table
 
 

@@ -102,7 +102,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def _revision(model: Path) -> str | None:
     """Return the commit of a model in the hub's cache, from its folder's name."""
-    return model.name if model.parent.name == "snapshots" else None
+    if model.parent.name != "snapshots":
+        return None
+    return model.name
 
 
 def train_command(config: Config, *program: str) -> str:

@@ -153,7 +153,7 @@ class ChatFormat:
         """
         ids = self._fill(*self.template.continuation(messages, tools, calls))
         # The first token closes the turn. If the policy sampled it, it is an action already: a
-        # second one would end a turn that nobody began (lesson 3).
+        # second one would close an empty turn (lesson 3).
         return ids[1:] if closed else ids
 
     def reply_ids(

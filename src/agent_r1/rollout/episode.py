@@ -305,8 +305,8 @@ def count_calls(steps: list[Step]) -> dict[str, int]:
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a 64-bit seed from a path such as (run seed, step, group, sample, turn)."""
-    # Not `hash()`, which differs from process to process, and not a sum, which would give step 1,
-    # group 2 the noise of step 2, group 1.
+    # Not `hash()`, which differs from process to process. Not a sum, which would give step 1, group
+    # 2 the noise of step 2, group 1.
     path = "/".join(str(part) for part in parts)
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -92,7 +92,7 @@ def trajectory_rows(
             # before (lesson 4).
             row.rewards[token - len(step.action_ids)] += reward
         # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
-        # else to the next one: on a token with mask 0, every later formula would drop it.
+        # else to the next one. On a token with mask 0, every later formula would drop it.
         unassigned_reward += step.reward - sum(reward for _, reward in step.token_rewards)
         if step.action_ids:
             last_action = row, len(row.rewards) - 1

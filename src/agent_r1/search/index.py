@@ -258,7 +258,9 @@ class PassageIndex:
         # A small corpus is stored again by column for sparse queries, whose zeros FAISS would
         # multiply.
         by_columns = flat and encoder.sparse and vectors.size <= BY_COLUMN_NUMBERS
-        self._columns = np.ascontiguousarray(vectors.T) if by_columns else None
+        self._columns = None
+        if by_columns:
+            self._columns = np.ascontiguousarray(vectors.T)
         self._spare = SPARE["Flat" if flat else "approximate"]
 
     @classmethod

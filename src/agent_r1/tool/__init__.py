@@ -118,10 +118,10 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
             code="wrong_code",
         )
     try:
-        if is_tool_class:
-            return body()
         if isinstance(body, BaseTool):
             return body
+        if is_tool_class:
+            return body()
         return tool(body)
     except ConfigError as error:
         raise ConfigError(

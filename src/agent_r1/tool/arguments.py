@@ -122,7 +122,9 @@ def _signature(schema: dict[str, Any]) -> str:
             traits.append(str(value["type"]))
         if key in schema.get("required", []):
             traits.append("required")
-        parts.append(f"{key} ({', '.join(traits)})" if traits else key)
+        if traits:
+            key = f"{key} ({', '.join(traits)})"
+        parts.append(key)
     return f"accepts: {', '.join(parts) or 'no arguments'}"
 
 

@@ -41,7 +41,7 @@ def action_logprobs(
     recomputes what the sampler recorded. The entropy is None unless requested: it needs as much
     memory as the logits, and the sampler records it.
     """
-    # States at positions t - 1, which predict the tokens at t, and only for action tokens: in the
+    # States at positions t - 1, which predict the tokens at t, and only for action tokens. In the
     # eight episodes of lesson 3, that is 174 of 764 positions.
     hidden_AD, tokens_A, action_A = batch.before_actions(model)
 

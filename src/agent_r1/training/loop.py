@@ -142,7 +142,8 @@ def train(
         batch.advantages_BT, batch.returns_BT = parts.estimate(batch, config.advantage)
         clock.lap("adv")
 
-        # 5  critic. Only ppo has one. Some estimators fit V at fewer tokens than they credit.
+        # 5  critic. grpo has none: the group's mean is its baseline. Some estimators with one fit
+        # V at fewer tokens than they credit (steppo: once per turn).
         if learner.critic is not None:
             targets = replace(batch, mask_BT=parts.estimate.critic_mask(batch))
             metrics |= update_critic(learner, targets, config, step, dtype)
@@ -155,7 +156,7 @@ def train(
         clock.lap("update_actor")
 
         # 7  record. The step counts as done only now: a checkpoint with this number has its
-        # weights, and resuming continues with the next step (lesson 9 reads the curves).
+        # weights, and a resumed run continues with the next step. Lesson 9 reads the curves.
         learner.step = step
         metrics |= rollout_metrics(episodes.played, batch, parts.policy.stats, clock)
         metrics |= episodes.metrics | batch.metrics

@@ -74,8 +74,7 @@ class PrefixTree:
     node_BT: Tensor  # int64, p * N + n: the node of each token of a row; any number on padding
 
     def before_actions(self, model: Decoder, where_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states at the parents of action nodes, the nodes' tokens, and each action's
-        node."""
+        """Return states at the parents of action nodes, the nodes' tokens, each action's node."""
         nodes_A, action_A = self.node_BT[where_BT].unique(return_inverse=True)
         # The state at a node's parent predicts the node, as position t - 1 predicts token t. Rows
         # that share a node share the parent, too, so they all write the same number here.

@@ -123,7 +123,8 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     old_config = from_yaml(run.config)
     if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(old_config, config)}); "
+            f"{run.path} was started with other settings "
+            f"({_first_difference(old_config, config)}); "
             "choose another name with "
             "--run NAME, or delete the folder",
             code="other_settings",

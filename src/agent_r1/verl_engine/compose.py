@@ -70,7 +70,7 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
     cuda."""
-    values = {"our": config.model_dump(), "run": computed_settings(config, sources, device)}
+    values = {"our": config.model_dump(), "run": settings_of_run(config, sources, device)}
     settings = OmegaConf.create(
         (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
     )
@@ -78,7 +78,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     return {part: parts[part] for part in ("added", "changed")}
 
 
-def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
+def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r = config.rollout
     a = config.actor

@@ -158,7 +158,9 @@ class AgentR1Trainer(PPOTrainerSync):
         if missing * 2 > count:
             self.phase("sampling")
             failure = self.folder / "failure.txt"
-            reason = failure.read_text() if failure.exists() else "see the log"
+            reason = "see the log"
+            if failure.exists():
+                reason = failure.read_text()
             raise AgentR1Error(
                 f"{missing} of {count} episodes failed: {reason}", code="episodes_failed"
             )

@@ -149,7 +149,10 @@ def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) 
 
 def _span(cell: TokenCell) -> str:
     classes = ["t"]
-    classes.append("s" if cell.sampled else "r")
+    if cell.sampled:
+        classes.append("s")
+    else:
+        classes.append("r")
     if cell.control:
         classes.append("c")
     if cell.advantage:
