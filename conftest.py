@@ -26,7 +26,7 @@ import torch
 from filelock import FileLock
 
 from agent_r1.config import Config, load_config, to_yaml
-from agent_r1.config.settings import algorithm_has
+from agent_r1.config.tables import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
@@ -42,6 +42,7 @@ from agent_r1.tool import BaseTool, make_tools
 from agent_r1.training.clone import clone
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
@@ -463,10 +464,14 @@ def run_training_loop(
 
     train(
         config,
+        make_parts(
+            config,
+            learner.actor,
+            chat,
+            partial(make_env, tools=tools, config=config.env),
+            questions,
+        ),
         learner,
-        chat,
-        partial(make_env, tools=tools, config=config.env),
-        questions,
         on_step=on_step,
         evaluate=evaluate or (lambda policy: {}),
         save=lambda learner: record.saved.append(learner.step),

@@ -38,7 +38,8 @@ PHRASES = re.compile(
     re.IGNORECASE,
 )
 FIRST_WORDS = re.compile(
-    r"(th[ai]t|th[ei]se|its?|if|as|in|of|for|from|with|by|wh\w+|how|every|each|all|no|one|the|an?)\b",
+    r"(th[ai]t|th[ei]se|its?|if|as|in|of|for|from|with|by|wh\w+|how"
+    r"|every|each|all|no|one|the|an?)\b",
     re.IGNORECASE,
 )
 """Words that begin no imperative. D401 knows verbs in a wrong form, such as *returns*."""
@@ -57,7 +58,7 @@ ABBREVIATION = re.compile(r"\b(e\.g|i\.e|et al|vs|cf|approx|[Ff]ig|[Ee]q|No)\.")
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]*_]*\s+(?=[\"'(\[*_`]*[A-Z0-9`])")
 
 
-# ------------------------------------------------------------------------------------- which files
+# ---------------------------------------------------------------------------------- which files
 
 
 def files_of_git(root: Path) -> list[Path] | None:
@@ -106,7 +107,7 @@ def is_checked(path: Path) -> bool:
     return path.suffix in KINDS and not UNCHECKED.intersection(path.parts)
 
 
-# --------------------------------------------------------------------------------- from file to text
+# ------------------------------------------------------------------------------ from file to text
 
 
 def prose_of(text: str, kind: str) -> str:
@@ -158,7 +159,7 @@ def without_code(text: str) -> str:
     return LINK.sub(r"\1", CODE.sub(stand_in, text))
 
 
-# ---------------------------------------------------------------------------- from text to sentences
+# ------------------------------------------------------------------------- from text to sentences
 
 
 def paragraphs(text: str) -> Iterator[tuple[int, str]]:
@@ -195,7 +196,7 @@ def word_count(sentence: str) -> int:
     return len(re.findall(r"\S*\w\S*", sentence))
 
 
-# ---------------------------------------------------------------------------------------- the checks
+# ------------------------------------------------------------------------------------- the checks
 
 
 def phrase_findings(line: int, paragraph: str) -> list[str]:

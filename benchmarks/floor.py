@@ -1,7 +1,7 @@
 """Compare a step with its products, attention, softmax and optimiser alone.
 
     PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
-    .venv/bin/python benchmarks/floor.py --draw        # docs/images/floor.svg from benchmarks/floor.jsonl
+    .venv/bin/python benchmarks/floor.py --draw    # docs/images/floor.svg from floor.jsonl
 
 It needs data, index and cold start of the preset. The last step of a real run records every
 operation with its shapes. Each distinct operation is then repeated alone, on inputs that are ready
@@ -38,6 +38,7 @@ from agent_r1.search.index import PassageIndex
 from agent_r1.training import prefix_tree
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 
 OUT = Path(__file__).with_name("floor.jsonl")
 ROLLOUT, UPDATE = "rollout", "update"
@@ -146,10 +147,8 @@ def last_step(
         env_of = partial(make_env, tools=setting.tools, config=setting.config.env)
         train(
             setting.config,
+            make_parts(setting.config, learner.actor, setting.chat, env_of, setting.questions),
             learner,
-            setting.chat,
-            env_of,
-            setting.questions,
             on_step,
             lambda _: {},
             lambda _: None,

@@ -1,7 +1,9 @@
 """Check that training is bit-identical before and after a change of structure.
 
-    python -m benchmarks.same_bits record /tmp/before              smoke seeds 0 to 4 (grpo) and 0, 1 (ppo), laptop 0, 1; one thread
-    python -m benchmarks.same_bits check /tmp/before smoke-0       the same runs by this checkout, compared with those
+    python -m benchmarks.same_bits record /tmp/before          smoke seeds 0 to 4 (grpo) and 0, 1
+                                                               (ppo), laptop 0, 1; one thread
+    python -m benchmarks.same_bits check /tmp/before smoke-0   the same runs by this checkout,
+                                                               compared with those
 
 Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file
 in rollouts/, and eval.json. Left out: seconds, and the names of artefacts and configurations, which

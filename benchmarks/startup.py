@@ -1,7 +1,7 @@
 """Measure the CPU seconds of commands that compute nothing.
 
-    .venv/bin/python benchmarks/startup.py                     help, plans
-    AGENT_R1_HOME=DIR .venv/bin/python benchmarks/startup.py grpo --preset smoke    stages that are done
+    .venv/bin/python benchmarks/startup.py                        help, plans
+    .venv/bin/python benchmarks/startup.py grpo --preset smoke    stages that are done already
 
 CPU time is user and system time of the whole process. The least of five calls counts, with bytecode
 cached.

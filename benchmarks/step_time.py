@@ -35,6 +35,7 @@ from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
 
 
 def main() -> None:
@@ -75,10 +76,8 @@ def main() -> None:
     env_of = partial(make_env, tools=s.tools, config=s.config.env)
     train(
         s.config,
+        make_parts(s.config, learner.actor, s.chat, env_of, s.questions),
         learner,
-        s.chat,
-        env_of,
-        s.questions,
         on_step,
         evaluate=lambda _: {},
         save=lambda _: None,

@@ -5,9 +5,12 @@ What it keeps to is in https://github.com/huggingface/OpenEnv: docs/source/guide
 lifecycle) and the message types that docs/source/reference/core.md lists. One process holds many
 environments, each under a path of its own:
 
-    /guess      an action with a field: guess a number; 1 is paid for it       /guess2   with room for two sessions only
-    /echo       MCP: tools are listed by an action and called by another       /strict   takes calls only, lists by message
-    /quest      a text world in ALFWorld's manner: a command in words, what one sees in words, 1 when the task is done
+    /guess      an action with a field: guess a number; 1 is paid for it
+    /guess2     the same, with room for two sessions only
+    /echo       MCP: tools are listed by an action and called by another
+    /strict     MCP: takes calls only, lists by message
+    /quest      a text world in ALFWorld's manner: a command in words, what one sees in words, 1
+                when the task is done
     /bad-KIND   does what its kind says, see `Bad`
 
 `GET /told` says what each session was told and how many are open. Run it: `python openenv_server.py

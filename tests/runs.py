@@ -140,7 +140,9 @@ kind, part, count, act = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
 
 def hook(event, args):
     global count
-    if event != kind or part not in str(args[0]) or (event == "open" and not set("wa") & set(str(args[1]))):
+    if event != kind or part not in str(args[0]):
+        return
+    if event == "open" and not set("wa") & set(str(args[1])):
         return
     count -= 1
     if count == 0 and act == "hang":

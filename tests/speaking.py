@@ -21,7 +21,8 @@ QWEN25 = """\
 {%- if tools %}
     {{- "\\n\\n# Tools\\n\\nFunction signatures are within <tools></tools> XML tags:\\n<tools>" }}
     {%- for tool in tools %}{{- "\\n" }}{{- tool | tojson }}{%- endfor %}
-    {{- "\\n</tools>\\n\\nReturn a json object within <tool_call></tool_call> tags:\\n<tool_call>\\n" }}
+    {{- "\\n</tools>\\n\\nReturn a json object within <tool_call></tool_call> tags:" }}
+    {{- "\\n<tool_call>\\n" }}
     {{- '{"name": <function-name>, "arguments": <args-json-object>}\\n</tool_call>' }}
 {%- endif %}
 {{- '<|im_end|>\\n' }}
@@ -29,9 +30,13 @@ QWEN25 = """\
     {%- if message.role in ('user', 'assistant') or (message.role == 'system' and not loop.first) %}
         {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
     {%- elif message.role == 'tool' %}
-        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
         {{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}

@@ -17,7 +17,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.training import loop
 from agent_r1.training.learner import Learner
-from agent_r1.training.losses import policy_loss
+from agent_r1.training.losses import policy_loss, token_ratios
 
 ARMS = ("masked", "tool-tokens", "tool-tokens-agent-n")
 
@@ -115,7 +115,7 @@ def gradient(arm: str | None, batch: Batch, monkeypatch, *settings: str) -> torc
     with monkeypatch.context() as patch:
         patch.setattr(loop, "loss_normalizer", ablation.NORMALIZERS[arm or "tool-tokens"])
         update = ablation.update_on_all if arm else loop.update_actor
-        update(learner, batch, config, 1, torch.float32)
+        update(learner, batch, config, 1, torch.float32, token_ratios)
     return before - torch.nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
@@ -136,10 +136,10 @@ def test_tool_tokens_meet_the_clip(monkeypatch):
     and not in the second."""
     moved = []
 
-    def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip):
+    def watching(logprobs_BT, old_BT, advantages_BT, mask_BT, **bounds):
         tool_BT = mask_BT == ablation.TOOL
         moved.append((logprobs_BT - old_BT)[tool_BT].abs().max().item())
-        return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, *clip)
+        return policy_loss(logprobs_BT, old_BT, advantages_BT, mask_BT, **bounds)
 
     monkeypatch.setattr(loop, "policy_loss", watching)
     gradient(

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.config.settings import algorithm_has
+from agent_r1.config.tables import algorithm_has
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import grpo, ppo
@@ -95,9 +95,12 @@ def test_grpo_refuses_a_group_of_one():
 # -------------------------------------------------------------------------------------- ppo by hand
 
 # Three actions, gamma = lam = 1/2, r = (0, 0, 1), V = (0.5, 0.2, 0.4), backwards:
-#   t=3: delta = 1 - 0.4             =  0.6    A = 0.6                       R = 0.6    + 0.4 = 1
-#   t=2: delta = 0 + 0.5 * 0.4 - 0.2 =  0      A = 0    + 0.25 * 0.6  = 0.15     R = 0.15   + 0.2 = 0.35
-#   t=1: delta = 0 + 0.5 * 0.2 - 0.5 = -0.4    A = -0.4 + 0.25 * 0.15 = -0.3625  R = -0.3625 + 0.5 = 0.1375
+#   t=3: delta = 1 - 0.4             =  0.6
+#        A = 0.6                               R = 0.6    + 0.4 = 1
+#   t=2: delta = 0 + 0.5 * 0.4 - 0.2 =  0
+#        A = 0    + 0.25 * 0.6  = 0.15         R = 0.15   + 0.2 = 0.35
+#   t=1: delta = 0 + 0.5 * 0.2 - 0.5 = -0.4
+#        A = -0.4 + 0.25 * 0.15 = -0.3625      R = -0.3625 + 0.5 = 0.1375
 GAE_A, GAE_R = (-0.3625, 0.15, 0.6), (0.1375, 0.35, 1.0)
 
 

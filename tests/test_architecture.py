@@ -15,9 +15,11 @@ import shutil
 import subprocess
 import sys
 import tokenize
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -194,9 +196,9 @@ def test_no_circle():
 
 MOST_FILES = 30
 """Files that one has to be able to read to run the training loop."""
-MOST_LINES = 2840
+MOST_LINES = 2870
 """Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1450
+PATH_LINES = 1545
 """Code lines of the twelve files that README.md lists for reading, and 5 %."""
 
 
@@ -265,6 +267,166 @@ def test_the_reading_path_is_short():
     assert sum(lines.values()) <= PATH_LINES, lines
 
 
+# ------------------------------------------------------------------------- comments and splats
+
+CODE_PER_COMMENT = 5
+"""On the reading path, at most this many code lines per comment."""
+CODE_PER_COMMENT_OF_A_FILE = 10
+DIRECTIVES = ("noqa", "fmt:", "type:", "pyright:", "ruff:")
+RULER = re.compile(r"[-=# ]{4,}")
+
+
+def is_code(text: str) -> bool:
+    """Whether a comment is code that was commented out."""
+    try:
+        tree = ast.parse(text)
+    except SyntaxError:
+        return False
+    # One name, or a name before a number, is a word of prose that parses.
+    statement = tree.body[0] if tree.body else None
+    prose = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Name | ast.Constant)
+    return statement is not None and not prose
+
+
+def comment_lines(text: str) -> set[int]:
+    """Numbers of the lines with a comment for a reader: `#` behind code or alone, and docstrings
+    below a field, one for each."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        words = token.string.lstrip("#").strip()
+        if token.type != tokenize.COMMENT or not words or RULER.match(words):
+            continue
+        if not words.startswith(DIRECTIVES) and not is_code(words):
+            lines.add(token.start[0])
+    for node in ast.walk(ast.parse(text)):
+        body = getattr(node, "body", None)
+        for field, below in pairwise(body if isinstance(body, list) else []):
+            documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+            if documented and isinstance(field, ast.Assign | ast.AnnAssign):
+                lines.add(below.lineno)
+    return lines
+
+
+def test_what_counts_as_a_comment():
+    text = (
+        '"""Module."""\n'
+        "# ------------------------------------------------------- a ruler\n"
+        "# Why.\n"
+        "A = 1  # one\n"
+        '"""Of the field."""\n'
+        "B = 2  # noqa: E501\n"
+        "# fmt: off\n"
+        "# B = f(A)\n"
+        "#\n"
+        "class C:\n"
+        '    """Of the class."""\n'
+        "    x: int\n"
+        '    """Of x."""\n'
+        "    def f(self):\n"
+        '        """Of the function."""\n'
+    )
+    assert comment_lines(text) == {3, 4, 5, 13}
+
+
+def test_the_reading_path_is_commented():
+    shares = {}
+    for file in reading_path():
+        text = file.read_text()
+        shares[file.name] = len(code_lines(text)), len(comment_lines(text))
+    bare = {
+        name: (code, comments)
+        for name, (code, comments) in shares.items()
+        if comments * CODE_PER_COMMENT_OF_A_FILE < code
+    }
+    assert not bare, f"(code lines, comments): {bare}"
+    code = sum(code for code, _ in shares.values())
+    comments = sum(comments for _, comments in shares.values())
+    assert comments * CODE_PER_COMMENT >= code, shares
+
+
+def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """All nodes of a function or module, without those of functions inside it."""
+    for node in ast.iter_child_nodes(scope):
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from own_nodes(node)
+
+
+def packed(text: str) -> list[int]:
+    """Lines of calls that splat what was packed for them: a tuple, list or dict that is written in
+    place, or that is assigned once in the function and used in no other way."""
+    displays = (ast.Tuple, ast.List, ast.Dict)
+    lines = []
+    tree = ast.parse(text)
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    for function in [node for node in ast.walk(tree) if isinstance(node, functions)]:
+        nodes = list(own_nodes(function))
+        assigned: Counter[str] = Counter()
+        written: set[str] = set()
+        for node in nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                assigned[node.id] += 1
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                made_by_dict = isinstance(node.value, ast.Call) and (
+                    ast.unparse(node.value.func) == "dict" and not node.value.args
+                )
+                if isinstance(node.value, displays) or made_by_dict:
+                    written.add(node.targets[0].id)
+        loads = Counter(
+            node.id
+            for node in ast.walk(function)
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+        )
+        splats: Counter[str] = Counter()
+        places: dict[str, int] = {}
+        for call in ast.walk(function):
+            if not isinstance(call, ast.Call):
+                continue
+            values = [a.value for a in call.args if isinstance(a, ast.Starred)]
+            values += [k.value for k in call.keywords if k.arg is None]
+            for value in values:
+                if isinstance(value, displays):
+                    lines.append(call.lineno)
+                elif isinstance(value, ast.Name):
+                    splats[value.id] += 1
+                    places[value.id] = call.lineno
+        for name in written:
+            if assigned[name] == 1 and splats[name] and splats[name] == loads[name]:
+                lines.append(places[name])
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        ("limits = 1, 2\n    f(*limits)", [3]),
+        ("limits = {'a': 1}\n    f(**limits)\n    g(**limits)", [4]),
+        ("limits = dict(a=1)\n    f(0, **limits)", [3]),
+        ("f(*(1, 2))", [2]),
+        ("limits = 1, 2\n    f(*limits)\n    return limits", []),
+        ("words = []\n    words.append(1)\n    f(*words)", []),
+        ("f(*words, **options)", []),
+    ],
+)
+def test_a_planted_splat_is_found(body, found):
+    assert packed(f"def outer(words, options):\n    {body}\n") == found
+
+
+def sources() -> list[Path]:
+    """Python files of the core and of recipes, without tests."""
+    recipes = [path for path in RECIPES.rglob("*.py") if "tests" not in path.parts]
+    return [*PACKAGE.rglob("*.py"), *recipes]
+
+
+def test_no_arguments_are_packed_to_be_splatted():
+    found = {
+        f"{path.relative_to(PACKAGE.parents[1])}:{line}"
+        for path in sources()
+        for line in packed(path.read_text())
+    }
+    assert not found, "name the arguments at the call"
+
+
 DEEP, LAZILY = "from agent_r1.env.hermes import HERMES", "from agent_r1 import HermesToolEnv"
 PLANTED = {
     "in a function": f"def later():\n    {DEEP}",
@@ -300,7 +462,7 @@ def test_only_one_place_imports_by_name():
         if isinstance(node, ast.Call)
         and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__")
     }
-    assert takers == {"config.plugins"}
+    assert takers == {"ground.imports"}
 
 
 MOST_LOADED = 90

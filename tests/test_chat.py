@@ -219,7 +219,10 @@ def test_control_tokens_that_a_person_types_are_text(chat, evil):
             "so <think> a </think>\nthen <tool_call>{}</tool_call>",
             [("text", "so"), ("think", "a"), ("text", "then"), ("tool_call", "{}")],
         ),
-        ("<think>call <tool_call>x</tool_call></think>", [("think", "call <tool_call>x</tool_call>")]),
+        (
+            "<think>call <tool_call>x</tool_call></think>",
+            [("think", "call <tool_call>x</tool_call>")],
+        ),
         ("<think>never closed", [("think", "never closed")]),
         ("plain words", [("answer", "plain words")]),
         ("</think><answer></answer>", [("answer", "</think>")]),
@@ -248,9 +251,13 @@ def streamed_and_whole(text: str, env: EnvConfig) -> list[str]:
 @pytest.mark.timeout(120)  # a fraction of a second; anything quadratic takes longer than this
 @pytest.mark.parametrize(
     ("piece", "times", "kinds"),
-    [("<think>", 50_000, ["think"]), ("<tool_call>x", 50_000, ["tool_call"] * 50_000), ("<", 300_000, ["answer"]),
-     ("<answer></answer>", 10_000, [])],
-)  # fmt: skip
+    [
+        ("<think>", 50_000, ["think"]),
+        ("<tool_call>x", 50_000, ["tool_call"] * 50_000),
+        ("<", 300_000, ["answer"]),
+        ("<answer></answer>", 10_000, []),
+    ],
+)
 def test_a_long_hostile_turn_is_read(piece, times, kinds):
     assert [kind for kind, _ in read_turn(EnvConfig(), piece * times, whole=True)] == kinds
     read_turn(EnvConfig(), piece * times, whole=False)

@@ -56,7 +56,8 @@ QWEN3 = """\
 {%- set ns = namespace(open=true, last_query=messages|length - 1) %}
 {%- for message in messages[::-1] %}
     {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if ns.open and message.role == 'user' and not message.content.startswith('<tool_response>') %}
+    {%- set is_result = message.content.startswith('<tool_response>') %}
+    {%- if ns.open and message.role == 'user' and not is_result %}
         {%- set ns.open = false %}{%- set ns.last_query = index %}
     {%- endif %}
 {%- endfor %}
@@ -66,7 +67,8 @@ QWEN3 = """\
     {%- elif message.role == 'assistant' %}
         {%- set content = message.content %}{%- set thought = '' %}
         {%- if '</think>' in content %}
-            {%- set thought = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
+            {%- set thought = content.split('</think>')[0].rstrip('\\n') %}
+            {%- set thought = thought.split('<think>')[-1].lstrip('\\n') %}
             {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
         {%- endif %}
         {{- '<|im_start|>assistant\\n' }}
@@ -77,14 +79,20 @@ QWEN3 = """\
         {%- endif %}
         {{- '<|im_end|>\\n' }}
     {%- elif message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
         {{- '\\n<tool_response>\\n' }}{{- message.content }}{{- '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\\n' }}
+        {%- endif %}
     {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}{%- endif %}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\\n\\n</think>\\n\\n' }}
+    {%- endif %}
 {%- endif %}
 """
 
@@ -669,7 +677,11 @@ def test_tokenizers_that_cannot_be_used_are_refused(tokenizer):
 
 
 def test_a_template_that_drops_a_message_is_refused(tokenizer):
-    no_tools = "{% for m in messages if m.role != 'tool' %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    no_tools = (
+        "{% for m in messages if m.role != 'tool' %}"
+        "<|im_start|>{{ m.content }}<|im_end|>"
+        "{% endfor %}"
+    )
     chat = ChatFormat(with_template(tokenizer, no_tools))
     with fails_with("template_drops_messages"):
         chat.continuation_ids([TOOL], closed=True)

@@ -331,7 +331,8 @@ def documented() -> list[str]:
         *(root / "docs").rglob("*.md"),
         *(root / "recipes").glob("*/README.md"),
     ]
-    words = rf"\b(?:{'|'.join(name for name in Config.model_fields)})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
+    sections = "|".join(Config.model_fields)
+    words = rf"\b(?:{sections})\.[a-z_]+(?:\.[a-zA-Z_]+)?=[^\s`\"')|,;:…]*"
     return sorted({found for page in pages for found in re.findall(words, page.read_text())})
 
 

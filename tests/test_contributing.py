@@ -36,7 +36,8 @@ config = load_config("frugal", sys.argv[3:], algorithm="median")
 chat = load_chat(Workspace(config).cold_start)
 policy = ScriptedPolicy(chat, [call("add", a=1.5, b=2), "<answer>3.5</answer>"])
 loop = make_loop(policy, chat, Workspace(config).load_tools(), config.rollout, config.env)
-first, second = asyncio.run(loop.run(Task(Workspace(config).load_rows("train")[0], "g", "s"), Sampling(64))).steps
+task = Task(Workspace(config).load_rows("train")[0], "g", "s")
+first, second = asyncio.run(loop.run(task, Sampling(64))).steps
 print(chat.decode(first.observation_ids))
 print(first.info["tool_calls"][0]["content"], first.reward)
 """

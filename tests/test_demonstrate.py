@@ -54,7 +54,8 @@ def test_what_is_learnt_from_are_the_players_turns_alone(monkeypatch):
     row = rows[7]
     actions = chat.decode([i for i, m in zip(row.input_ids, row.action_mask, strict=True) if m])
     assert actions == (
-        '<think>double it</think><tool_call>\n{"name": "double", "arguments": {"x": 7}}\n</tool_call><|im_end|>'
+        "<think>double it</think>"
+        '<tool_call>\n{"name": "double", "arguments": {"x": 7}}\n</tool_call><|im_end|>'
         "<think>go on</think><answer>14</answer><|im_end|>"
     )
     # The ids are those that the episode loop would show: prompt with the tools, then the

@@ -197,10 +197,17 @@ def test_what_docker_is_told(tmp_path):
         [line for line in calls if line.startswith(verb)] for verb in ("build", "run")
     )
     assert "STACK=cpu" in build
-    for words in ("--rm --init --shm-size", f"--user {os.getuid()}:{os.getgid()}", f"-v {home}/runs:{home}/runs",
-                  f"-v {home}/artifacts:{home}/artifacts", f"-v {home}/hf:/cache/huggingface",
-                  f"-v {tmp_path}/mine.json:{tmp_path}/mine.json:ro", f"-e AGENT_R1_HOME={home}", "-e WANDB_API_KEY",
-                  "agent-r1:cpu bash speedrun-nodocker.sh grpo"):  # fmt: skip
+    for words in (
+        "--rm --init --shm-size",
+        f"--user {os.getuid()}:{os.getgid()}",
+        f"-v {home}/runs:{home}/runs",
+        f"-v {home}/artifacts:{home}/artifacts",
+        f"-v {home}/hf:/cache/huggingface",
+        f"-v {tmp_path}/mine.json:{tmp_path}/mine.json:ro",
+        f"-e AGENT_R1_HOME={home}",
+        "-e WANDB_API_KEY",
+        "agent-r1:cpu bash speedrun-nodocker.sh grpo",
+    ):
         assert words in run, words
     assert "--gpus" not in run and "beir-hotpotqa:" not in run, (
         "no GPU; the name of a corpus is not a file"

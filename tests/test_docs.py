@@ -78,7 +78,8 @@ def told() -> list[str]:
 def test_every_example_question_can_be_answered(laptop_world):
     questions, passages = laptop_world
     example = re.compile(
-        r"""(?:--question|openai_client\.py) \\?"([^"\\….]+)\\?"|\*((?:Who|Where|Which|In)\b[^*]+\?)\*"""
+        r"""(?:--question|openai_client\.py) \\?"([^"\\….]+)"""
+        r"""\\?"|\*((?:Who|Where|Which|In)\b[^*]+\?)\*"""
     )
     found = [match[1] or match[2] for text in told() for match in example.finditer(text)]
     assert len(found) >= 8 and set(found) <= questions

@@ -183,9 +183,12 @@ folder, child = Path(sys.argv[1]), os.fork()  # the ranks share the seconds that
 rank = int(child == 0)
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 ids = torch.tensor(json.loads((folder / "ids.json").read_text()))[None]
-for name, dimensions, names in ("qwen2", (2,), ("fsdp",)), ("llama", (2,), ("fsdp",)), ("replicas", (2, 1), ("ddp", "fsdp")):
+for name, dimensions, names in (
+    ("qwen2", (2,), ("fsdp",)), ("llama", (2,), ("fsdp",)), ("replicas", (2, 1), ("ddp", "fsdp"))
+):
     start, actor = folder / "start" / name, folder / name / "global_step_12" / "actor"
-    model, mesh = AutoModelForCausalLM.from_pretrained(start), init_device_mesh("cpu", dimensions, mesh_dim_names=names)
+    model = AutoModelForCausalLM.from_pretrained(start)
+    mesh = init_device_mesh("cpu", dimensions, mesh_dim_names=names)
     for layer in model.model.layers:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)

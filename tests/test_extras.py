@@ -40,10 +40,14 @@ class Without:
     def __init__(self, finder, lacks):
         self.finder, self.lacks = finder, lacks
     def find_spec(self, name, path=None, target=None):
-        return None if name.partition(".")[0] in self.lacks else self.finder.find_spec(name, path, target)
+        if name.partition(".")[0] in self.lacks:
+            return None
+        return self.finder.find_spec(name, path, target)
     def find_distributions(self, context):
-        known = (context.name or "").replace("-", "_") not in self.lacks and hasattr(self.finder, "find_distributions")
-        return self.finder.find_distributions(context) if known else ()
+        name = (context.name or "").replace("-", "_")
+        if name in self.lacks or not hasattr(self.finder, "find_distributions"):
+            return ()
+        return self.finder.find_distributions(context)
 
 sys.meta_path = [Without(finder, set(sys.argv[1].split())) for finder in sys.meta_path]
 """
@@ -53,8 +57,9 @@ CORE = """
 import importlib, json, pkgutil
 import agent_r1
 
-own = ("agent_r1.verl_engine", "agent_r1.app.gpu_check", "agent_r1.viewer.report", "agent_r1_recipes.geohop",
-       "agent_r1.app.template", "agent_r1_recipes.math.math_inside", "agent_r1.__main__")
+own = ("agent_r1.verl_engine", "agent_r1.app.gpu_check", "agent_r1.viewer.report",
+       "agent_r1_recipes.geohop", "agent_r1.app.template", "agent_r1_recipes.math.math_inside",
+       "agent_r1.__main__")
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
     if not module.name.startswith(own):
         importlib.import_module(module.name)
@@ -96,7 +101,9 @@ calls = {
     "serve": lambda: Workspace(load_config("smoke")).serve_index("127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),
-    "verl, checked": lambda: cli.gpu_check(cli.parse_command_line(["gpu-check", "--preset", "smoke", "--engine", "verl"])),
+    "verl, checked": lambda: cli.gpu_check(
+        cli.parse_command_line(["gpu-check", "--preset", "smoke", "--engine", "verl"])
+    ),
     "wandb": lambda: track("wandb"),
 }
 said = {}

@@ -45,7 +45,8 @@ from agent_r1.tool import ToolCall, ToolResult
         ("<think><answer>Oslo</answer></think>", None, False),
         ("<answer>Rome</answer><think><answer>Oslo</answer></think>", "Rome", False),
         (
-            '<tool_call>{"name": "search", "arguments": {"query": "<answer>Oslo</answer>"}}</tool_call>',
+            '<tool_call>{"name": "search", "arguments": '
+            '{"query": "<answer>Oslo</answer>"}}</tool_call>',
             None,
             False,
         ),

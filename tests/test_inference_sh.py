@@ -35,7 +35,8 @@ def venv(tmp_path):
     (tmp_path / "venv" / "bin").mkdir(parents=True)
     log = tmp_path / "calls"
     agent = f'#!/bin/bash\nprintf "%q " "$@" >> {log}; echo >> {log}\n'
-    agent += '[ "$1" != export ] || echo "export: already done, in /models/my agent"\n[ "$FAIL" != "$1" ] || exit 7\n'
+    agent += '[ "$1" != export ] || echo "export: already done, in /models/my agent"\n'
+    agent += '[ "$FAIL" != "$1" ] || exit 7\n'
     for name, text in {"agent-r1": agent, "python": "#!/bin/bash\ncat > /dev/null\n"}.items():
         (tmp_path / "venv" / "bin" / name).write_text(text)
         (tmp_path / "venv" / "bin" / name).chmod(0o755)

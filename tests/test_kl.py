@@ -19,6 +19,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
+from agent_r1.training.losses import token_ratios
 from agent_r1.training.parts import get_estimator, reward_less_kl
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
@@ -68,9 +69,8 @@ def pull(config: Config, sign: int) -> float:
     batch.advantages_BT, _ = get_estimator(config.algorithm)(
         batch, CreditAdvantage(normalize_std=False)
     )
-    update_actor(
-        Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0)), batch, config, 1, torch.float32
-    )
+    learner = Learner(actor, torch.optim.SGD(actor.parameters(), lr=1.0))
+    update_actor(learner, batch, config, 1, torch.float32, token_ratios)
     step = PI.log() - actor.theta.detach()
 
     theta = PI.log().requires_grad_()

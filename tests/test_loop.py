@@ -43,7 +43,9 @@ from agent_r1.training.clone import clone
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
+from agent_r1.training.losses import token_ratios
 from agent_r1.training.metrics import SAMPLER_GAP, explained_variance
+from agent_r1.training.parts import get_ratios, make_parts
 from agent_r1.training.run import validation
 
 FP32 = torch.float32
@@ -121,7 +123,10 @@ def gradient(batch: Batch, update=update_actor, **overrides) -> torch.Tensor:
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     sgd = torch.optim.SGD(model.parameters(), lr=1.0)
     learner = Learner(model, sgd) if update is update_actor else Learner(None, None, model, sgd)
-    update(learner, batch, config, 1, FP32)
+    if update is update_actor:
+        update(learner, batch, config, 1, FP32, get_ratios(config.actor.ratio_level))
+    else:
+        update(learner, batch, config, 1, FP32)
     return before - torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
@@ -245,9 +250,8 @@ def logged(batch: Batch, *overrides: str) -> dict[str, float]:
         "ppo", "actor.minibatches=4", "actor.lr=0.02", "actor.clip_dual=1.1", *overrides
     )
     model = actor()
-    metrics = update_actor(
-        Learner(model, torch.optim.SGD(model.parameters(), lr=0.02)), batch, config, 1, FP32
-    )
+    learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.02))
+    metrics = update_actor(learner, batch, config, 1, FP32, token_ratios)
     return {name: metrics[name] for name in LOGGED}
 
 
@@ -658,7 +662,7 @@ def test_no_step_is_taken_along_a_gradient_that_is_no_number(sampled, who):
     batch.advantages_BT[at] = batch.returns_BT[at] = math.nan
     learner = learner_of(micro_config("ppo"), actor())
     update, network = {
-        "policy": (update_actor, learner.actor),
+        "policy": (partial(update_actor, ratios=token_ratios), learner.actor),
         "critic": (update_critic, learner.critic),
     }[who]
     before = copy.deepcopy(network.state_dict())
@@ -916,12 +920,17 @@ def one_step(micro, chat, model, algorithm: str, *overrides: str) -> int:
     )
     reference = copy.deepcopy(model) if config.actor.kl_coef else None
     with CreatedWithDevice() as mode:
+        learner = learner_of(config, model)
         loop.train(
             config,
-            learner_of(config, model),
-            chat,
-            partial(make_env, tools=micro.tools, config=config.env),
-            micro.rows("train"),
+            make_parts(
+                config,
+                learner.actor,
+                chat,
+                partial(make_env, tools=micro.tools, config=config.env),
+                micro.rows("train"),
+            ),
+            learner,
             lambda *_: None,
             lambda policy: {},
             lambda learner: None,

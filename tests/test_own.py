@@ -19,7 +19,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.env import environment
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, named_outcome
-from agent_r1.rollout.rollouts import load_flow
+from agent_r1.rollout.setup import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
 from agent_r1.workspace import Workspace
@@ -87,7 +87,8 @@ def test_files_of_one_folder_import_one_another_once(folder):
      (lambda n: make_tools([n]), "duoble", "did you mean "
          "'double'"), (lambda n: make_tools([n, n]), "double", "both have"),
      (environment, "plain", "name a class"), (load_flow, "double", "AgentFlowBase"),
-     (demonstrator_of, "plain", "def demonstrate"), (lambda n: paid(n, "x"), "NUMBER", "def reward")],
+     (demonstrator_of, "plain", "def demonstrate"),
+     (lambda n: paid(n, "x"), "NUMBER", "def reward")],
 )  # fmt: skip
 def test_what_keeps_no_contract_is_refused_with_what_is_wanted(folder, load, attribute, found):
     name = said(folder, "wrong_contract.py", attribute, TOOL)

@@ -88,7 +88,8 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
      (json.dumps(GOOD[2] | {"question": GOOD[2]["question"].replace(" ", "  ")}), "the same "
          "question as q.jsonl, line 3"),
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
-     (b'{"question": "\xff"}', "line 11 (no JSON)"), ('{"question": "?", "answer": NaN}', "nan or infinity"),
+     (b'{"question": "\xff"}', "line 11 (no JSON)"),
+     ('{"question": "?", "answer": NaN}', "nan or infinity"),
      (f'{{"question": "?", "answer": "1", "metadata": {{"x": {"[" * 70 + "]" * 70}}}}}', "line 11 "
          "(value error, json nested")],
 )  # fmt: skip

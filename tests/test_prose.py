@@ -37,7 +37,8 @@ AT_MOST = "A " + "b " * 23 + "c."
         ),
         (
             ".py",
-            'def f():\n    """Add `a` to b, e.g. 1.5.\n\n        x = behind\n\n    It is a sum.\n    """',
+            'def f():\n    """Add `a` to b, e.g. 1.5.\n\n        x = behind\n\n'
+            '    It is a sum.\n    """',
             [],
         ),
         (".py", 'def f():\n    """The sum."""\n\n\ndef g():\n    """What it costs."""', [1, 5]),

@@ -38,13 +38,22 @@ ANSWER = """
 const answer = ({ batch, settings, logRatio, clip, horizon, cap, advantages }) => ({
   ...Object.fromEntries(Object.entries(ESTIMATORS).map(([name, f]) => [name, f(batch, settings)])),
   ...Object.fromEntries(Object.entries(RATIOS).flatMap(([name, ratios]) => {
-    const rows = logRatio.map((row, b) => policyLoss(row, advantages[b], batch.mask[b], clip, ratios));
-    return [[`${name} loss`, rows.map((r) => r.loss)], [`${name} gradient`, rows.map((r) => r.gradient)]];
+    const rows = logRatio.map(
+      (row, b) => policyLoss(row, advantages[b], batch.mask[b], clip, ratios),
+    );
+    return [
+      [`${name} loss`, rows.map((r) => r.loss)],
+      [`${name} gradient`, rows.map((r) => r.gradient)],
+    ];
   })),
   ...Object.fromEntries(Object.keys(LOSS_DIVISORS).map(
-    (mode) => [mode, total(lossWeights(batch, mode, horizon).flatMap((row, b) => row.map((w, t) => w * logRatio[b][t])))],
+    (mode) => [mode, total(lossWeights(batch, mode, horizon).flatMap(
+      (row, b) => row.map((w, t) => w * logRatio[b][t]),
+    ))],
   )),
-  weights: logRatio.map((row, b) => row.map((d, t) => batch.mask[b][t] * truncatedWeight(d, 0, cap))),
+  weights: logRatio.map(
+    (row, b) => row.map((d, t) => batch.mask[b][t] * truncatedWeight(d, 0, cap)),
+  ),
 });
 const cases = JSON.parse(require("fs").readFileSync(0, "utf8"));
 console.log(JSON.stringify(cases.map(answer)));

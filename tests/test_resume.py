@@ -251,8 +251,12 @@ def fresh(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("stage", "event", "path"),
-    [("data", "open", "corpus.jsonl"), ("index", "os.rename", ".part-index"), ("cold-start", "open", "config.json")],
-)  # fmt: skip
+    [
+        ("data", "open", "corpus.jsonl"),
+        ("index", "os.rename", ".part-index"),
+        ("cold-start", "open", "config.json"),
+    ],
+)
 def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
     *before, made = (
         next((home / "artifacts").glob(f"{n}-*")) for n in NAMES[: STAGES.index(stage) + 1]

@@ -77,6 +77,18 @@ def test_the_annotated_source_is_the_source(site, name):
         assert line.strip() in page
 
 
+def test_a_note_links_to_its_lesson(site):
+    page = annotated('"""X."""\n\nA = 1\n# Why (lesson 5).\nB = 2\n', "src/x.py")
+    assert '<a class="lesson" href="../../lessons/05-advantages.html">lesson 5</a>' in page
+    links = 0
+    for name in PATH:
+        file = site / "code" / f"{name}.html"
+        for target in re.findall(r'class="lesson" href="([^"]+)"', file.read_text()):
+            assert (file.parent / target).resolve().is_file(), (name, target)
+            links += 1
+    assert links >= 12
+
+
 def test_a_list_item_of_a_docstring_stays_whole_and_a_block_keeps_its_lines():
     page = annotated('"""Count.\n\n* one, that\n  goes on\n\n    a block\n"""\n', "x.py")
     assert (

@@ -23,8 +23,13 @@ from runs import CARD_KEYS, ROOT, curve, environment, leftovers, speedrun, steps
 
 @pytest.mark.parametrize(
     ("argv", "named"),
-    [(["--foo"], "--foo"), (["grop"], "'grpo'"), (["--presett=smoke"], "'--preset'"), (["--preset", "smok"], "'smoke'")],
-)  # fmt: skip
+    [
+        (["--foo"], "--foo"),
+        (["grop"], "'grpo'"),
+        (["--presett=smoke"], "'--preset'"),
+        (["--preset", "smok"], "'smoke'"),
+    ],
+)
 def test_wrong_usage_names_the_word_or_the_nearest_before_anything_is_installed(
     tmp_path, argv, named
 ):
@@ -71,8 +76,13 @@ def test_a_package_whose_hash_is_known_is_that_very_file_or_is_not_installed(tmp
         for name, text in about.items():
             file.writestr(f"tiny_part-1.0.dist-info/{name}", text)
     script = shutil.copy(ROOT / "speedrun-nodocker.sh", tmp_path)
-    for name in ("requirements/environment.sh", "requirements/packages.sh", "src/agent_r1/config/names.toml",
-                 "recipes/laptop/preset.yaml", "recipes/credit/recipe.toml"):  # fmt: skip
+    for name in (
+        "requirements/environment.sh",
+        "requirements/packages.sh",
+        "src/agent_r1/config/names.toml",
+        "recipes/laptop/preset.yaml",
+        "recipes/credit/recipe.toml",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "requirements/cpu.txt").write_text("tiny_part[x]==1.0  # the only one\n")
@@ -125,7 +135,8 @@ case "$*" in
         trap 'rm -f {up}; exit 0' TERM
         touch {up}
         while true; do sleep 0.05; done ;;
-    "$HANG"*) : > {calls}.hangs; exec sleep 30 ;;  # one process: bash ignores a signal while `touch` ends well
+    # One process: bash ignores a signal while `touch` ends well.
+    "$HANG"*) : > {calls}.hangs; exec sleep 30 ;;
     "$FAIL"*) exit 7 ;;
 esac
 """
@@ -196,9 +207,12 @@ def test_gpus_choose_the_preset_and_get_a_search_service(box):
 
 @pytest.mark.parametrize(
     ("words", "service"),
-    [(["--preset", "hotpotqa-1x80gb"], True), (["--preset", "hotpotqa-1x80gb", "search.url=http://10.0.0.1:8100"], False),
-     (["--preset", "laptop"], False)],
-)  # fmt: skip
+    [
+        (["--preset", "hotpotqa-1x80gb"], True),
+        (["--preset", "hotpotqa-1x80gb", "search.url=http://10.0.0.1:8100"], False),
+        (["--preset", "laptop"], False),
+    ],
+)
 def test_a_preset_that_is_named_is_taken(box, words, service):
     """The laptop preset searches in its own process, also next to GPUs; a service that is named is
     used."""

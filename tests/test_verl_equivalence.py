@@ -25,7 +25,8 @@ from test_policies import ends_at_either, two_ends  # noqa: F401, the fixture
 from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
-from agent_r1.config.settings import LossAggregation, algorithm_has
+from agent_r1.config.settings import LossAggregation
+from agent_r1.config.tables import algorithm_has
 from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
@@ -39,7 +40,7 @@ from agent_r1.training.forward import action_logprobs
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, episode_tokens, loss_normalizer, value_loss
 from agent_r1.training.metrics import Means
-from agent_r1.training.parts import get_estimator
+from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
@@ -244,7 +245,8 @@ def test_rewards_lie_on_the_tokens_that_earned_them():
 
 
 TURNS = [
-    '<think>find it</think><tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
+    "<think>find it</think>"
+    '<tool_call>\n{"name": "weather", "arguments": {"city": "Oslo"}}\n</tool_call>',
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
     "<answer>rain</answer>",
 ]
@@ -504,8 +506,9 @@ def test_policy_losses_and_gradients_agree(twins, mode, kl, ratio, tmp_path):
         batch.mask_BT, mode, config.rollout.max_context, batch.trajectory_B
     )
     batch.episode_tokens_B, mine = episode_tokens(batch.mask_BT, batch.trajectory_B), 0.0
+    ratios = get_ratios(config.actor.ratio_level)
     for index in micro_batches(batch.lengths_B, 120):
-        loss = loop.actor_loss(ours, batch[index], normalizer, config, Means())
+        loss = loop.actor_loss(ours, batch[index], normalizer, config, Means(), ratios)
         loss.backward()
         mine += loss.item()
 

@@ -138,7 +138,8 @@ PHASE = (
 @pytest.mark.parametrize(
     "script, said",
     [
-        (PHASE + "time.sleep(600)", r"nothing has moved for 1 s .*in step 7, weight sync; log: .*no checkpoint"),
+        (PHASE + "time.sleep(600)",
+            r"nothing has moved for 1 s .*in step 7, weight sync; log: .*no checkpoint"),
         ("failure('an episode broke'); cause('ValueError: small'); raise "
             "SystemExit(1)", ": an episode broke; log"),
         # ... which does not hide why the trainer itself ended the run.
@@ -147,9 +148,10 @@ PHASE = (
     ],
 )  # fmt: skip
 def test_the_end_of_a_run_is_told_with_phase_cause_and_log(watched, script, said):
-    told = 'cause, failure = (run.joinpath("verl", f"{name}.txt").write_text for name in ("cause", "failure"))\n'
+    writers = 'cause = (run / "verl" / "cause.txt").write_text\n'
+    writers += 'failure = (run / "verl" / "failure.txt").write_text\n'
     with pytest.raises(AgentR1Error, match=said):
-        watched.watch(told + script)
+        watched.watch(writers + script)
 
 
 def test_each_new_line_goes_to_dashboard_and_trackers_and_no_key_to_the_driver(
@@ -163,7 +165,8 @@ def test_each_new_line_goes_to_dashboard_and_trackers_and_no_key_to_the_driver(
 with (run / "metrics.jsonl").open("a") as file:
     for step in (2, 3):
         keys = len({"WANDB_API_KEY", "HF_TOKEN"} & set(os.environ))
-        file.write(json.dumps({"training/global_step": step, "keys": keys, "checkpoint/unverified": step == 3}) + "\\n")
+        line = {"training/global_step": step, "keys": keys, "checkpoint/unverified": step == 3}
+        file.write(json.dumps(line) + "\\n")
 """)
     lines = [
         {"training/global_step": n, "keys": 0, "checkpoint/unverified": n == 3} for n in (2, 3)
@@ -233,7 +236,10 @@ folder, rank = sys.argv[1], int(sys.argv[2])
 dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
 mesh = init_device_mesh("cpu", (2,))
 whole = torch.load(f"{folder}/whole.pt", weights_only=True)
-parts = {n: distribute_tensor(t, mesh, [Shard(0) if t.dim() > 1 else Replicate()]) for n, t in whole.items()}
+parts = {}
+for name, tensor in whole.items():
+    placement = Shard(0) if tensor.dim() > 1 else Replicate()
+    parts[name] = distribute_tensor(tensor, mesh, [placement])
 torch.save(parts, f"{folder}/model_world_size_2_rank_{rank}.pt")
 dist.barrier()
 """

@@ -8,6 +8,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import markdown
 from latex2mathml.converter import convert
@@ -25,6 +26,14 @@ _GREEK = {
     "min": r"\min",
     "log": r"\log",
 }
+
+
+LESSONS = {
+    int(page.name[:2]): page.stem
+    for page in (Path(__file__).parents[1] / "lessons").glob("[0-9][0-9]-*.md")
+}
+"""Number of a lesson -> its page, without suffix."""
+_LESSON = re.compile(r"\blesson (\d+)\b")
 
 
 @dataclass
@@ -49,9 +58,22 @@ def annotated(source: str, name: str) -> str:
             parts.append(segment.heading)
         code = "\n".join(segment.code).strip("\n")
         if code or segment.prose:
-            prose = f'<div class="prose">{_html(segment.prose)}</div>'
+            notes = link_lessons(_html(segment.prose), name)
+            prose = f'<div class="prose">{notes}</div>'
             parts.append(f'<div class="annotated">{prose}<div class="code">{_block(code)}</div></div>')
     return "\n\n".join(parts)
+
+
+def link_lessons(notes: str, name: str) -> str:
+    """Link each "lesson 5" of a file's notes to that lesson. An unknown number raises KeyError."""
+    # The page of src/a.py is code/src/a.py.html, and that of a lesson is lessons/05-advantages.html.
+    root = "../" * (name.count("/") + 1)
+
+    def link(match: re.Match) -> str:
+        page = LESSONS[int(match[1])]
+        return f'<a class="lesson" href="{root}lessons/{page}.html">{match[0]}</a>'
+
+    return _LESSON.sub(link, notes)
 
 
 def _split_imports(source: str, code: list[str]) -> tuple[str, list[str]]:

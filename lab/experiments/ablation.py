@@ -1,7 +1,9 @@
 """Train with tool tokens in the policy loss, as if they were sampled (see ablation.sh).
 
-python lab/experiments/ablation.py tool-tokens         train grpo ...    divided by all tokens in the loss python
-lab/experiments/ablation.py tool-tokens-agent-n train grpo ...    divided by the number of sampled tokens only
+python lab/experiments/ablation.py tool-tokens train grpo ...
+    divided by all tokens in the loss
+python lab/experiments/ablation.py tool-tokens-agent-n train grpo ...
+    divided by the number of sampled tokens only
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.loop import update_actor
-from agent_r1.training.losses import loss_normalizer
+from agent_r1.training.losses import Ratios, loss_normalizer
 
 TOOL = 1 + 2**-10
 """Mask value of a tool token: counts as 1 in the loss, and differs from a sampled one."""
@@ -52,7 +54,7 @@ def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> B
 
 
 def update_on_all(
-    learner, batch: Batch, config: Config, step: int, dtype: torch.dtype
+    learner, batch: Batch, config: Config, step: int, dtype: torch.dtype, ratios: Ratios
 ) -> dict[str, float]:
     """`update_actor` with tool tokens in the loss."""
     if config.actor.kl_coef:
@@ -67,7 +69,7 @@ def update_on_all(
             dtype,
         )
 
-    return update_actor(learner, with_tool_tokens(batch, logprobs_now), config, step, dtype)
+    return update_actor(learner, with_tool_tokens(batch, logprobs_now), config, step, dtype, ratios)
 
 
 def main(arm: str, *argv: str) -> int:

@@ -1,7 +1,8 @@
 """Write the figures of healthy runs into lesson 9 and docs/lab/bands.md.
 
-    python lab/experiments/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in docs/lessons/bands.json, then
-    python lab/experiments/bands.py                                     # write the two tables from it
+    python lab/experiments/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in
+                                                                        # docs/lessons/bands.json
+    python lab/experiments/bands.py                                     # write both tables from it
 
 bands.json has the first 4 and the last 8 lines of `metrics.jsonl` and both eval cards.
 tests/test_lessons.py compares the tables with it. Every metric of the local loop in docs/metrics.md

@@ -1,4 +1,6 @@
-"""Measure when step-level credit pays, in lesson 11's corridor: `python lab/experiments/corridor.py`.
+"""Measure when step-level credit pays, in lesson 11's corridor.
+
+    python lab/experiments/corridor.py
 
 A corridor has R rooms with two doors each, one of them right. The policy is a table: it takes the
 right door with probability 1/2. All rooms matter equally, so the true gradient has the same entry

@@ -1,6 +1,6 @@
 """Measure how predictable an episode's outcome is, and how fast the critic learns it.
 
-python lab/experiments/critic.py [PRESET] [BATCHES]      needs the cold start of seed 0 (agent-r1 cold-start)
+    python lab/experiments/critic.py [PRESET] [BATCHES]    needs the cold start of seed 0
 
 The results are in docs/lab/estimators.md. The start model plays batches of a ppo step and is not
 trained, so the task does not change. Prints explained variance at action tokens of held-out
@@ -31,6 +31,7 @@ from agent_r1.training.batches import make_batch
 from agent_r1.training.forward import action_values, in_micro_batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
+from agent_r1.training.parts import get_estimator
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
@@ -79,10 +80,13 @@ def main(preset: str = "smoke", count: str = "16") -> None:
         tasks = tasks_of_step(rows, step, r, config.seed)
         played = asyncio.run(
             run_episodes(
-                loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.max_concurrent_episodes
+                loop,
+                tasks,
+                Sampling(r.max_tokens_per_turn),
+                max_concurrent=r.max_concurrent_episodes,
             )
         )
-        batch = make_batch(played, "ppo")
+        batch = make_batch(played, get_estimator("ppo"))
         batch.values_BT = torch.zeros_like(batch.rewards_BT)
         _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: the rest of the reward
         batches.append(batch)

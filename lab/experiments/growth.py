@@ -36,6 +36,7 @@ from agent_r1.search.index import EXACT, PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop, tiny_model
 from agent_r1.training.learner import make_learner
+from agent_r1.training.parts import make_parts
 
 MODELS = {
     0.46: (128, 2, 256),
@@ -160,7 +161,12 @@ def measure(cell: dict[str, float]) -> dict:
 
     learner = make_learner(model, config.actor)
     loop.train(
-        config, learner, chat, env_of, rows, on_step, lambda policy: {}, lambda learner: None
+        config,
+        make_parts(config, learner.actor, chat, env_of, rows),
+        learner,
+        on_step,
+        lambda policy: {},
+        lambda learner: None,
     )
     timed = steps[1:] or steps  # the first step warms up
     least = min(timed, key=lambda step: step["cpu"])

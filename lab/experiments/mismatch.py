@@ -1,6 +1,8 @@
 """Measure a sampler that differs from the trainer, and its correction by truncated weights.
 
-python lab/experiments/mismatch.py [--only NAME] [section.key=value ...]      finished runs are only read
+    python lab/experiments/mismatch.py [--only NAME] [section.key=value ...]
+
+Finished runs are only read.
 
 See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the smoke preset, seed 0, from
 one cold start, with another `rollout.mismatch`. Prints a table, and keeps it in

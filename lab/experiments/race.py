@@ -1,6 +1,7 @@
 """Summarise the finished runs of race.sh: docs/lab/race/PRESET.json, a picture, a table.
 
-python lab/experiments/race.py laptop      reads runs/race-laptop-*, keeps known others, prints Markdown
+    python lab/experiments/race.py laptop    reads runs/race-laptop-*, keeps known others, prints
+                                             Markdown
 
 The picture is docs/images/race-PRESET.svg: greedy validation against episodes and against seconds.
 A line is the mean over an arm's seeds, and its band spans the worst to the best.

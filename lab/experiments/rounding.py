@@ -18,6 +18,7 @@ from agent_r1.rollout import model_files
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.learner import make_learner
+from agent_r1.training.parts import make_parts
 
 
 def main() -> None:
@@ -45,7 +46,8 @@ def main() -> None:
     loop.predict = predict
     env_of = partial(make_env, tools=setting.tools, config=c.env)
     quiet = lambda *_: {}  # noqa: E731
-    loop.train(c, learner, setting.chat, env_of, setting.questions, quiet, quiet, quiet)
+    parts = make_parts(c, learner.actor, setting.chat, env_of, setting.questions)
+    loop.train(c, parts, learner, quiet, quiet, quiet)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Measure the sentinel's false alarms and hits: docs/lab/estimators.md, "the sentinel".
 
-    python -m lab.experiments.sentinel record 10    # 10 rounds of four runs; finished runs are only read; then the tables
-    python -m lab.experiments.sentinel              # the tables, from lab/experiments/sentinel_runs.jsonl
+    python -m lab.experiments.sentinel record 10    # 10 rounds of four runs (finished runs are
+                                                    # only read), then the tables
+    python -m lab.experiments.sentinel              # the tables, from sentinel_runs.jsonl
 
 Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 if it is broken on purpose.
 Two cold starts serve all runs, and the seed of RL differs. The thresholds were chosen on the runs

@@ -49,7 +49,8 @@ class Drawing:
         self, x: float, y: float, words: str, size: int = 13, kind: str = "", anchor: str = "start"
     ) -> None:
         self.parts.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" class="{kind}" text-anchor="{anchor}">{escape(words)}</text>'
+            f'<text x="{x:g}" y="{y:g}" font-size="{size}" class="{kind}" '
+            f'text-anchor="{anchor}">{escape(words)}</text>'
         )
 
     def rect(self, x: float, y: float, w: float, h: float, kind: str, round: int = 3) -> None:

@@ -220,7 +220,8 @@ class Microscope:
         for layer in LAYERS:
             self.browser.press("ArrowRight")
             assert self.dials()["layer"] == layer
-            sentence = f"[...{self.element}.querySelectorAll('form > p[data-for]:not([hidden])')].map(p => p.innerText)"
+            texts = "form > p[data-for]:not([hidden])"
+            sentence = f"[...{self.element}.querySelectorAll('{texts}')].map(p => p.innerText)"
             assert self.browser.js(sentence)[0].split("Lesson ")[1].strip().isdigit(), layer
             self.compare()
 

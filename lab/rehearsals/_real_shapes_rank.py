@@ -4,9 +4,10 @@
     TOKENS
 
     whole      load, an update in two passes of TOKENS tokens, log-probabilities, save
-    passes     memory of an update and of log-probabilities, with TOKENS and with 2 TOKENS tokens in a pass
-    weights    a model that no process ever has completely, saved by verl's checkpoint manager, without Adam; its
-               numbers tell the row that they belong to
+    passes     memory of an update and of log-probabilities, with TOKENS and with 2 TOKENS tokens in
+               a pass
+    weights    a model that no process ever has completely, saved by verl's checkpoint manager,
+               without Adam; its numbers tell the row that they belong to
 
 Writes OUT/rank_N.json with seconds and bytes.
 """

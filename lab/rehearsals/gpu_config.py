@@ -71,10 +71,12 @@ GRPO = [
     "trainer.rollouts_every=2",
 ]
 PROGRAMS = {
-    "bin/nvidia-smi": '#!/bin/sh\nfor gpu in 1 2 3 4; do echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"; done\n',
+    "bin/nvidia-smi": "#!/bin/sh\nfor gpu in 1 2 3 4; do "
+    'echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"; done\n',
     "venv/bin/agent-r1": '#!/bin/sh\nexec {python} -m lab.rehearsals._as_on_a_gpu "$@"\n',
     # `python - REQUIREMENTS` checks for GPU packages, and here they are a CPU's.
-    "venv/bin/python": '#!/bin/sh\nif [ "$1" = - ]; then cat >/dev/null; else exec {python} "$@"; fi\n',
+    "venv/bin/python": "#!/bin/sh\n"
+    'if [ "$1" = - ]; then cat >/dev/null; else exec {python} "$@"; fi\n',
 }
 """Stand-ins for a GPU machine's programs."""
 

@@ -168,7 +168,9 @@ def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -
 LOOKS = [(390, False), (390, True), (1300, False), (1300, True)]
 """Width, and whether it is dark."""
 VERDICT = "document.querySelector('.verdict') && !document.querySelector('#sample').disabled"
-CONTROLS = """[...document.querySelectorAll("main button, main input, main select, main [tabindex='0']")].filter((one) =>
+CONTROLS = """[...document.querySelectorAll(
+  "main button, main input, main select, main [tabindex='0']"
+)].filter((one) =>
   one.checkVisibility() && !one.disabled && !(one.type === "radio" && !one.checked))"""
 
 
@@ -195,8 +197,11 @@ def _tab_through(browser: Browser) -> int:
     for _ in range(3 * controls):
         browser.press("Tab")
         at, name, line = browser.js(
-            """((one) => [controls.indexOf(one), one.ariaLabel || one.labels?.[0]?.innerText || one.innerText,
-            getComputedStyle(one.type === "radio" ? one.nextElementSibling : one).outlineStyle])(document.activeElement)"""
+            """((one) => [
+              controls.indexOf(one),
+              one.ariaLabel || one.labels?.[0]?.innerText || one.innerText,
+              getComputedStyle(one.type === "radio" ? one.nextElementSibling : one).outlineStyle,
+            ])(document.activeElement)"""
         )
         if at >= 0:
             assert name and line != "none", browser.js(

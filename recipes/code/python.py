@@ -41,12 +41,10 @@ class PythonTool(BaseTool):
     def __init__(self, runner: Runner, within_s: float):
         super().__init__()
         self.runner = runner
-        waits = (
-            sandbox.QUEUE_S + sandbox.SANDBOX_START_S
-            if isinstance(runner, sandbox.Sandbox)
-            else 0.0
-        )
-        self.timeout_s = within_s + waits
+        self.timeout_s = within_s
+        if isinstance(runner, sandbox.Sandbox):
+            # The wait for a slot and the start of a process do not count as the program's time.
+            self.timeout_s += sandbox.QUEUE_S + sandbox.SANDBOX_START_S
         self.within_s = 0.9 * within_s
         """Time from the start of the program, and the time to end the process and return its output
         so far."""
@@ -56,19 +54,24 @@ class PythonTool(BaseTool):
             raise InvalidArgumentsError(
                 f"a program has at most {MAX_SOURCE} bytes, none of them zero; write a shorter one"
             )
-        ran = self.runner.run(args["code"], self.within_s)
-        notes = {
-            "time": f"[ended: {self.within_s:g} s are over]",
-            "output": f"[ended: it printed over {MAX_OUTPUT} bytes]",
-        }
-        note = notes.get(ran.ended, f"[exit code {ran.code}]" if ran.code not in (0, 1) else "")
-        content = "\n".join(part for part in (ran.output.rstrip(), note) if part)
-        return content or "[it printed nothing]"
+        result = self.runner.run(args["code"], self.within_s)
+        lines = []
+        if result.output.rstrip():
+            lines.append(result.output.rstrip())
+        if result.ended == "time":
+            lines.append(f"[ended: {self.within_s:g} s are over]")
+        elif result.ended == "output":
+            lines.append(f"[ended: it printed over {MAX_OUTPUT} bytes]")
+        elif result.code not in (0, 1):  # 1: an exception, whose traceback says more
+            lines.append(f"[exit code {result.code}]")
+        return "\n".join(lines) or "[it printed nothing]"
 
 
 def make(env: CodeSettings | None = None, **_: Any) -> PythonTool:
-    """Make the tool from the resources of a run, for `make_tools`. Raises ConfigError where code
-    cannot be confined."""
+    """Make the tool from the resources of a run, for `make_tools`.
+
+    Raises ConfigError where code cannot be confined.
+    """
     env = env or CodeSettings()
     return PythonTool(make_runner(env), env.tool_timeout_s)
 
@@ -78,9 +81,9 @@ def make_runner(env: CodeSettings) -> Runner:
 
     Raises ConfigError if nothing protects this machine from it.
     """
-    return (
-        local_sandbox(env) if env.sandbox in ("auto", "unconfined") else SandboxFusion(env.sandbox)
-    )
+    if env.sandbox in ("auto", "unconfined"):
+        return local_sandbox(env)
+    return SandboxFusion(env.sandbox)
 
 
 def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
@@ -104,12 +107,15 @@ class SandboxFusion:
         self.url = url.rstrip("/")
 
     def run(self, source: str, within_s: float) -> Ran:
-        """Run a program on the server. Raises AgentR1Error if the server fails or is another
-        one."""
+        """Run a program on the server.
+
+        Raises AgentR1Error if the server fails or is another one.
+        """
         import httpx
 
+        # A model can write half of a surrogate pair, which JSON in UTF-8 cannot carry.
         source = source.encode("utf-8", "replace").decode()
-        wanted = {
+        request = {
             "language": "python",
             "code": source,
             "run_timeout": within_s,
@@ -120,25 +126,26 @@ class SandboxFusion:
             answer = send(
                 "POST",
                 f"{self.url}/run_code",
-                body=wanted,
+                body=request,
                 within_s=within_s + 1,
                 max_bytes=16 * MAX_OUTPUT,
             ).result()
-            said = answer.json() if answer.status == 200 else {"message": f"status {answer.status}"}
-            result = said.get("run_result") if said.get("status") in ("Success", "Failed") else None
+            reply: dict[str, Any] = {"message": f"status {answer.status}"}
+            if answer.status == 200:
+                reply = answer.json()
+            result = None
+            if reply.get("status") in ("Success", "Failed"):
+                result = reply.get("run_result")
             if result is None:
                 raise AgentR1Error(
                     f"the sandbox at {self.url} refused: "
-                    f"{said.get('message') or 'without a reason'}",
+                    f"{reply.get('message') or 'without a reason'}",
                     code="server_refused",
                 )
-            output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"
-            late = result["status"] == "TimeLimitExceeded"
-            return Ran(
-                output[:MAX_OUTPUT],
-                None if late else int(result["return_code"]),
-                "time" if late else None,
-            )
+            output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"[:MAX_OUTPUT]
+            if result["status"] == "TimeLimitExceeded":
+                return Ran(output, None, "time")
+            return Ran(output, int(result["return_code"]), None)
         except TooLongError:
             return Ran("", None, "output")
         except (httpx.TimeoutException, TimeoutError):

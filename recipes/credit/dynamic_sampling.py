@@ -21,18 +21,22 @@ class Refilled(Rollouts):
     """Replace groups with equal scores in up to `rollout.dynamic_sampling_rounds` rounds."""
 
     def __init__(self, inner: Rollouts, rollout: CreditRollout):
-        self.policy, self.rollout, self.episodes = inner.policy, rollout, inner.episodes
+        self.policy = inner.policy
+        self.rollout = rollout
+        self.episodes = inner.episodes
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
-        prompts, rounds = self.rollout.prompts_per_step, self.rollout.dynamic_sampling_rounds
-        chosen, played = play_until_full(
-            lambda again, n: self.episodes(step, again, n), prompts, rounds
+        def play(number: int, prompts: int) -> list[Trajectory]:
+            return self.episodes(step, number, prompts)
+
+        batch_episodes, all_episodes = play_until_full(
+            play, self.rollout.prompts_per_step, self.rollout.dynamic_sampling_rounds
         )
-        # Contested groups are a biased sample, so all other metrics of a step use every played
-        # group.
-        score = sum(episode.reward for episode in chosen) / len(chosen)
-        metrics = {"rollout/episodes_played": len(played), "rollout/score_chosen": score}
-        return chosen, played, metrics
+        # Groups with unequal scores are a biased sample: prompts that the agent always solves are
+        # not among them. So all other metrics of a step use every played group.
+        score = sum(episode.reward for episode in batch_episodes) / len(batch_episodes)
+        metrics = {"rollout/episodes_played": len(all_episodes), "rollout/score_chosen": score}
+        return batch_episodes, all_episodes, metrics
 
 
 def play_until_full(
@@ -45,18 +49,18 @@ def play_until_full(
     """
     differ: list[list[Trajectory]] = []
     agree: list[list[Trajectory]] = []
-    played: list[Trajectory] = []
+    all_episodes: list[Trajectory] = []
     for number in range(rounds + 1):
         episodes = play(number, prompts - len(differ))
-        played += episodes
+        all_episodes += episodes
         for group in _groups(episodes):
             (differ if _differs(group) else agree).append(group)
         if len(differ) == prompts:
             break
     batch = differ + agree[: prompts - len(differ)]
     # In the order of play: without extra rounds, this changes nothing.
-    chosen = {group[0].group_id for group in batch}
-    return [episode for episode in played if episode.group_id in chosen], played
+    batch_groups = {group[0].group_id for group in batch}
+    return [episode for episode in all_episodes if episode.group_id in batch_groups], all_episodes
 
 
 def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:
@@ -68,4 +72,8 @@ def _groups(episodes: list[Trajectory]) -> list[list[Trajectory]]:
 
 def _differs(group: list[Trajectory]) -> bool:
     scores = [episode.reward for episode in group if not episode.stop_reason.failed]
-    return bool(scores) and max(scores) - min(scores) > 1e-6 * max(map(abs, scores))
+    if not scores:
+        return False
+    largest = max(abs(min(scores)), abs(max(scores)))
+    # Relative: sums of process rewards may differ by rounding alone.
+    return max(scores) - min(scores) > 1e-6 * largest

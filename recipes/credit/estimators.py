@@ -8,7 +8,7 @@ estimator compares an outcome with something else:
     reinforce++                        was it better than the whole batch?
     ppo                                was this token better than the critic expected?
     steppo                             was this turn better than the critic expected?
-    gigpo                              was this turn better than the others' turns in the same state?
+    gigpo                              was this turn better than the others' in the same state?
 
 docs/algorithms.md compares their strengths, errors and costs. S counts the steps of a batch. Next:
 `losses.py`.
@@ -52,7 +52,8 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
     for members in batch.members().values():
-        if (G := len(members)) > 1:
+        G = len(members)
+        if G > 1:
             advantage_N[members] = G / (G - 1) * standardize(score_N[members], normalize_std=False)
     return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
 
@@ -102,7 +103,8 @@ def remax(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each action token's return with the whole batch (REINFORCE++, 2501.03262).
 
-        G_k = r_k + gamma * G_{k+1} over action tokens           A = whitened over all action tokens (G)
+        G_k = r_k + gamma * G_{k+1} over action tokens
+        A = whitened over all action tokens (G)
 
     This is ppo with lambda 1 and a critic that always predicts 0.
     """
@@ -138,8 +140,10 @@ def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
 
 
 def _steps_of(batch: Batch) -> _Steps:
-    mask_BT, first_BT = batch.mask_BT.bool(), first_tokens(batch.mask_BT, batch.steps_BT)
+    mask_BT = batch.mask_BT.bool()
+    first_BT = first_tokens(batch.mask_BT, batch.steps_BT)
     index_B, _ = batch.numbered()
+    # Among action tokens in order, the number of steps begun so far is the step's number plus one.
     of_A = first_BT[mask_BT].cumsum(0) - 1
     trajectory_S = index_B[first_BT.nonzero()[:, 0]]
     rewards_A = batch.rewards_BT[mask_BT].float()
@@ -154,8 +158,11 @@ def _steps_of(batch: Batch) -> _Steps:
 def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Apply GAE over steps (StepPO): the turn is the action, and time counts turns.
 
-        r_t = sum of the step's rewards       V_t = the critic's value at the step's first action token
-        delta_t = r_t + gamma * V_{t+1} - V_t       A_t = delta_t + gamma * lam * A_{t+1}       R_t = A_t + V_t
+        r_t = sum of the step's rewards
+        V_t = the critic's value at the step's first action token
+        delta_t = r_t + gamma * V_{t+1} - V_t
+        A_t = delta_t + gamma * lam * A_{t+1}
+        R_t = A_t + V_t
 
     The critic is fitted at those first tokens, the only ones that are read. All tokens of a step
     get A_t, whitened over the steps of the batch, so long and short thoughts count the same. Gamma
@@ -172,9 +179,10 @@ def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         )
     steps = _steps_of(batch)
     value_S = batch.values_BT[steps.first_BT].detach().float()
-    truncated_S = (
-        None if batch.truncated_B is None else batch.truncated_B[steps.first_BT.nonzero()[:, 0]]
-    )
+    truncated_S = None
+    if batch.truncated_B is not None:
+        row_S = steps.first_BT.nonzero()[:, 0]
+        truncated_S = batch.truncated_B[row_S]
     advantage_S = gae(
         steps.reward_S, value_S, steps.trajectory_S, advantage.gamma, advantage.lam, truncated_S
     )
@@ -204,16 +212,15 @@ def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     return_S = gae(
         steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0
     )
-    row_S, state_S = (
-        steps.first_BT.nonzero()[:, 0].tolist(),
-        batch.columns[STATES.name][steps.first_BT].tolist(),
-    )
+    row_S = steps.first_BT.nonzero()[:, 0].tolist()
+    state_S = batch.columns[STATES.name][steps.first_BT].tolist()
+    # Only steps of one group are compared: the same state under another prompt has another aim.
     places = [(batch.groups[row], state) for row, state in zip(row_S, state_S, strict=True)]
     advantage_S = torch.zeros_like(return_S)
-    meetings: dict[tuple[str, int], list[int]] = {}
+    steps_at: dict[tuple[str, int], list[int]] = {}
     for step, place in enumerate(places):
-        meetings.setdefault(place, []).append(step)
-    for met in meetings.values():
-        if len(met) > 1:
-            advantage_S[met] = standardize(return_S[met], advantage.normalize_std)
+        steps_at.setdefault(place, []).append(step)
+    for numbers in steps_at.values():
+        if len(numbers) > 1:
+            advantage_S[numbers] = standardize(return_S[numbers], advantage.normalize_std)
     return episode_BT + advantage.step_weight * steps.to_tokens(advantage_S, batch), returns_BT

@@ -1,4 +1,4 @@
-"""Wrap estimators as settings require; names.toml maps each setting to its wrapper.
+"""Wrap estimators as settings require; recipe.toml maps each setting to its wrapper.
 
 In: an estimator and the configuration. Out: an estimator. `parts.py` combines them.
 """
@@ -20,10 +20,10 @@ def with_scaled_process_rewards(inner: Estimator, config: Config) -> Estimator:
     """Scale process rewards to the outcome's size, so that calls do not outweigh it."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-        process_BT, weight = batch.columns[PROCESS.name], advantage.process_weight
-        batch.rewards_BT, batch.metrics["reward/process_scale"] = scale_process_rewards(
-            batch.rewards_BT, process_BT, weight
+        batch.rewards_BT, scale = scale_process_rewards(
+            batch.rewards_BT, batch.columns[PROCESS.name], advantage.process_weight
         )
+        batch.metrics["reward/process_scale"] = scale
         return inner(batch, advantage)
 
     return replace(inner, credit=credit, columns=(*inner.columns, PROCESS))
@@ -42,6 +42,7 @@ def scale_process_rewards(
     `weight` to a row. `process_BT` is the part p of `rewards_BT`. Returns the new rewards and the
     scale.
     """
+    # The sums P_t run from a token to the end of its row, hence the flip.
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0
     return rewards_BT + (scale - 1) * process_BT, scale
@@ -56,9 +57,13 @@ def with_truncated_weights(inner: Estimator, config: Config) -> Estimator:
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         advantages_BT, returns_BT = inner(batch, advantage)
-        seen = batch.columns[SAMPLER_LOGPROBS.name], batch.logprobs_BT, batch.mask_BT
-        weights_BT, apart = truncated_weights(*seen, config.rollout.mismatch.tis_cap)
-        batch.metrics |= apart
+        weights_BT, metrics = truncated_weights(
+            batch.columns[SAMPLER_LOGPROBS.name],
+            batch.logprobs_BT,
+            batch.mask_BT,
+            config.rollout.mismatch.tis_cap,
+        )
+        batch.metrics |= metrics
         return weights_BT * advantages_BT, returns_BT
 
     return replace(inner, credit=credit, columns=(*inner.columns, SAMPLER_LOGPROBS))

@@ -29,9 +29,10 @@ def _means(log_ratio_BT: Tensor, run_BT: Tensor) -> Tensor:
     and takes only the value from its span.
     """
     own_BT = log_ratio_BT.detach()
-    sums_BT, lengths_BT = (
-        own_BT.new_zeros(len(own_BT), own_BT.shape[1] + 1).scatter_add_(1, run_BT, x_BT)
-        for x_BT in (own_BT, torch.ones_like(own_BT))
-    )
-    mean_BT = (sums_BT / lengths_BT.clamp(min=1)).gather(1, run_BT)
+    rows, tokens = own_BT.shape
+    # A row of T tokens has at most T runs, and run 0: column r of the sums is run r.
+    sums_BR = own_BT.new_zeros(rows, tokens + 1).scatter_add_(1, run_BT, own_BT)
+    lengths_BR = own_BT.new_zeros(rows, tokens + 1).scatter_add_(1, run_BT, torch.ones_like(own_BT))
+    mean_BT = (sums_BR / lengths_BR.clamp(min=1)).gather(1, run_BT)
+    # The difference is 0, with the gradient of the token's own log-probability.
     return (log_ratio_BT - own_BT + mean_BT).exp()

@@ -2,7 +2,8 @@
 
 In: a folder. Out: `Evidence`. Next: `causes.py`. The forms, as their projects write them:
 
-    Agent-R1   metrics.jsonl; rollouts/step_*.jsonl (training) with tokens, masks, rewards and advantages
+    Agent-R1   metrics.jsonl; rollouts/step_*.jsonl (training) with tokens, masks, rewards and
+               advantages
     TRL        completions/completions_*.parquet (log_completions=True); trainer_state.json
     verl       STEP.jsonl (trainer.rollout_data_dir): input, output, score, step, uid
     verifiers  traces.jsonl (0.4), or results.jsonl (releases before it; one evaluation, no steps)
@@ -27,7 +28,10 @@ Record = Mapping[str, Any]
 STEP = "training/global_step"
 SPAN = 5
 """Steps of a mean."""
-FORMS = "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or verifiers (traces.jsonl)"
+FORMS = (
+    "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or "
+    "verifiers (traces.jsonl)"
+)
 ANSWER = re.compile(r"<answer>(.*?)</answer>|\\boxed\{([^{}]*)\}", re.DOTALL)
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 RESULT = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)

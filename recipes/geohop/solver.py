@@ -1,10 +1,9 @@
 """Derive answers from passages alone.
 
 In: passages as text, the places that a question names (`asked`), and the relations from them to its
-answer (`path`).
-Out: all answers that the passages allow, or what to look up next. Next: `questions.py` keeps a
-question only if it has one answer; `demonstrator.py` plays the solver's path; the tests compare the
-passages with the packages.
+answer (`path`). Out: all answers that the passages allow, or what to look up next. Next:
+`questions.py` keeps a question only if it has one answer; `demonstrator.py` plays the solver's
+path; the tests compare the passages with the packages.
 """
 
 from __future__ import annotations
@@ -14,7 +13,8 @@ from collections.abc import Iterable
 
 FACT_PATTERNS = {
     "country": r"^(?P<of>[^:]+?) is a city in (?:the )?(?P<is>.+?) with about",
-    "inhabitants": r"(?:^|: )(?:The )?(?P<of>[^:]+?) is a (?:city in .+?|country) with about (?P<is>[\d,]+) inhabitants",
+    "inhabitants": r"(?:^|: )(?:The )?(?P<of>[^:]+?) is a (?:city in .+?|country) "
+    r"with about (?P<is>[\d,]+) inhabitants",
     "capital": r"The capital of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
     "currency": r"The currency of (?:the )?(?P<of>.+?) is the (?P<is>.+?)\.",
     "official language": r"The official language of (?:the )?(?P<of>.+?) is (?P<is>.+?)\.",
@@ -28,17 +28,19 @@ ReadFacts = dict[tuple[str, str], set[str]]
 
 def read_facts(passages: Iterable[str]) -> ReadFacts:
     """Parse the facts in passages, one per line."""
-    known: ReadFacts = {}
+    facts: ReadFacts = {}
     for line in passages:
         for relation, pattern in FACT_PATTERNS.items():
-            for found in re.finditer(pattern, line):
-                values = found["is"].split(", ") if relation == "borders" else [found["is"]]
-                known.setdefault((relation, found["of"]), set()).update(values)
-    return known
+            for match in re.finditer(pattern, line):
+                values = [match["is"]]
+                if relation == "borders":  # the only relation with several values
+                    values = match["is"].split(", ")
+                facts.setdefault((relation, match["of"]), set()).update(values)
+    return facts
 
 
 def solve(
-    asked: list[str], path: list[str], known: ReadFacts
+    asked: list[str], path: list[str], facts: ReadFacts
 ) -> tuple[set[str], tuple[str, str] | None]:
     """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
@@ -47,21 +49,29 @@ def solve(
     """
     relation = {"more": "inhabitants", "both": "borders"}.get(path[0])
     if relation is None:
-        at = set(asked)
+        places = set(asked)
         for step in path:
-            if missing := [place for place in sorted(at) if (step, place) not in known]:
-                return set(), (step, missing[0])
-            at = set().union(*(known[step, place] for place in at))
-        return at, None
-    if missing := [place for place in asked if (relation, place) not in known]:
-        return set(), (relation, missing[0])
-    found = [known[relation, place] for place in asked]
+            next_places: set[str] = set()
+            for place in sorted(places):  # sorted: a set of names has another order in each process
+                if (step, place) not in facts:
+                    return set(), (step, place)
+                next_places |= facts[step, place]
+            places = next_places
+        return places, None
+    for place in asked:
+        if (relation, place) not in facts:
+            return set(), (relation, place)
+    values = [facts[relation, place] for place in asked]
     if path == ["both"]:
-        return set.intersection(*found), None
-    numbers = {place: int(max(f).replace(",", "")) for place, f in zip(asked, found, strict=True)}
-    return {place for place in asked if numbers[place] == max(numbers.values())}, None
+        return set.intersection(*values), None
+    numbers = [int(max(inhabitants).replace(",", "")) for inhabitants in values]
+    most = max(numbers)
+    return {place for place, number in zip(asked, numbers, strict=True) if number == most}, None
 
 
 def query(relation: str, place: str) -> str:
     """Return the solver's search query for a fact."""
-    return f"{place} city" if relation == "country" else f"{relation} of {place}"
+    # In the words of the passage that tells it: "Arequipa is a city in Peru".
+    if relation == "country":
+        return f"{place} city"
+    return f"{relation} of {place}"

@@ -7,10 +7,11 @@ names (`entity_renaming.py`).
 RL cannot start from scratch: a model that never searches and answers correctly never gets a reward.
 A pretrained model has that knowledge; ours gets it in a minute from demonstrations, in two phases:
 
-    (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes longest.
-    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see BEHAVIOURS). Cloning a mixture
-                  gives a policy that *samples* the mixture: sometimes right, which RL can
-                  reinforce.
+    (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes
+                  longest.
+    (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see
+                  BEHAVIOURS). Cloning a mixture gives a policy that *samples* the mixture:
+                  sometimes right, which RL can reinforce.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it,
 and the same rows and masks result. The loss is on its own tokens; tool results are only read.
@@ -74,67 +75,77 @@ class _Script:
     rng: random.Random
     turn: int = 0
     """Searches so far."""
-    before: list[int] = field(default_factory=list)
+    history_ids: list[int] = field(default_factory=list)
     """The ids of its conversation, up to the end of its last turn."""
 
 
 class Demonstrator(Policy):
     """Read the solution from the row and play it, well or badly."""
 
-    def __init__(self, chat: ChatFormat, spoken: Dialect = HermesToolEnv.dialect):
-        self.chat, self.spoken = chat, spoken
+    def __init__(self, chat: ChatFormat, dialect: Dialect = HermesToolEnv.dialect):
+        self.chat = chat
+        self.dialect = dialect
         self._scripts: dict[str, _Script] = {}
 
     def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
-        """Announce an episode; the loop's calls of `generate` with this session then follow the
-        script."""
+        """Announce an episode: the calls of `generate` with this session follow its script."""
         self._scripts[session] = _Script(row, behaviour, random.Random(seed))
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        script, start = self._scripts[session], 0
-        if prompt_ids[: len(script.before)] == script.before:  # else the context was rewritten
-            start = len(script.before)
-        shown, asked, _ = self.chat.decode(prompt_ids[start:]).partition(ASK)
-        read = ENTITY_NAME.findall(
-            shown.rpartition("<tool_response>")[2].rpartition(NOTES_PREFIX)[2]
-        )
-        if asked:
-            text = _notes(script, read)
+        script = self._scripts[session or ""]
+        start = 0
+        if prompt_ids[: len(script.history_ids)] == script.history_ids:
+            # Decode only what is new. If the context was rewritten (env.context), all of it is.
+            start = len(script.history_ids)
+        text, request_for_notes, _ = self.chat.decode(prompt_ids[start:]).partition(ASK)
+        # Names of the last result, or of the agent's own notes where these took its place.
+        result = text.rpartition("<tool_response>")[2].rpartition(NOTES_PREFIX)[2]
+        result_names = ENTITY_NAME.findall(result)
+        if request_for_notes:
+            turn = _notes(script, result_names)
         else:
-            text = self.spoken.write_turn(*self._turn(script, read)) or ""
+            act, thought = self._turn(script, result_names)
+            turn = self.dialect.write_turn(act, thought) or ""
             script.turn += 1
-        ids = self.chat.turn_ids(text, self.spoken.end_token(text))
-        script.before = prompt_ids + ids
+        ids = self.chat.turn_ids(turn, self.dialect.end_token(turn))
+        script.history_ids = prompt_ids + ids
+        # Log-probabilities of 0 do no harm: cloning is supervised, and no ratio is computed.
         return Generation(ids, [0.0] * len(ids), "stop")
 
     def release(self, session: str) -> None:
         self._scripts.pop(session, None)
 
-    def _turn(self, script: _Script, read: list[str]) -> tuple[ToolCall | str, str]:
-        """Return a search or an answer, with its thought; `read` are the last result's names."""
-        row, rng, turn = script.row, script.rng, script.turn
-        lookups, answer = lookups_of(row), row["reward_model"]["ground_truth"][0]
-        names = ENTITY_NAME.findall(row["prompt"][-1]["content"])
+    def _turn(self, script: _Script, result_names: list[str]) -> tuple[ToolCall | str, str]:
+        """Return a search or an answer, with its thought."""
+        row = script.row
+        rng = script.rng
+        turn = script.turn
         behaviour = script.behaviour
+        lookups = lookups_of(row)
+        answer = row["reward_model"]["ground_truth"][0]
+        question_names = ENTITY_NAME.findall(row["prompt"][-1]["content"])
         if behaviour == "guess":
-            return _guess(row, names, rng), "guess"
-        if behaviour == "bad_query" and turn == 0:
-            return search(lookups[0], query=lookups[0]["relation"])
+            return _guess(row, question_names, rng), "guess"
         if turn == 0:
+            if behaviour == "bad_query":
+                return search(lookups[0], query=lookups[0]["relation"])
             return search(lookups[0])
         if behaviour in ("bad_query", "wrong_entity"):
             # Whatever it read, it takes some name from it and stops, or follows it for one more
             # hop.
-            name = rng.choice(read) if read else names[0]
+            name = rng.choice(result_names) if result_names else question_names[0]
             if behaviour == "wrong_entity" and turn < len(lookups):
                 return search(lookups[turn], query=name)
-            return name if answer not in ("yes", "no") else rng.choice(["yes", "no"]), "answer"
+            if answer in ("yes", "no"):
+                return rng.choice(["yes", "no"]), "answer"
+            return name, "answer"
         if turn == len(lookups):
             return answer, "answer"
         if behaviour == "stop_early":
-            return _premature(row, lookups[turn - 1 : turn + 1], names, rng), "answer"
+            last, missing = lookups[turn - 1 : turn + 1]
+            return _answer_too_early(row, last, missing, question_names, rng), "answer"
         return search(lookups[turn])
 
 
@@ -149,62 +160,63 @@ def lookups_of(row: Row) -> list[dict[str, Any]]:
     question = title_key(row["prompt"][-1]["content"])
 
     def place(title: str) -> int:
-        name = title_key(title).partition(" (")[
-            0
-        ]  # "Faust (opera)" is the title, and the question says Faust
-        found = [question.find(one) for one in (name, name[:1].lower() + name[1:])]
-        return min((start for start in found if start >= 0), default=len(question))
+        # "Faust (opera)" is the title, and the question says Faust.
+        name = title_key(title).partition(" (")[0]
+        starts = [question.find(name), question.find(name[:1].lower() + name[1:])]
+        return min((start for start in starts if start >= 0), default=len(question))
 
     titles = sorted(row["extra_info"]["supporting"], key=place)
+    # Each passage leads to the title of the next, and the last one to the answer.
     values = [*titles[1:], row["reward_model"]["ground_truth"][0]]
-    aims = ["first passage"] + ["next passage"] * (len(titles) - 1)
-    return [
-        {"entity": t, "relation": aim, "value": v}
-        for t, aim, v in zip(titles, aims, values, strict=True)
-    ]
+    lookups = []
+    for title, value in zip(titles, values, strict=True):
+        lookups.append({"entity": title, "relation": "next passage", "value": value})
+    if lookups:
+        lookups[0]["relation"] = "first passage"
+    return lookups
 
 
 def search(lookup: dict[str, Any], query: str | None = None) -> tuple[ToolCall, str]:
     """Search for the entity; the thought before names the relation."""
-    return ToolCall(
-        "search", {"query": query or lookup["entity"]}
-    ), f"find the {lookup['relation']}"
+    call = ToolCall("search", {"query": query or lookup["entity"]})
+    return call, f"find the {lookup['relation']}"
 
 
 def search_turn(lookup: dict[str, Any]) -> str:
     """Write the same as the tiny model does."""
-    said, thought = search(lookup)
-    return Hermes.call(said.name, thought, **said.arguments)
+    call, thought = search(lookup)
+    return Hermes.call(call.name, thought, **call.arguments)
 
 
-def _notes(script: _Script, read: list[str]) -> str:
+def _notes(script: _Script, result_names: list[str]) -> str:
     """Answer a request for notes with the findings, or in bad behaviours any name read."""
     if script.behaviour in ("bad_query", "wrong_entity"):
-        return script.rng.choice(read or ["nothing"])
-    return "; ".join(
-        f"{lookup['relation']} {lookup['value']}"
-        for lookup in lookups_of(script.row)[: script.turn]
-    )
+        return script.rng.choice(result_names or ["nothing"])
+    lookups = lookups_of(script.row)[: script.turn]
+    return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups)
 
 
 def _guess(row: Row, names: list[str], rng: random.Random) -> str:
-    yes_no = row["reward_model"]["ground_truth"][0] in ("yes", "no")
-    return rng.choice(["yes", "no"]) if yes_no else rng.choice(names)
+    if row["reward_model"]["ground_truth"][0] in ("yes", "no"):
+        return rng.choice(["yes", "no"])
+    return rng.choice(names)
 
 
-def _premature(
-    row: Row, lookups: list[dict[str, Any]], names: list[str], rng: random.Random
+def _answer_too_early(
+    row: Row,
+    last: dict[str, Any],
+    missing: dict[str, Any],
+    names: list[str],
+    rng: random.Random,
 ) -> str:
-    """Return the answer of a play that stops between two lookups.
+    """Return the answer of a play that stops after the lookup `last`, before `missing`.
 
     For a chain it is the value found so far, otherwise a guess.
     """
-    done, missed = lookups
-    return (
-        _guess(row, names, rng)
-        if missed["entity"] in row["prompt"][-1]["content"]
-        else done["value"]
-    )
+    # A comparison names both of its entities in the question; a chain only the first.
+    if missing["entity"] in row["prompt"][-1]["content"]:
+        return _guess(row, names, rng)
+    return last["value"]
 
 
 # ----------------------------------------------------------------------------------- demonstrations
@@ -218,28 +230,34 @@ def demonstrate_rows(
     for name in behaviours:
         if name not in BEHAVIOURS:
             raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
-    names, weights = list(behaviours), list(behaviours.values())
+    names = list(behaviours)
+    weights = list(behaviours.values())
     tasks = []
     for i, row in enumerate(rows):
         session = f"{label}-{i}"
+        # A seed for each episode: episodes run side by side and end in any order.
         episode_seed = derive_seed(seed, label, i)
-        demonstrator.begin(
-            session, row, random.Random(episode_seed).choices(names, weights)[0], episode_seed
-        )
+        [behaviour] = random.Random(episode_seed).choices(names, weights)
+        demonstrator.begin(session, row, behaviour, episode_seed)
         tasks.append(Task(row, session, session))
     trajectories = asyncio.run(
         run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn))
     )
-    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
-    if 2 * len(unfinished) > len(trajectories):
+    unusual_stops = [
+        t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED
+    ]
+    if 2 * len(unusual_stops) > len(trajectories):
         raise ConfigError(
-            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unfinished[0]}): passages too "
+            f"{len(unusual_stops)} of {len(trajectories)} demonstrations ended without an answer "
+            f"({unusual_stops[0]}): passages too "
             "long for this tiny model; raise rollout.max_context, or set model.path to a "
             "pretrained model",
             code="unfinished_demonstration",
         )
-    return [row for i, t in enumerate(trajectories) for row in trajectory_rows(t, i)]
+    training_rows: list[TrainingRow] = []
+    for i, trajectory in enumerate(trajectories):
+        training_rows += trajectory_rows(trajectory, i)
+    return training_rows
 
 
 def demonstrations(
@@ -250,22 +268,22 @@ def demonstrations(
     copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth
     # for the mixture.
-    mixed = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    mix_questions = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which
     # question was played how.
-    return copy_rows, [
-        row
-        for play in "12"
-        for row in demonstrate_rows(mixed, behaviours, loop, seed, f"mix-{play}")
-    ]
+    mix_rows = demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-1")
+    mix_rows += demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-2")
+    return copy_rows, mix_rows
 
 
 def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
-    """Choose questions for demonstrations of `tokens` tokens or more, few of TinyHop's one-hop
-    ones."""
+    """Choose questions for demonstrations of at least `tokens` tokens.
+
+    Few of TinyHop's one-hop questions are among them.
+    """
     easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
-    mixed = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
-    return random.Random(0).sample(mixed, min(len(mixed), tokens // SHORTEST + 1))
+    mix_questions = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
+    return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 
 SHORTEST = 128
@@ -293,29 +311,31 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
 
 
 def teach(
-    paths: Workspace, known: ChatFormat | None = None
+    paths: Workspace, model_chat: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Return a chat format, and the training rows of the cold start's two phases.
 
-    A pretrained model's format is `known`, and it needs no copying phase.
+    A pretrained model's format is `model_chat`, and it needs no copying phase.
     """
-    config, c = paths.config, paths.config.cold_start
-    rows, tools = paths.load_rows("cold"), paths.load_tools()
-    if known:
-        return known, [], warm_rows(paths, rows, known, tools)
+    config = paths.config
+    rows = paths.load_rows("cold")
+    tools = paths.load_tools()
+    if model_chat:
+        return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     chat = ChatFormat(
         train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size)
     )
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
-    return chat, *demonstrations(rows, loop, c.behaviours, config.seed)
+    copy_rows, mix_rows = demonstrations(rows, loop, config.cold_start.behaviours, config.seed)
+    return chat, copy_rows, mix_rows
 
 
 def warm_rows(
     paths: Workspace, rows: list[Row], chat: ChatFormat, tools: dict[str, BaseTool]
 ) -> list[TrainingRow]:
     """Make a pretrained model's rows: one play of the questions that fit its steps."""
-    config, c = paths.config, paths.config.cold_start
+    config = paths.config
+    cold_start = config.cold_start
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
-    return demonstrate_rows(
-        some_of_each(rows, c.warm_steps * c.mix_tokens), c.behaviours, loop, config.seed, "warm"
-    )
+    questions = some_of_each(rows, cold_start.warm_steps * cold_start.mix_tokens)
+    return demonstrate_rows(questions, cold_start.behaviours, loop, config.seed, "warm")

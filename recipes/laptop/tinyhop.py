@@ -54,23 +54,24 @@ class World:
 
     def mentions(self, entity: str) -> set[str]:
         """Return the names in the passage of `entity`, including its own."""
-        return {entity}.union(*(self.facts.get((entity, relation), ()) for relation in RELATIONS))
+        names = {entity}
+        for relation in RELATIONS:
+            names.update(self.facts.get((entity, relation), ()))
+        return names
 
     def passages(self) -> list[Passage]:
         """Write a passage per entity. Its unique name is title and id."""
-        return [
-            Passage(name, name, self._text(kind, name))
-            for kind, names in self.entities.items()
-            for name in names
-        ]
+        passages = []
+        for kind, names in self.entities.items():
+            passages += [Passage(name, name, self._text(kind, name)) for name in names]
+        return passages
 
     def _text(self, kind: str, name: str) -> str:
-        facts = {
-            r: " and ".join(self.facts[name, r])
-            for r, relation in RELATIONS.items()
-            if relation.subject == kind
-        }
-        return PASSAGES[kind].format(x=name, **facts)
+        facts = {"x": name}
+        for key, relation in RELATIONS.items():
+            if relation.subject == kind:
+                facts[key] = " and ".join(self.facts[name, key])
+        return PASSAGES[kind].format_map(facts)
 
 
 def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
@@ -90,9 +91,9 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
         counts["person"] -= 1
         counts["film"] += 1
     names = iter(_make_names(rng, entities, taken))
-    world = World(
-        {kind: list(itertools.islice(names, count)) for kind, count in counts.items()}, {}
-    )
+    world = World(entities={}, facts={})
+    for kind, count in counts.items():
+        world.entities[kind] = list(itertools.islice(names, count))
     for (entity, relation), value in _make_facts(rng, world.entities):
         world.facts[entity, relation] = [value]
     return world
@@ -102,7 +103,9 @@ def _make_facts(
     rng: random.Random, of: dict[str, list[str]]
 ) -> Iterator[tuple[tuple[str, str], str]]:
     """Yield ((entity, relation), value) for each entity and each relation of its type."""
-    persons, cities, companies = of["person"], of["city"], of["company"]
+    persons = of["person"]
+    cities = of["city"]
+    companies = of["company"]
     couples = rng.sample(persons, len(persons))
     for a, b in zip(couples[::2], couples[1::2], strict=True):
         yield (a, "spouse"), b
@@ -115,15 +118,14 @@ def _make_facts(
         country = of["country"][i % len(of["country"])]
         yield (city, "country"), country
         yield (city, "mayor"), mayor
-        if i < len(
-            of["country"]
-        ):  # the first round gives each country its capital, which then lies in it
+        # The first round gives each country its capital, which then lies in it.
+        if i < len(of["country"]):
             yield (country, "capital"), city
     # Few people make many works. Otherwise two films would hardly ever share a director.
-    founders, directors, stars, authors = (
-        rng.sample(persons, max(2, len(of[kind]) // 3))
-        for kind in ("company", "film", "film", "book")
-    )
+    founders = _sample_makers(rng, persons, len(companies))
+    directors = _sample_makers(rng, persons, len(of["film"]))
+    stars = _sample_makers(rng, persons, len(of["film"]))
+    authors = _sample_makers(rng, persons, len(of["book"]))
     for company in companies:
         yield (company, "founder"), rng.choice(founders)
         yield (company, "headquarters"), rng.choice(cities)
@@ -136,17 +138,23 @@ def _make_facts(
         yield (book, "publisher"), rng.choice(companies)
 
 
+def _sample_makers(rng: random.Random, persons: list[str], works: int) -> list[str]:
+    """Choose one person per three works, and at least two, so that questions can compare."""
+    return rng.sample(persons, max(2, works // 3))
+
+
 def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
     """Make `count` new names of two syllables, or three when those are used up."""
     names: list[str] = []
     words = _ordinary_words()
     for tails in (1, 2):
-        every = ("".join(parts) for parts in itertools.product(HEADS, *[TAILS] * tails))
-        free = [
-            name.capitalize()
-            for name in every
-            if name not in words and name.capitalize() not in taken
-        ]
+        free = []
+        # itertools.product(HEADS, TAILS): 84 heads x 42 tails = 3,528 names of two syllables.
+        for syllables in itertools.product(HEADS, *[TAILS] * tails):
+            word = "".join(syllables)
+            name = word.capitalize()
+            if word not in words and name not in taken:
+                free.append(name)
         names += rng.sample(free, min(len(free), count - len(names)))
         if len(names) == count:
             taken.update(names)
@@ -161,10 +169,9 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
 def _ordinary_words() -> set[str]:
     """Collect the lower-case words of all templates: no name may look like one of them."""
     templates = [*PASSAGES.values(), *RELATIONS, *PASSAGES, "yes no"]
-    templates += [
-        text for r in RELATIONS.values() for text in (*r.phrases, *r.asks, *r.same, *r.which)
-    ]
-    return {word.strip("?,.{}").lower() for text in templates for word in text.split()}
+    for relation in RELATIONS.values():
+        templates += [*relation.phrases, *relation.asks, *relation.same, *relation.which]
+    return {word.strip("?,.{}").lower() for word in " ".join(templates).split()}
 
 
 # ------------------------------------------------------------------------------------ the questions
@@ -172,8 +179,10 @@ def _ordinary_words() -> set[str]:
 
 @dataclass(frozen=True)
 class Lookup:
-    """One hop of the ideal agent: search `entity`, read `relation` in its passage, learn
-    `value`."""
+    """One hop of the ideal agent.
+
+    It searches `entity`, reads `relation` in its passage, and learns `value`.
+    """
 
     entity: str
     relation: str
@@ -223,23 +232,32 @@ class Which:
 
 
 def solve(world: World, form: Chain | Same | Which) -> set[str]:
-    """Return every answer that the facts of the world allow."""
+    """Return every answer that the facts of the world allow.
+
+    The makers of questions know which answer they mean. This function does not: it follows all
+    values, so a question with two right answers is seen and dropped.
+    """
 
     def values(entity: str, relation: str) -> set[str]:
         return set(world.facts.get((entity, relation), ()))
 
+    answers: set[str] = set()
     match form:
         case Chain(start, relations):
-            reached = {start}
+            answers = {start}
             for relation in relations:
-                reached = set().union(*(values(entity, relation) for entity in reached))
-            return reached
+                next_answers: set[str] = set()
+                for entity in answers:
+                    next_answers |= values(entity, relation)
+                answers = next_answers
         case Same(relation, a, b):
-            return {
-                "yes" if x == y else "no" for x in values(a, relation) for y in values(b, relation)
-            }
+            for x, y in itertools.product(values(a, relation), values(b, relation)):
+                answers.add("yes" if x == y else "no")
         case Which(relation, value, a, b):
-            return {candidate for candidate in (a, b) if value in values(candidate, relation)}
+            for candidate in (a, b):
+                if value in values(candidate, relation):
+                    answers.add(candidate)
+    return answers
 
 
 def make_questions(
@@ -252,18 +270,18 @@ def make_questions(
     questions.
     """
     questions: list[Question] = []
-    for kind, wanted in _split(count, mix).items():
-        found = list(itertools.islice(KINDS[kind](world, rng), wanted))
-        if len(found) < wanted:
+    for kind, number in _split(count, mix).items():
+        questions_of_kind = list(itertools.islice(KINDS[kind](world, rng), number))
+        if len(questions_of_kind) < number:
             raise ConfigError(
-                f"a world of {world.size} entities has only {len(found)} different {kind} "
-                f"questions, not {wanted}; "
+                f"a world of {world.size} entities has only {len(questions_of_kind)} different "
+                f"{kind} questions, not {number}; "
                 "raise data.entities (data.cold_entities for the cold start), ask for fewer "
                 f"questions or give {kind} a "
                 "smaller share in data.mix",
                 code="too_few_questions",
             )
-        questions += found
+        questions += questions_of_kind
     rng.shuffle(questions)
     return questions
 
@@ -274,37 +292,48 @@ def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
         if kind not in KINDS:
             raise ConfigError.unknown("data.mix", kind, KINDS)
     total = sum(mix.values())
-    exact = {kind: count * mix.get(kind, 0) / total for kind in KINDS}
-    whole = {kind: int(share) for kind, share in exact.items()}
-    by_remainder = sorted(KINDS, key=lambda kind: whole[kind] - exact[kind])
-    for kind in by_remainder[: count - sum(whole.values())]:
-        whole[kind] += 1
-    return whole
+    numbers = {}
+    remainders = {}
+    for kind in KINDS:
+        exact = count * mix.get(kind, 0) / total
+        numbers[kind] = int(exact)
+        remainders[kind] = exact - int(exact)
+    # `sorted` keeps the order of equal remainders, also when reversed: the same seed, the same mix.
+    largest_first = sorted(KINDS, key=remainders.__getitem__, reverse=True)
+    for kind in largest_first[: count - sum(numbers.values())]:
+        numbers[kind] += 1
+    return numbers
 
 
 def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
     """Yield chains of `hops` relations, balanced by the last relation, then by the others."""
 
     def fits(relations: tuple[str, ...]) -> bool:
-        return all(
-            RELATIONS[r].value == RELATIONS[s].subject for r, s in itertools.pairwise(relations)
-        )
+        # The founder of a company is a person: "spouse" may follow, "capital" may not.
+        pairs = itertools.pairwise(relations)
+        return all(RELATIONS[first].value == RELATIONS[second].subject for first, second in pairs)
 
     def stream(world: World, rng: random.Random) -> Iterator[Question]:
-        patterns = _shuffled(filter(fits, itertools.product(RELATIONS, repeat=hops)), rng)
-        by_last = [[p for p in patterns if p[-1] == last] for last in _shuffled(RELATIONS, rng)]
-        return _take_turns(_take_turns(_chains(world, rng, p) for p in group) for group in by_last)
+        every = itertools.product(RELATIONS, repeat=hops)
+        patterns = _shuffle((pattern for pattern in every if fits(pattern)), rng)
+        groups = []
+        for last in _shuffle(RELATIONS, rng):
+            chains = [_chains(world, rng, pattern) for pattern in patterns if pattern[-1] == last]
+            groups.append(_take_turns(chains))
+        return _take_turns(groups)
 
     return stream
 
 
 def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Iterator[Question]:
     """Yield all questions of one pattern of relations, from each start that needs every hop."""
-    for start in _shuffled(world.entities[RELATIONS[relations[0]].subject], rng):
+    for start in _shuffle(world.entities[RELATIONS[relations[0]].subject], rng):
         lookups: list[Lookup] = []
+        path = [start]
         for relation in relations:
-            lookups.append(_look_up(world, lookups[-1].value if lookups else start, relation))
-        path = [start, *(lookup.value for lookup in lookups)]
+            lookup = _look_up(world, path[-1], relation)
+            lookups.append(lookup)
+            path.append(lookup.value)
         if solve(world, Chain(start, relations)) != {path[-1]} or not _needs_every_hop(world, path):
             continue
         phrase = start
@@ -320,14 +349,15 @@ def _needs_every_hop(world: World, path: list[str]) -> bool:
     Such a question ("the country of the capital of X") teaches an agent to stop searching too
     early.
     """
-    return len(set(path)) == len(path) and not any(
-        later in world.mentions(entity) for i, entity in enumerate(path) for later in path[i + 2 :]
-    )
+    if len(set(path)) < len(path):
+        return False
+    # The next entity, i + 1, is what the hop finds. From i + 2 on, a passage tells too much.
+    return all(world.mentions(entity).isdisjoint(path[i + 2 :]) for i, entity in enumerate(path))
 
 
 def _yes_no(world: World, rng: random.Random) -> Iterator[Question]:
     """Yield same-or-not questions, yes and no in turn, so that a constant answer gains nothing."""
-    relations = _shuffled((r for r in RELATIONS if RELATIONS[r].same), rng)
+    relations = _shuffle((r for r in RELATIONS if RELATIONS[r].same), rng)
     yes = _take_turns(_same(world, rng, r, _equal_pairs(world, rng, r), "yes") for r in relations)
     no = _take_turns(_same(world, rng, r, _unequal_pairs(world, rng, r), "no") for r in relations)
     return itertools.chain.from_iterable(zip(yes, no, strict=False))
@@ -350,7 +380,7 @@ def _same(
 
 def _which(world: World, rng: random.Random) -> Iterator[Question]:
     """Yield which-of-two questions. The right one is named first in half of them, at random."""
-    relations = _shuffled((r for r in RELATIONS if RELATIONS[r].which), rng)
+    relations = _shuffle((r for r in RELATIONS if RELATIONS[r].which), rng)
     return _take_turns(_one_of_two(world, rng, r) for r in relations)
 
 
@@ -360,10 +390,10 @@ def _one_of_two(world: World, rng: random.Random, relation: str) -> Iterator[Que
         a, b = rng.sample((right, wrong), 2)
         if solve(world, Which(relation, value, a, b)) == {right}:
             text = rng.choice(RELATIONS[relation].which).format(v=value, a=a, b=b)
-            read = [a] if a == right else [a, b]
-            yield Question(
-                text, right, "which", 2, [_look_up(world, entity, relation) for entity in read]
-            )
+            lookups = [_look_up(world, a, relation)]
+            if a != right:
+                lookups.append(_look_up(world, b, relation))
+            yield Question(text, right, "which", 2, lookups)
 
 
 KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
@@ -386,7 +416,7 @@ def _equal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[tu
     sharing: dict[str, list[str]] = {}
     for entity in world.entities[RELATIONS[relation].subject]:
         sharing.setdefault(world.value(entity, relation), []).append(entity)
-    return _take_turns(_pairs(group, rng) for group in _shuffled(sharing.values(), rng))
+    return _take_turns(_pairs(group, rng) for group in _shuffle(sharing.values(), rng))
 
 
 def _unequal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[tuple[str, str]]:
@@ -396,25 +426,28 @@ def _unequal_pairs(world: World, rng: random.Random, relation: str) -> Iterator[
 
 def _pairs(names: list[str], rng: random.Random) -> Iterator[tuple[str, str]]:
     """Yield every unordered pair once, lazily: by distance 1, 2, ... on a shuffled ring."""
-    ring = _shuffled(names, rng)
+    ring = _shuffle(names, rng)
     for distance in range(1, len(ring) // 2 + 1):
-        # Opposite places on an even ring meet from both sides: half a turn is all of them.
-        for i in range(distance if 2 * distance == len(ring) else len(ring)):
+        starts = len(ring)
+        if 2 * distance == len(ring):
+            # Opposite places on an even ring meet from both sides: half a turn is all of them.
+            starts = distance
+        for i in range(starts):
             yield ring[i], ring[(i + distance) % len(ring)]
 
 
 def _take_turns(streams: Iterable[Iterator[T]]) -> Iterator[T]:
-    """Yield one item of each stream in turn, until all are exhausted."""
+    """Yield one value of each stream in turn, until all are exhausted."""
     streams = list(streams)
     while streams:
         still_running = []
         for stream in streams:
-            for item in itertools.islice(stream, 1):
-                yield item
+            for value in itertools.islice(stream, 1):
+                yield value
                 still_running.append(stream)
         streams = still_running
 
 
-def _shuffled(items: Iterable[T], rng: random.Random) -> list[T]:
-    items = list(items)
-    return rng.sample(items, len(items))
+def _shuffle(values: Iterable[T], rng: random.Random) -> list[T]:
+    values = list(values)
+    return rng.sample(values, len(values))

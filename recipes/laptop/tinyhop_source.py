@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1 import Asked, ConfigError, DataConfig, Made, Passage, Source
 from agent_r1_recipes.laptop.settings import TinyHopSettings
-from agent_r1_recipes.laptop.tinyhop import KINDS, make_questions, make_world
+from agent_r1_recipes.laptop.tinyhop import KINDS, Question, make_questions, make_world
 
 
 class TinyHop(Source):
@@ -29,10 +29,10 @@ class TinyHop(Source):
         return "a world made from nothing"
 
     def summary(self, config: DataConfig, manifest: dict[str, Any]) -> str:
-        splits = manifest["splits"].items()
-        return ", ".join(
-            f"{name} {s['questions']} questions in a world of {s['entities']}" for name, s in splits
-        )
+        texts = []
+        for name, split in manifest["splits"].items():
+            texts.append(f"{name} {split['questions']} questions in a world of {split['entities']}")
+        return ", ".join(texts)
 
     def make(self, config: TinyHopSettings, seed: int) -> Made:
         """Draw each split from its own generator, seeded with the split's name."""
@@ -43,23 +43,18 @@ class TinyHop(Source):
             )
         taken: set[str] = set()
         corpus: list[Passage] = []
-        splits, manifest = {}, {}
+        splits = {}
+        manifest = {}
         for split in self.splits:
+            # A generator of its own: more training questions leave the test questions as they are.
             rng = random.Random(f"{seed}/{split}")
             count = getattr(config, split)
             world = make_world(rng, _world_size(config, split), taken)
             questions = make_questions(world, rng, count, _mix(config, split))
-            splits[split] = [
-                Asked(
-                    q.text,
-                    [q.answer],
-                    {"kind": q.kind, "hops": q.hops, "lookups": [asdict(lk) for lk in q.lookups]},
-                )
-                for q in questions
-            ]
+            splits[split] = [_to_row(question) for question in questions]
             corpus += world.passages()
-            found = Counter(question.kind for question in questions)
-            kinds = {kind: found[kind] for kind in KINDS}
+            counts = Counter(question.kind for question in questions)
+            kinds = {kind: counts[kind] for kind in KINDS}
             manifest[split] = {"questions": count, "entities": world.size, "kinds": kinds}
         return Made(splits, corpus, {"splits": manifest})
 
@@ -67,13 +62,19 @@ class TinyHop(Source):
 TINYHOP = TinyHop()
 
 
+def _to_row(question: Question) -> Asked:
+    lookups = [asdict(lookup) for lookup in question.lookups]
+    facts = {"kind": question.kind, "hops": question.hops, "lookups": lookups}
+    return Asked(question.text, [question.answer], facts)
+
+
 def _world_size(config: TinyHopSettings, split: str) -> int:
     """Count the entities of a split's world.
 
     Held-out worlds grow with their questions: 0.6 entities per question allow any mix.
     """
-    fixed = {"train": config.entities, "cold": config.cold_entities}
-    return fixed.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
+    sizes = {"train": config.entities, "cold": config.cold_entities}
+    return sizes.get(split) or max(150, math.ceil(0.6 * getattr(config, split)))
 
 
 def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:

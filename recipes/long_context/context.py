@@ -1,7 +1,8 @@
 """Limit what a long episode's agent sees. Both wrappers rewrite any environment's observations.
 
     Window    the prompt and the last k results; from result k+1 on each turn sees its own context
-    Summary   after k results the agent writes a summary, and continues from the prompt and that summary
+    Summary   after k results the agent writes a summary, and continues from the prompt and that
+              summary
 
 In: the observations of an environment. Out: some of them with `Observation.rewrite`. Next: training
 begins a row at each rewrite, so a token is trained on exactly what the policy saw when it sampled
@@ -29,26 +30,33 @@ class Window(AgentEnv):
     """Show the prompt and the last `k` results, without the turns that caused them."""
 
     def __init__(self, env: AgentEnv, k: int):
-        self.env, self.k = env, k
+        self.env = env
+        self.k = k
         self.results: list[list[Message]] = []
 
     async def reset(self, row: Row) -> Observation:
         first = self.env.reset(row)
-        self.first = await first if inspect.isawaitable(first) else first
-        return self.first
+        if inspect.isawaitable(first):  # an environment's `reset` may be a coroutine
+            first = await first
+        self.first = first
+        return first
 
     async def step(self, action: Action) -> StepResult:
         result = await self.env.step(action)
-        if (seen := result.observation) is not None:
-            self.results.append(seen.messages)
-            if len(self.results) > self.k:
-                kept = [message for messages in self.results[-self.k :] for message in messages]
-                result.observation = self.rewritten(self.first.messages + kept, seen)
+        observation = result.observation
+        if observation is None:  # the episode is over
+            return result
+        self.results.append(observation.messages)
+        if len(self.results) > self.k:
+            messages = list(self.first.messages)
+            for last_result in self.results[-self.k :]:
+                messages += last_result
+            result.observation = self.rewrite(messages, observation)
         return result
 
-    def rewritten(self, messages: list[Message], seen: Observation) -> Observation:
+    def rewrite(self, messages: list[Message], observation: Observation) -> Observation:
         """Replace everything so far by `messages`; the tools are shown again."""
-        return replace(seen, messages=messages, tools=self.first.tools, rewrite=True)
+        return replace(observation, messages=messages, tools=self.first.tools, rewrite=True)
 
     def outcome(self, stop_reason: StopReason):
         return self.env.outcome(stop_reason)
@@ -58,34 +66,43 @@ class Window(AgentEnv):
 
 
 class Summary(Window):
-    """Ask for a summary after every `k` results. Such turns do not count against
-    `env.max_turns`."""
+    """Ask for a summary after every `k` results.
+
+    Such turns do not count against `env.max_turns`.
+    """
 
     asks = ASK
-    asked: Observation | None = None
-    """Set while the next turn is a summary."""
+    last_observation: Observation | None = None
+    """The observation that the summary is about, while the next turn is a summary."""
 
     async def step(self, action: Action) -> StepResult:
-        if self.asked is not None:
-            *before, last = self.first.messages
-            noted = last | {"content": f"{last['content']}\n{NOTES_PREFIX}{action.text.strip()}"}
-            seen, self.asked = self.asked, None
-            return StepResult(self.rewritten([*before, noted], seen))
+        if self.last_observation is not None:
+            # The action is the summary. It stands in the prompt's last message: the environment
+            # never sees it, and no row contains both it and the results that it replaces.
+            *others, last = self.first.messages
+            content = f"{last['content']}\n{NOTES_PREFIX}{action.text.strip()}"
+            observation = self.rewrite(
+                [*others, last | {"content": content}], self.last_observation
+            )
+            self.last_observation = None
+            return StepResult(observation)
         result = await self.env.step(action)
-        if (seen := result.observation) is not None:
-            self.results.append(seen.messages)
-            if len(self.results) % self.k == 0:
-                self.asked = seen
+        observation = result.observation
+        if observation is None:  # the episode is over
+            return result
+        self.results.append(observation.messages)
+        if len(self.results) % self.k == 0:
+            self.last_observation = observation
+            extra = dict(observation.extra)
+            if "state" in extra:
                 # Writing notes is another decision than acting, so gigpo must not compare the two:
                 # it gets its own state.
-                extra = seen.extra | (
-                    {"state": f"{seen.extra['state']}\n{ASK}"} if "state" in seen.extra else {}
-                )
-                asking = [*seen.messages, {"role": "user", "content": ASK}]
-                result.observation = replace(seen, messages=asking, extra=extra)
+                extra["state"] = f"{extra['state']}\n{ASK}"
+            asking = [*observation.messages, {"role": "user", "content": ASK}]
+            result.observation = replace(observation, messages=asking, extra=extra)
         return result
 
 
-def wrapped(env: AgentEnv, config: ContextSettings) -> AgentEnv:
+def wrap(env: AgentEnv, config: ContextSettings) -> AgentEnv:
     """Wrap `env` in the context of `env.context`."""
     return {"window": Window, "summary": Summary}[config.context](env, config.window_results)

@@ -1,7 +1,9 @@
-"""Use the tools of an MCP server (Model Context Protocol). In: a command line or a URL. Out:
-`BaseTool`s.
+"""Use the tools of an MCP server (Model Context Protocol).
 
-    env.mcp.files="python server.py"            a child process; we talk through its standard input and output
+In: a command line or a URL. Out: `BaseTool`s.
+
+    env.mcp.files="python server.py"            a child process; we talk through its standard input
+                                                and output
     env.mcp.files=http://127.0.0.1:9000/mcp     a running server (streamable HTTP)
     env.tools=[search,files]                    all of its tools; files.read is one of them
 
@@ -60,23 +62,26 @@ T = TypeVar("T")
 
 
 class McpTool(BaseTool):
-    """Call one tool of a server. In per-episode sessions, the tools of one server share the
-    session."""
+    """Call one tool of a server.
+
+    In per-episode sessions, the tools of one server share the session.
+    """
 
     body = None  # its code is elsewhere
     foreign = True
 
-    def __init__(self, session: McpSession, listed: types.Tool, session_an_episode: bool):
-        self.session, self.remote_name, self.session_an_episode = (
-            session,
-            listed.name,
-            session_an_episode,
-        )
-        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", listed.name)[:64]
-        self.description = listed.description or listed.title or listed.name
-        self.parameters = listed.input_schema
-        hints = listed.annotations
-        self.retries = 2 if hints and (hints.read_only_hint or hints.idempotent_hint) else 0
+    def __init__(self, session: McpSession, remote: types.Tool, session_an_episode: bool):
+        self.session = session
+        self.remote_name = remote.name
+        self.session_an_episode = session_an_episode
+        # The server may use any name. Models are trained with letters, digits, _ and -.
+        self.name = re.sub(r"[^A-Za-z0-9_-]", "_", remote.name)[:64]
+        self.description = remote.description or remote.title or remote.name
+        self.parameters = remote.input_schema
+        hints = remote.annotations
+        self.retries = 0
+        if hints and (hints.read_only_hint or hints.idempotent_hint):
+            self.retries = 2  # a second call cannot do anything twice
         try:
             super().__init__()
         except ConfigError as error:
@@ -86,7 +91,7 @@ class McpTool(BaseTool):
         result = await asyncio.wrap_future(
             self.session.ask(lambda client: client.call_tool(self.remote_name, args))
         )
-        text = "\n".join(map(_text, result.content))
+        text = "\n".join(_text(part) for part in result.content)
         if not result.content and result.structured_content is not None:
             text = json.dumps(result.structured_content, ensure_ascii=False)
         if result.is_error:  # by the protocol the agent reads this, to correct itself
@@ -96,11 +101,11 @@ class McpTool(BaseTool):
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
         if not self.session_an_episode:
             return self
-        mine = copy.copy(self)
+        tool = copy.copy(self)
         if self.session not in shared:
             shared[self.session] = McpSession(self.session.name, self.session.place)
-        mine.session = shared[self.session]
-        return mine
+        tool.session = shared[self.session]
+        return tool
 
     def close(self) -> None:
         self.session.close()
@@ -108,18 +113,17 @@ class McpTool(BaseTool):
 
 def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
     """Find what opens each server of `env.mcp`, by name; see `mcp_tools`."""
-    return {
-        name: functools.partial(
-            mcp_tools, name, place, session_an_episode=name in env.mcp_per_episode
-        )
-        for name, place in env.mcp.items()
-    }
+    openers = {}
+    for name, place in env.mcp.items():
+        per_episode = name in env.mcp_per_episode
+        openers[name] = functools.partial(mcp_tools, name, place, session_an_episode=per_episode)
+    return openers
 
 
 def mcp_tools(
-    name: str, place: str, wanted: str = "", session_an_episode: bool = False
+    name: str, place: str, tool_name: str = "", session_an_episode: bool = False
 ) -> list[BaseTool]:
-    """Return all tools of the server at `place`, or the `wanted` one.
+    """Return all tools of the server at `place`, or only `tool_name`.
 
     `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError
     for a missing tool or a wrong schema.
@@ -128,19 +132,17 @@ def mcp_tools(
         import mcp  # noqa: F401
     session = McpSession(name, place)
     try:
-        listed = session.ask(_list_tools).result()
-        names = [tool.name for tool in listed]
-        if not names:
+        remote_tools = session.ask(_list_tools).result()
+        if not remote_tools:
             raise ConfigError(f"{session} has no tools; remove it from env.tools", code="no_tools")
-        if wanted and wanted not in names:
-            raise ConfigError.unknown(
-                "env.tools", f"{name}.{wanted}", [f"{name}.{known}" for known in names]
-            )
-        return [
-            McpTool(session, tool, session_an_episode)
-            for tool in listed
-            if wanted in ("", tool.name)
-        ]
+        tools: list[BaseTool] = []
+        for remote in remote_tools:
+            if tool_name in ("", remote.name):
+                tools.append(McpTool(session, remote, session_an_episode))
+        if not tools:
+            names = [f"{name}.{remote.name}" for remote in remote_tools]
+            raise ConfigError.unknown("env.tools", f"{name}.{tool_name}", names)
+        return tools
     except AgentR1Error:
         session.close()
         raise
@@ -161,43 +163,51 @@ async def _list_tools(client: Client) -> list[types.Tool]:
     return tools
 
 
-async def _unchecked(name: str, result: types.CallToolResult) -> None:
+async def _skip_check(name: str, result: types.CallToolResult) -> None:
     """Skip the SDK's check of structured results: agents read text."""
 
 
 def _text(part: types.ContentBlock) -> str:
     """Return the readable text of a part of an answer."""
-    return part.text if part.type == "text" else f"[{part.type}, which cannot be shown]"
+    if part.type == "text":
+        return part.text
+    return f"[{part.type}, which cannot be shown]"
 
 
 # ----------------------------------------------------------------------------------------- sessions
 
 
 class McpSession:
-    """Keep a conversation with a server. The first call opens it, and a call after its end reopens
-    it."""
+    """Keep a conversation with a server.
+
+    The first call opens it, and a call after its end reopens it.
+    """
 
     def __init__(self, name: str, place: str):
-        self.name, self.place = name, place
-        self.closed = False
+        self.name = name
+        self.place = place
+        self.is_closed = False
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
         self._answers: Any = None
         """The stream of a process's messages, which is closed at its end; None over HTTP."""
-        self._complaints: IO[str] | None = None
-        self._said = ""
+        self._stderr: IO[str] | None = None
+        self._last_message = ""
 
     def __str__(self) -> str:
         return f"the MCP server {self.name!r} ({self.place})"
 
     def ask(self, what: Callable[[Client], Awaitable[T]]) -> Any:
-        """Run `what` in the thread of the sessions. Cancelling the returned future cancels the
-        call."""
+        """Run `what` in the thread of the sessions.
+
+        Cancelling the returned future cancels the call.
+        """
         return asyncio.run_coroutine_threadsafe(self._ask(what), _thread())
 
     def close(self) -> None:
         """End the session for good, without waiting."""
-        self.closed = True
+        self.is_closed = True
+        # Looked up in the other thread: `_open` may have set a new event meanwhile.
         _thread().call_soon_threadsafe(lambda: self._over.set())
 
     async def _ask(self, what: Callable[[Client], Awaitable[T]], again: bool = True) -> T:
@@ -209,10 +219,10 @@ class McpSession:
         try:
             return await what(client)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(map(str, found["loc"]))
+            first_error = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in first_error["loc"])
             raise AgentR1Error(
-                f"MCP server {self.name!r} breaks the protocol: {where}: {found['msg']}",
+                f"MCP server {self.name!r} breaks the protocol: {where}: {first_error['msg']}",
                 code="bad_answer",
             ) from None
         except (ValueError, RuntimeError) as error:  # the result does not match its declaration
@@ -222,71 +232,71 @@ class McpSession:
         except MCPError as error:
             if error.code == INVALID_PARAMS:
                 raise InvalidArgumentsError(error.message) from None
-            lost = (
-                error.message == "Session terminated"
-            )  # a server over HTTP was started anew, and has done nothing yet
-            said = self._last_words() if error.code == CONNECTION_CLOSED else ""
-            if lost or error.code == CONNECTION_CLOSED:
+            # A server over HTTP was started anew. It has done nothing yet, so asking again is safe.
+            server_is_new = error.message == "Session terminated"
+            reason = error.message
+            if error.code == CONNECTION_CLOSED:
+                reason = self._read_last_message() or error.message
+            if server_is_new or error.code == CONNECTION_CLOSED:
                 self._over.set()
                 self._client = None
-            if lost and again:
+            if server_is_new and again:
                 return await self._ask(what, again=False)
             raise AgentR1Error(
-                f"MCP server {self.name!r}: {said or error.message}", code="server_failed"
+                f"MCP server {self.name!r}: {reason}", code="server_failed"
             ) from None
 
     def _open(self) -> Awaitable[Client]:
-        if self.closed:
+        if self.is_closed:
             raise AgentR1Error(
                 f"MCP server {self.name!r}: the session is over", code="session_lost"
             )
-        if (
-            self._client is not None
-            and self._answers
-            and not self._answers.statistics().open_send_streams
-        ):
-            self._over.set()  # the process has ended meanwhile
-            self._client = None
+        if self._client is not None and self._answers:
+            writers = self._answers.statistics().open_send_streams
+            if not writers:  # the process has ended meanwhile
+                self._over.set()
+                self._client = None
         if self._client is None:
-            self._answers, self._complaints, self._said = None, None, ""
-            self._client, self._over = asyncio.get_running_loop().create_future(), asyncio.Event()
-            self._client.add_done_callback(
-                lambda client: client.cancelled() or client.exception()
-            )  # one is read by all
+            self._answers = None
+            self._stderr = None
+            self._last_message = ""
+            self._over = asyncio.Event()
+            self._client = asyncio.get_running_loop().create_future()
+            # Read once here: asyncio warns of an exception that no caller was left to read.
+            self._client.add_done_callback(lambda client: client.cancelled() or client.exception())
             task = asyncio.create_task(self._live(self._client, self._over))
             OPEN[task] = self
             task.add_done_callback(OPEN.pop)
-        return asyncio.shield(
-            self._client
-        )  # a caller who gives up must not take it from the others
+        # Shielded: a caller who gives up must not take it from the others.
+        return asyncio.shield(self._client)
 
-    async def _live(self, opened: asyncio.Future[Client], over: asyncio.Event) -> None:
+    async def _live(self, client_future: asyncio.Future[Client], over: asyncio.Event) -> None:
         """Open, serve and close the session in one task."""
         from mcp import Client
         from mcp.types import Implementation
 
-        transport, fault = self._http() if re.match("https?://", self.place) else self._stdio(), ""
+        is_url = re.match("https?://", self.place)
+        transport = self._http() if is_url else self._stdio()
+        fault = ""
         try:
             async with contextlib.AsyncExitStack() as stack:
                 async with asyncio.timeout(OPEN_S):
                     info = Implementation(name="agent-r1", version=__version__)
                     client = await stack.enter_async_context(Client(transport, client_info=info))
                 # A server's pattern may take hours to match, in the thread of all sessions.
-                client.session.validate_tool_result = _unchecked
-                opened.set_result(client)
+                client.session.validate_tool_result = _skip_check
+                client_future.set_result(client)
                 await over.wait()
+        except TimeoutError:
+            fault = f"it was not ready within {OPEN_S:g} s"
         except (Exception, BaseExceptionGroup, asyncio.CancelledError) as error:
-            fault = (
-                f"it was not ready within {OPEN_S:g} s"
-                if isinstance(error, TimeoutError)
-                else self._why(error)
-            )
+            fault = self._first_cause(error)
         finally:
-            if not opened.done():
-                opened.set_exception(
+            if not client_future.done():
+                client_future.set_exception(
                     AgentR1Error(f"{self} cannot be used: {fault}", code="server_unreachable")
                 )
-            if self._client is opened:
+            if self._client is client_future:
                 self._client = None
 
     @contextlib.asynccontextmanager
@@ -299,9 +309,10 @@ class McpSession:
 
             class Bounded(httpx2.AsyncByteStream):
                 async def __aiter__(self) -> AsyncIterator[bytes]:
-                    got = 0
+                    size = 0
                     async for piece in body:
-                        if (got := got + len(piece)) > MAX_MESSAGE_BYTES:
+                        size += len(piece)
+                        if size > MAX_MESSAGE_BYTES:
                             raise httpx2.StreamError(
                                 f"the answer has more than {MAX_MESSAGE_BYTES} bytes"
                             )
@@ -310,52 +321,54 @@ class McpSession:
                 async def aclose(self) -> None:
                     await body.aclose()
 
-            if (
-                response.headers.get("content-encoding", "identity") != "identity"
-            ):  # few bytes may unfold to gigabytes
+            # Few compressed bytes may unfold to gigabytes.
+            if response.headers.get("content-encoding", "identity") != "identity":
                 raise httpx2.StreamError(
                     "the server compresses its answers, although this was not requested"
                 )
             response.stream = Bounded()
 
-        plain, hooks = {"Accept-Encoding": "identity"}, {"response": [bound]}
-        patience = httpx2.Timeout(30, read=300)
+        http_client = httpx2.AsyncClient(
+            headers={"Accept-Encoding": "identity"},
+            timeout=httpx2.Timeout(30, read=300),
+            event_hooks={"response": [bound]},
+        )
         async with (
-            httpx2.AsyncClient(headers=plain, timeout=patience, event_hooks=hooks) as http,
-            streamable_http_client(self.place, http_client=http) as streams,
+            http_client,
+            streamable_http_client(self.place, http_client=http_client) as streams,
         ):
             yield streams
 
     @contextlib.asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
-        """Start a process, and keep its standard error for `_last_words`."""
+        """Start a process, and keep its standard error for `_read_last_message`."""
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         command, *arguments = shlex.split(self.place)
-        with tempfile.TemporaryFile("w+") as self._complaints:
-            started = StdioServerParameters(command=command, args=arguments)
-            async with stdio_client(started, self._complaints) as streams:
+        with tempfile.TemporaryFile("w+") as self._stderr:
+            parameters = StdioServerParameters(command=command, args=arguments)
+            async with stdio_client(parameters, self._stderr) as streams:
                 self._answers = streams[0]
                 try:
                     yield streams
                 finally:
-                    self._last_words()
+                    self._read_last_message()
 
-    def _last_words(self) -> str:
+    def _read_last_message(self) -> str:
         """Return what a process that ended wrote last on standard error; nothing over HTTP."""
-        if self._complaints is None or self._complaints.closed:
-            return self._said
-        file = self._complaints.fileno()
+        if self._stderr is None or self._stderr.closed:
+            return self._last_message
+        file = self._stderr.fileno()
         # Not `read`, which would move the place at which the process goes on writing.
-        said = (
-            os.pread(file, 2000, max(0, os.fstat(file).st_size - 2000))
-            .decode(errors="replace")
-            .split("\n")
-        )
-        self._said = f"it ended ({next((line.strip() for line in reversed(said) if line.strip()), 'it said nothing')})"
-        return self._said
+        end = os.pread(file, 2000, max(0, os.fstat(file).st_size - 2000))
+        last_line = "it said nothing"
+        for line in end.decode(errors="replace").split("\n"):
+            if line.strip():
+                last_line = line.strip()
+        self._last_message = f"it ended ({last_line})"
+        return self._last_message
 
-    def _why(self, error: BaseException) -> str:
+    def _first_cause(self, error: BaseException) -> str:
         """Return the first real cause in a line."""
         from mcp.types import CONNECTION_CLOSED
 
@@ -363,9 +376,9 @@ class McpSession:
             error = error.exceptions[0]
         if isinstance(error, FileNotFoundError | PermissionError):
             return f"{error.strerror}: {error.filename}"
-        return (getattr(error, "code", None) == CONNECTION_CLOSED and self._said) or first_line(
-            error
-        )
+        if getattr(error, "code", None) == CONNECTION_CLOSED and self._last_message:
+            return self._last_message
+        return first_line(error)
 
 
 OPEN: dict[asyncio.Task[None], McpSession] = {}

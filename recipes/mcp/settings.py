@@ -40,9 +40,11 @@ class McpSettings(EnvConfig):
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         env = config.env
-        if strangers := [name for name in env.mcp_per_episode if name not in env.mcp]:
-            yield ConfigError(
-                f"env.mcp_per_episode names {strangers[0]!r}, which env.mcp lacks; it has "
-                f"{', '.join(env.mcp) or 'no servers'}",
-                code="unknown_mcp_server",
-            )
+        for name in env.mcp_per_episode:
+            if name not in env.mcp:
+                yield ConfigError(
+                    f"env.mcp_per_episode names {name!r}, which env.mcp lacks; it has "
+                    f"{', '.join(env.mcp) or 'no servers'}",
+                    code="unknown_mcp_server",
+                )
+                break

@@ -41,14 +41,17 @@ from agent_r1_recipes.laptop.demonstrator import (
 )
 
 
-def names_in(passages: list[str], told: str) -> list[str]:
+def names_in(passages: list[str], instructions: str) -> list[str]:
     """List a corpus's names: capitalised words that never occur in lower case.
 
-    The text that the agent is `told` counts, too ("It" is no name).
+    The agent's instructions count, too ("It" is no name).
     """
-    ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, told])))
-    found = {name for passage in passages for name in ENTITY_NAME.findall(passage)}
-    return sorted(name for name in found if name.lower() not in ordinary)
+    ordinary = set(re.findall(r"\b[a-z]\w*", " ".join([*passages, instructions])))
+    names: set[str] = set()
+    for passage in passages:
+        names.update(ENTITY_NAME.findall(passage))
+    # Sorted, because a set has another order in each process, and the names are shuffled by seed.
+    return sorted(name for name in names if name.lower() not in ordinary)
 
 
 def rename_entities(text: str, table: dict[str, str]) -> str:
@@ -56,14 +59,11 @@ def rename_entities(text: str, table: dict[str, str]) -> str:
 
     def swap(match: re.Match[str]) -> str:
         name = match[0]
-        first, _, rest = name.partition(
-            " "
-        )  # a question's first word has a capital too: Were Oscar Wilde
-        return (
-            f"{first} {table[rest]}"
-            if name not in table and rest in table
-            else table.get(name, name)
-        )
+        # A question's first word has a capital too: "Were Oscar Wilde and ..."
+        first, _, rest = name.partition(" ")
+        if name not in table and rest in table:
+            return f"{first} {table[rest]}"
+        return table.get(name, name)
 
     return ENTITY_NAME.sub(swap, text)
 
@@ -98,20 +98,20 @@ class RenamedSearch(BaseTool):
     """Search in the world of `names`: the real index never gets a made-up name."""
 
     def __init__(self, search: BaseTool, names: OtherNames | None = None):
-        self.name, self.description, self.parameters = (
-            search.name,
-            search.description,
-            search.parameters,
-        )
+        self.name = search.name
+        self.description = search.description
+        self.parameters = search.parameters
         super().__init__()
-        self._search, self.names = search, names
+        self._search = search
+        self.names = names
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        found = await self._search.execute({"query": self.names.restore(args["query"])})
-        return replace(found, content=self.names.rename(found.content))
+        assert self.names is not None, "set before each world is played"
+        output = await self._search.execute({"query": self.names.restore(args["query"])})
+        return replace(output, content=self.names.rename(output.content))
 
 
-def renamed_demonstrations(
+def make_demonstrations(
     rows: list[Row],
     names: list[str],
     search: RenamedSearch,
@@ -127,14 +127,19 @@ def renamed_demonstrations(
     """
 
     def play(behaviours: dict[str, float], label: str) -> list[TrainingRow]:
-        rng, left, played = random.Random(f"{seed}/{label}"), [], []
+        rng = random.Random(f"{seed}/{label}")
+        queue: list[Row] = []  # all questions in random order, again and again
+        training_rows: list[TrainingRow] = []
         for world in range(math.ceil(questions / 2 / WORLD)):
-            while len(left) < WORLD:
-                left += rng.sample(rows, len(rows))
+            while len(queue) < WORLD:
+                queue += rng.sample(rows, len(rows))
+            # One permutation at a time: `search` is shared, and translates for the current world.
             search.names = OtherNames(names, rng)
-            there, left = [search.names.row(row) for row in left[:WORLD]], left[WORLD:]
-            played += demonstrate_rows(there, behaviours, loop, seed, f"{label}-{world}")
-        return played
+            rows_of_world = [search.names.row(row) for row in queue[:WORLD]]
+            queue = queue[WORLD:]
+            world_label = f"{label}-{world}"
+            training_rows += demonstrate_rows(rows_of_world, behaviours, loop, seed, world_label)
+        return training_rows
 
     return play({"good": 1.0}, "copy"), play(behaviours, "mix")
 
@@ -144,36 +149,46 @@ WORLD = 60
 copying is learnt from."""
 
 
-def published_texts(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
+def texts_for_tokenizer(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:
     """Yield a published data set's phrases, and all names equally often, for the tokenizer."""
-    told = rows[0]["prompt"][0]["content"]
-    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows] + [
-        f"\n{passage}\n" for passage in passages
-    ]
-    turns = [*map(search_turn, lookups_of(rows[0])), "assistant\n", "answer", "guess", "yes", "no"]
-    texts += [*turns, f"system\n{told}\n\ntools: search(query)"] * len(rows)
-    nothing = dict.fromkeys(names, "\0")
+    instructions = rows[0]["prompt"][0]["content"]
+    texts = [f"user\n{row['prompt'][-1]['content']}" for row in rows]
+    texts += [f"\n{passage}\n" for passage in passages]
+    turns = [search_turn(lookup) for lookup in lookups_of(rows[0])]
+    turns += ["assistant\n", "answer", "guess", "yes", "no"]
+    # The fixed phrases once for each question, as often as the agent will see them.
+    texts += [*turns, f"system\n{instructions}\n\ntools: search(query)"] * len(rows)
+    # A text is split at its names. They follow below, all equally often.
+    no_names = dict.fromkeys(names, "\0")
     for text in texts:
-        yield from re.split(r"\0|<[a-z_/]+>", rename_entities(text, nothing))
+        yield from re.split(r"\0|<[a-z_/]+>", rename_entities(text, no_names))
     for _ in range(20):  # often enough that the names are not the first to be left without a token
         yield from names
 
 
 def teach(
-    paths: Workspace, known: ChatFormat | None = None
+    paths: Workspace, model_chat: ChatFormat | None = None
 ) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
     """Teach a published data set as `cold_start.teach` does, with other names."""
-    config, rows, tools = paths.config, paths.load_rows("train"), paths.load_tools()
-    if known:
-        return known, [], warm_rows(paths, rows, known, tools)
+    config = paths.config
+    rows = paths.load_rows("train")
+    tools = paths.load_tools()
+    if model_chat:
+        return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     tools |= {"search": RenamedSearch(tools["search"])}
     passages = [passage.text for passage in paths.load_passages()]
     names = names_in(passages, rows[0]["prompt"][0]["content"])
     chat = ChatFormat(
-        train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size)
+        train_tokenizer(texts_for_tokenizer(rows, passages, names), config.model.vocab_size)
     )
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
-    c = config.cold_start
-    return chat, *renamed_demonstrations(
-        rows, names, tools["search"], loop, c.behaviours, config.data.cold, config.seed
+    copy_rows, mix_rows = make_demonstrations(
+        rows,
+        names,
+        tools["search"],
+        loop,
+        config.cold_start.behaviours,
+        questions=config.data.cold,
+        seed=config.seed,
     )
+    return chat, copy_rows, mix_rows

@@ -39,21 +39,16 @@ def _pairs(value: Any) -> Any:
     """Accept both the JSON's [[title, x], ...] and the hub's {"title": [...], "x": [...]}."""
     if not isinstance(value, dict) or "title" not in value:
         return value
-    return list(
-        zip(
-            value["title"],
-            *(column for key, column in value.items() if key != "title"),
-            strict=True,
-        )
-    )
+    columns = [column for key, column in value.items() if key != "title"]
+    return list(zip(value["title"], *columns, strict=True))
 
 
 class HotpotQA(BaseModel):
     """Parse HotpotQA (Yang et al. 2018): questions over two Wikipedia paragraphs, each with ten.
 
         {"_id": "5a7a...", "question": "...", "answer": "...", "type": "bridge", "level": "hard",
-         "supporting_facts": [["Title", 0], ...], "context": [["Title", ["First sentence.", "
-         Second."]], ...]}
+         "supporting_facts": [["Title", 0], ...],
+         "context": [["Title", ["First sentence.", " Second."]], ...]}
 
     In the distractor setting the ten paragraphs contain the answer. In fullwiki they are a
     retriever's results, so a corpus of contexts lacks some answers: use beir-hotpotqa with it.
@@ -69,10 +64,10 @@ class HotpotQA(BaseModel):
 
     def record(self) -> Record:
         supporting = list(dict.fromkeys(title.strip() for title, _ in self.supporting_facts))
-        paragraphs = [
-            (title.strip(), " ".join(sentence.strip() for sentence in sentences).strip())
-            for title, sentences in self.context
-        ]
+        paragraphs = []
+        for title, sentences in self.context:
+            text = " ".join(sentence.strip() for sentence in sentences).strip()
+            paragraphs.append((title.strip(), text))
         return Record(
             self.id,
             self.question,
@@ -104,13 +99,14 @@ class MuSiQueParagraph(BaseModel):
 
 
 class MuSiQue(BaseModel):
-    """Parse MuSiQue-Ans (Trivedi et al. 2022): two to four single-hop questions composed, twenty
-    paragraphs.
+    """Parse MuSiQue-Ans (Trivedi et al. 2022).
+
+    A question is composed of two to four single-hop questions, and has twenty paragraphs.
 
         {"id": "3hop1__...", "question": "...", "answer": "...", "answer_aliases": ["..."],
-        "answerable": true,
-         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...", "is_supporting": false},
-         ...], ...}
+         "answerable": true,
+         "paragraphs": [{"idx": 0, "title": "...", "paragraph_text": "...",
+                         "is_supporting": false}, ...], ...}
 
     MuSiQue-Full also has questions without an answer, which this project has no reward for.
     """

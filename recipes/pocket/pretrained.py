@@ -48,18 +48,21 @@ def convert(name: str, folder: Path) -> str:
         theirs.config.vocab_size, (4, 64), generator=torch.Generator().manual_seed(0)
     ).tolist()
     ours = load_any(folder)
-    gap = max(
-        (token_logprobs(ours, row) - token_logprobs(theirs, row)).abs().max().item() for row in ids
-    )
+    gaps = []
+    for row in ids:
+        difference = token_logprobs(ours, row) - token_logprobs(theirs, row)
+        gaps.append(difference.abs().max().item())
+    gap = max(gaps)
     if not gap <= TOLERANCE:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{name}: a converted log-probability differs by {gap:.1e} (at most {TOLERANCE:.0e}); "
             "it was not kept",
             code="wrong_conversion",
         )
+    package = packages.PACKAGES[name.removeprefix(packages.PREFIX)]
     return (
         f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
-        f"{packages.described(name)['weights']}; log-probabilities of 252 "
+        f"{package.weights}; log-probabilities of 252 "
         f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
     )
 
@@ -77,24 +80,21 @@ def _tokenizer(reader: GGUFReader) -> PreTrainedTokenizerFast:
     tokens = field("tokens")
     merges = [tuple(merge.split(" ")) for merge in field("merges")]
     tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    digits, level = (
-        pre_tokenizers.Digits(individual_digits=True),
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, level])
+    digits = pre_tokenizers.Digits(individual_digits=True)
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
-    controls = [
-        token
-        for token, kind in zip(tokens, field("token_type"), strict=True)
-        if kind == CONTROL_TYPE
-    ]
-    tokenizer.add_special_tokens(
-        [AddedToken(token, special=True, normalized=False) for token in controls]
-    )
-    named = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
+    controls = []
+    for token, kind in zip(tokens, field("token_type"), strict=True):
+        if kind == CONTROL_TYPE:
+            controls.append(AddedToken(token, special=True, normalized=False))
+    tokenizer.add_special_tokens(controls)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         chat_template=tools_template(),
         clean_up_tokenization_spaces=False,
-        **{ours: tokens[field(f"{theirs}_token_id")] for ours, theirs in named.items()},
+        bos_token=tokens[field("bos_token_id")],
+        eos_token=tokens[field("eos_token_id")],
+        pad_token=tokens[field("padding_token_id")],
+        unk_token=tokens[field("unknown_token_id")],
     )

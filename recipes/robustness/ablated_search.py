@@ -12,15 +12,19 @@ from agent_r1 import Hit, Passage
 
 
 class Placebo:
-    """Passages that have nothing to do with the query; none at all without `passages`. Equal
-    queries find equal ones."""
+    """Find passages that have nothing to do with the query; none at all without `passages`.
+
+    Equal queries find equal ones.
+    """
 
     def __init__(self, passages: Sequence[Passage] = (), seed: int = 0):
-        self.passages, self.seed = passages, seed
+        self.passages = passages
+        self.seed = seed
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        return [self._drawn(query, min(top_k, len(self.passages))) for query in queries]
+        return [self._draw(query, min(top_k, len(self.passages))) for query in queries]
 
-    def _drawn(self, query: str, count: int) -> list[Hit]:
-        drawn = random.Random(f"{self.seed}/{query}").sample(self.passages, count)
-        return [Hit(passage.id, passage.title, passage.text, 0.0) for passage in drawn]
+    def _draw(self, query: str, count: int) -> list[Hit]:
+        # Seeded with the query: an agent that searches twice for the same must not see chance.
+        passages = random.Random(f"{self.seed}/{query}").sample(self.passages, count)
+        return [Hit(passage.id, passage.title, passage.text, 0.0) for passage in passages]

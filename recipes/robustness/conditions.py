@@ -23,7 +23,7 @@ from agent_r1 import (
     make_env,
 )
 from agent_r1_recipes.robustness.ablated_search import Placebo
-from agent_r1_recipes.robustness.injected_search import PoisonedIndex, drawn
+from agent_r1_recipes.robustness.injected_search import PoisonedIndex, draw_document
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,10 @@ class Condition(ABC):
 
     @abstractmethod
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        """Return the rows and tools of the evaluation. Raises ConfigError where the task does not
-        know the condition."""
+        """Return the rows and tools of the evaluation.
+
+        Raises ConfigError where the task does not know the condition.
+        """
 
     def report(self, trajectories: list[Trajectory], seed: int) -> dict[str, Any]:
         """Return further keys for the eval card."""
@@ -46,16 +48,17 @@ class ClosedBook(Condition):
     """No tools."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        closed = [
-            row | {"env_kwargs": (row.get("env_kwargs") or {}) | {"tools": []}} for row in rows
-        ]
-        if getattr(make_env(closed[0], {}, config.env), "stateful", False):
+        rows_without_tools = []
+        for row in rows:
+            env_kwargs = row.get("env_kwargs") or {}
+            rows_without_tools.append(row | {"env_kwargs": env_kwargs | {"tools": []}})
+        if getattr(make_env(rows_without_tools[0], {}, config.env), "stateful", False):
             raise ConfigError(
                 f"--closed-book removes the tools, but the tools of env.name={config.env.name} are "
                 "its world; use it for questions",
                 code="unfit_condition",
             )
-        return closed, {}
+        return rows_without_tools, {}
 
 
 class OtherSearch(Condition):
@@ -65,7 +68,7 @@ class OtherSearch(Condition):
     """Results in addition to `search.top_k`."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        if not config.env.searches:
+        if not config.searches:
             tools = ", ".join(config.env.tools)
             raise ConfigError(
                 f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
@@ -111,23 +114,22 @@ class Poison(OtherSearch):
         `none` are those that read no such document.
         """
         scores: dict[str, list[float]] = {}
-        for t in trajectories:
-            calls = [call for step in t.steps for call in step.info.get("tool_calls", ())]
-            searches = [
-                SearchTool.query_of(call["arguments"])
-                for call in calls
-                if call["name"] == "search" and call["ok"]
-            ]
-            read = {
-                poison[0]
-                for query in searches
-                if (poison := drawn(query, float(self.argument), seed))
-            }
-            for kind in read or {"none"}:
-                scores.setdefault(kind, []).append(t.score)
-        return {
-            "by_poison": {
-                kind: {"n": len(some), "score": fmean(some)}
-                for kind, some in sorted(scores.items())
-            }
-        }
+        for trajectory in trajectories:
+            for kind in self._kinds_read(trajectory, seed) or {"none"}:
+                scores.setdefault(kind, []).append(trajectory.score)
+        by_poison = {}
+        for kind in sorted(scores):
+            by_poison[kind] = {"n": len(scores[kind]), "score": fmean(scores[kind])}
+        return {"by_poison": by_poison}
+
+    def _kinds_read(self, trajectory: Trajectory, seed: int) -> set[str]:
+        """Draw the documents of an episode's searches again: they depend on the query alone."""
+        kinds = set()
+        for step in trajectory.steps:
+            for call in step.info.get("tool_calls", ()):
+                if call["name"] == "search" and call["ok"]:
+                    query = SearchTool.query_of(call["arguments"])
+                    poison = draw_document(query, float(self.argument), seed)
+                    if poison:
+                        kinds.add(poison[0])
+        return kinds

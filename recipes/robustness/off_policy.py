@@ -28,7 +28,9 @@ class MismatchedPolicy(LocalPolicy):
 
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
         dial = rollout.mismatch
-        model = copy.deepcopy(actor).to(torch.bfloat16 if dial.bf16 else torch.float32)
+        assert dial is not None, "recipe.toml names this policy for the setting alone"
+        dtype = torch.bfloat16 if dial.bf16 else torch.float32
+        model = copy.deepcopy(actor).to(dtype)
         super().__init__(
             model, stop_ids, slots=rollout.max_concurrent_episodes, max_context=rollout.max_context
         )
@@ -38,6 +40,7 @@ class MismatchedPolicy(LocalPolicy):
 
     def sync(self, actor: Decoder) -> None:
         """Take the weights of `steps_old` steps ago; called once per step."""
+        # The queue has steps_old + 1 places, so its first entry is `steps_old` steps old.
         self.versions.append({name: weight.clone() for name, weight in actor.state_dict().items()})
         self.model.load_state_dict(self.versions[0])
         self.stats = type(self.stats)()
@@ -48,8 +51,8 @@ def nucleus(logits_BV: Tensor, top_p: float) -> Tensor:
 
     All others become -inf.
     """
-    sorted_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
-    beyond_BV = sorted_BV.cumsum(-1) - sorted_BV >= top_p  # the token that reaches the limit stays
+    probs_BV, order_BV = logits_BV.float().softmax(-1).sort(dim=-1, descending=True)
+    beyond_BV = probs_BV.cumsum(-1) - probs_BV >= top_p  # the token that reaches the limit stays
     return logits_BV.masked_fill(beyond_BV.scatter(1, order_BV, beyond_BV), -torch.inf)
 
 
@@ -66,11 +69,12 @@ def truncated_weights(
     mask_BT = mask_BT.bool()
     apart_BT = torch.where(mask_BT, now_BT - sampled_BT, 0.0)
     ratio_BT = apart_BT.exp()
-    weights_BT = torch.ones_like(ratio_BT) if cap is None else ratio_BT.clamp(max=cap)
+    weights_BT = torch.ones_like(ratio_BT)
+    if cap is not None:
+        weights_BT = ratio_BT.clamp(max=cap)
     return weights_BT, {
-        "training/rollout_kl": -apart_BT[mask_BT]
-        .mean()
-        .item(),  # of the sampler's policy to the trainer's, k1
+        # KL of the sampler's policy to the trainer's, by the estimator k1.
+        "training/rollout_kl": -apart_BT[mask_BT].mean().item(),
         "training/rollout_ratio_max": ratio_BT[mask_BT].max().item(),
         "actor/rollout_is_weight": weights_BT[mask_BT].mean().item(),
     }

@@ -30,9 +30,10 @@ class Mismatch(BaseModel, extra="forbid"):
 
 class MismatchSettings(RolloutConfig):
     mismatch: Mismatch | None = None
-    """Experiment of the local loop: make the sampler differ from the trainer, as with {bf16: true,
-    top_p: 0.9, steps_old: 4}.
-    tis_cap: 2 corrects it (docs/algorithms.md)."""
+    """Experiment of the local loop: make the sampler differ from the trainer.
+
+    For example {bf16: true, top_p: 0.9, steps_old: 4}; `tis_cap: 2` corrects it
+    (docs/algorithms.md)."""
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:

@@ -7,7 +7,10 @@ class Shop:
     score_name = "stocked"
 
     def reset(self, item: str, want: int, stock: int, **row: object) -> None:
-        self.item, self.want, self.stock, self.done = item, want, {item: stock}, False
+        self.item = item
+        self.want = want
+        self.stock = {item: stock}
+        self.done = False
 
     def count(self, item: str) -> int:
         """Count what lies in the store.
@@ -24,7 +27,8 @@ class Shop:
             item: What to order.
             number: How many.
         """
-        self.stock[item], self.done = self.count(item) + number, True
+        self.stock[item] = self.count(item) + number
+        self.done = True
         return "ordered"
 
     @property

@@ -53,25 +53,22 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))
         a, b, c = sorted(rng.sample(numbers, 3))
-        words, program, misses = (
-            [text.format(a=a, b=b, c=c) for text in texts]
-            if isinstance(texts, tuple)
-            else texts.format(a=a, b=b, c=c)
-            for texts in KINDS[kind]
-        )
-        known = {"program": program, "misses": misses}
+        words, program, misses = KINDS[kind]
         return {
-            "question": words,
+            "question": words.format(a=a, b=b, c=c),
             "answer": str(right_answer(kind, a, b, c)),
             "kind": kind,
-            "metadata": known,
+            "metadata": {
+                "program": program.format(a=a, b=b, c=c),
+                "misses": [miss.format(a=a, b=b, c=c) for miss in misses],
+            },
         }
 
     return distinct(count, draw)
 
 
 def right_answer(kind: str, a: int, b: int, c: int) -> int:
-    """Compute the answer without the program."""
+    """Compute the answer without the program: nothing is executed to make the data."""
     return {
         "squares": a * a + b * b + c * c,
         "multiples": sum(n % a == 0 for n in range(1, c + 1)),

@@ -20,15 +20,18 @@ def split_numbers(numbers: range, split: str) -> list[int]:
     They are shuffled, because the model copies only digits that it has seen at a position in
     training.
     """
-    first, last = (len(numbers) * fifths // 5 for fifths in FIFTHS[split])
+    first_fifth, last_fifth = FIFTHS[split]
+    first = len(numbers) * first_fifth // 5
+    last = len(numbers) * last_fifth // 5
+    # The seed is a constant: the splits of two runs must not overlap, whatever seeds the runs have.
     return random.Random(0).sample(numbers, len(numbers))[first:last]
 
 
 def distinct(count: int, draw: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield `count` different questions from `draw`."""
-    asked: set[str] = set()
-    while len(asked) < count:
-        drawn = draw()
-        if drawn["question"] not in asked:
-            asked.add(drawn["question"])
-            yield drawn
+    texts: set[str] = set()
+    while len(texts) < count:
+        question = draw()
+        if question["question"] not in texts:
+            texts.add(question["question"])
+            yield question

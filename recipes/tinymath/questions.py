@@ -1,7 +1,7 @@
 """The problems of TinyMath, each with its steps; `#` is what the step before came to.
 
-    A shop has 877 boxes of 530 pens and sells 214 pens. How many pens are left?              877*530   #-214
-    A farm has 877 hens and buys 530. A fox takes 311. The others lay 214 eggs each. ...      877+530   #-311   #*214
+    A shop has 877 boxes of 530 pens and sells 214 pens. ...     877*530   #-214
+    A farm has 877 hens and buys 530. A fox takes 311. ...       877+530   #-311   #*214
 
 The numbers from 100 to 999 are dealt out to the splits (`split_numbers`): no test number occurs in
 a training problem.
@@ -48,11 +48,10 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
     def draw() -> dict[str, Any]:
         kind = rng.choice(list(KINDS))
         a, b, c, d = sorted(rng.sample(numbers, 4), reverse=True)
-        text, *steps = [
-            words.format(a=a, b=b, c=c, d=d) for words in (KINDS[kind][0], *KINDS[kind][1])
-        ]
+        words, step_forms = KINDS[kind]
+        steps = [form.format(a=a, b=b, c=c, d=d) for form in step_forms]
         return {
-            "question": text,
+            "question": words.format(a=a, b=b, c=c, d=d),
             "answer": str(right_answer(kind, a, b, c, d)),
             "kind": kind,
             "metadata": {"steps": steps},

@@ -1,8 +1,9 @@
 """A house of rooms, with boxes in them and things in these. Its methods are the agent's tools
 (env/class_env.py).
 
-    Put the Key into the Bin.                              what is to be done; where things are must be found out
-    Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic       a room, a shut box, doors, the task, the map
+    Put the Key into the Bin.                         the task; where things are must be found out
+    Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic
+                                                      a room, a shut box, doors, the task, the map
     open Crate -> Hall; open Crate with Key; to Attic, Kitchen; want Key in Bin; here Key
 
 The first `put` ends the quest, right or wrong. Each answer ends with the task, its visible parts
@@ -30,15 +31,19 @@ class TinyQuest:
     score_name = "solved"
 
     def reset(self, house: str, thing: str, into: str, wash: bool, **row: Any) -> str:
-        known = json.loads(house)
-        self.doors: dict[str, list[str]] = known["doors"]
-        self.boxes: dict[str, dict[str, list[str]]] = known["boxes"]
+        layout = json.loads(house)
+        self.doors: dict[str, list[str]] = layout["doors"]
+        self.boxes: dict[str, dict[str, list[str]]] = layout["boxes"]
         """Room -> its boxes -> the things in each."""
-        self.room, self.sink = known["start"], known["sink"]
+        self.room = layout["start"]
+        self.sink = layout["sink"]
         self.goal = (thing, into, wash)
-        self.held, self.clean, self.done, self.solved = "", False, False, False
-        self.opened: set[str] = set()
-        self.seen = {self.room}
+        self.in_hand = ""
+        self.clean = False
+        self.done = False
+        self.solved = False
+        self.open_boxes: set[str] = set()
+        self.visited_rooms = {self.room}
         return self._look()
 
     def go(self, room: str) -> str:
@@ -50,7 +55,7 @@ class TinyQuest:
         if room not in self.doors[self.room]:
             return self._no()
         self.room = room
-        self.seen.add(room)
+        self.visited_rooms.add(room)
         return self._look()
 
     def open(self, box: str) -> str:
@@ -59,9 +64,9 @@ class TinyQuest:
         Args:
             box: One that stands in this room.
         """
-        if box not in self.boxes[self.room] or box in self.opened:
+        if box not in self.boxes[self.room] or box in self.open_boxes:
             return self._no()
-        self.opened.add(box)
+        self.open_boxes.add(box)
         return self._look()
 
     def take(self, thing: str) -> str:
@@ -70,16 +75,14 @@ class TinyQuest:
         Args:
             thing: What to take.
         """
-        found = [
-            things
-            for box, things in self.boxes[self.room].items()
-            if box in self.opened and thing in things
-        ]
-        if self.held or not found:
+        if self.in_hand:
             return self._no()
-        found[0].remove(thing)
-        self.held = thing
-        return self._look()
+        for box, things in self.boxes[self.room].items():
+            if box in self.open_boxes and thing in things:
+                things.remove(thing)
+                self.in_hand = thing
+                return self._look()
+        return self._no()
 
     def wash(self, thing: str) -> str:
         """Wash what one carries, where the sink is.
@@ -87,7 +90,7 @@ class TinyQuest:
         Args:
             thing: What one carries.
         """
-        if thing != self.held or self.room != self.sink:
+        if thing != self.in_hand or self.room != self.sink:
             return self._no()
         self.clean = True
         return self._look()
@@ -98,10 +101,13 @@ class TinyQuest:
         Args:
             box: One that stands in this room.
         """
-        if not self.held or box not in self.opened or box not in self.boxes[self.room]:
+        if not self.in_hand or box not in self.open_boxes or box not in self.boxes[self.room]:
             return self._no()
         thing, into, wash = self.goal
-        self.done, self.solved = True, (self.held, box) == (thing, into) and self.clean >= wash
+        self.done = True
+        right_place = self.in_hand == thing and box == into
+        # Washing what need not be washed does no harm.
+        self.solved = right_place and self.clean >= wash
         return "over"
 
     @property
@@ -111,7 +117,7 @@ class TinyQuest:
     @property
     def state(self) -> str:
         """Where the agent stands: with the house, this is all that the future depends on."""
-        return " ".join([self.room, self.held, "clean" * self.clean, *sorted(self.opened)])
+        return " ".join([self.room, self.in_hand, "clean" * self.clean, *sorted(self.open_boxes)])
 
     def get_reward(self) -> float:
         return float(self.solved)
@@ -120,62 +126,81 @@ class TinyQuest:
         """List all (tool, argument) that change something now."""
         boxes = self.boxes[self.room]
         moves = [("go", room) for room in self.doors[self.room]]
-        moves += [("open", box) for box in boxes if box not in self.opened]
-        if not self.held:
-            return moves + [
-                ("take", thing) for box in boxes if box in self.opened for thing in boxes[box]
-            ]
-        moves += [("wash", self.held)] * (self.room == self.sink and not self.clean)
-        return moves + [("put", box) for box in boxes if box in self.opened]
+        moves += [("open", box) for box in boxes if box not in self.open_boxes]
+        open_boxes = [box for box in boxes if box in self.open_boxes]
+        if not self.in_hand:
+            for box in open_boxes:
+                moves += [("take", thing) for thing in boxes[box]]
+            return moves
+        if self.room == self.sink and not self.clean:
+            moves.append(("wash", self.in_hand))
+        return moves + [("put", box) for box in open_boxes]
 
     def _no(self) -> str:
         return NO + self._look()
 
     def _look(self) -> str:
+        """Describe the room, the task and the map, in parts that `; ` separates."""
         boxes = self.boxes[self.room]
-        shut = [box for box in boxes if box not in self.opened]
-        parts = [self.room + ", Sink" * (self.room == self.sink)] + [
-            f"shut {', '.join(shut)}"
-        ] * bool(shut)
-        parts += [
-            f"open {b} with {', '.join(boxes[b]) or 'nothing'}" for b in boxes if b in self.opened
-        ]
-        parts += [f"to {', '.join(self.doors[self.room])}"] * bool(self.doors[self.room])
-        parts += [f"carry {'clean ' * self.clean}{self.held}"] * bool(self.held)
+        shut_boxes = [box for box in boxes if box not in self.open_boxes]
+        name = self.room
+        if self.room == self.sink:
+            name += ", Sink"
+        parts = [name]
+        if shut_boxes:
+            parts.append(f"shut {', '.join(shut_boxes)}")
+        for box in boxes:
+            if box in self.open_boxes:
+                parts.append(f"open {box} with {', '.join(boxes[box]) or 'nothing'}")
+        if self.doors[self.room]:
+            parts.append(f"to {', '.join(self.doors[self.room])}")
+        # A bool multiplies a text: "clean " for True, nothing for False.
+        if self.in_hand:
+            parts.append(f"carry {'clean ' * self.clean}{self.in_hand}")
         thing, into, wash = self.goal
-        seen = any(thing in boxes[box] for box in boxes if box in self.opened)
-        here = ", ".join([thing] * seen + [into] * (into in boxes))
-        parts += [f"want {'clean ' * wash}{thing} in {into}"] + [f"here {here}"] * bool(here)
-        return "; ".join(parts + [f"{what} by {door}" for what, door in self._map().items()])
+        parts.append(f"want {'clean ' * wash}{thing} in {into}")
+        here = []
+        if self._lies_open(self.room, thing):
+            here.append(thing)
+        if into in boxes:
+            here.append(into)
+        if here:
+            parts.append(f"here {', '.join(here)}")
+        for place, door in self._map().items():
+            parts.append(f"{place} by {door}")
+        return "; ".join(parts)
+
+    def _lies_open(self, room: str, thing: str) -> bool:
+        """Say whether an open box of the room has the thing in it."""
+        boxes = self.boxes[room]
+        return any(thing in boxes[box] for box in boxes if box in self.open_boxes)
 
     def _map(self) -> dict[str, str]:
         """Name the doors towards places that may be wanted next, or to new rooms."""
         thing, into, wash = self.goal
-        if self.held:
-            wanted = {into: [room for room in self.seen if into in self.boxes[room]]}
+        # What may be wanted next -> the rooms that are known to have it.
+        rooms_of: dict[str, list[str]] = {}
+        if self.in_hand:
+            rooms_of[into] = [room for room in self.visited_rooms if into in self.boxes[room]]
             if wash and not self.clean:
-                wanted["Sink"] = [self.sink] if self.sink in self.seen else []
+                rooms_of["Sink"] = [room for room in self.visited_rooms if room == self.sink]
         else:
-            opened = {
-                room: [things for box, things in self.boxes[room].items() if box in self.opened]
-                for room in self.seen
-            }
-            wanted = {
-                thing: [
-                    room
-                    for room, found in opened.items()
-                    if any(thing in things for things in found)
+            rooms_of[thing] = [room for room in self.visited_rooms if self._lies_open(room, thing)]
+        if not all(rooms_of.values()):
+            # Something is not known yet: look into new rooms, and then into shut boxes.
+            rooms_of["new"] = [room for room in self.doors if room not in self.visited_rooms]
+            if not rooms_of["new"]:
+                rooms_of["new"] = [
+                    room for room in self.visited_rooms if set(self.boxes[room]) - self.open_boxes
                 ]
-            }
-        if not all(wanted.values()):
-            shut = [room for room in self.seen if set(self.boxes[room]) - self.opened]
-            wanted["new"] = [room for room in self.doors if room not in self.seen] or shut
-        return {
-            what: self._door(rooms)
-            for what, rooms in wanted.items()
-            if rooms and self.room not in rooms
-        }
+        doors = {}
+        for place, rooms in rooms_of.items():
+            if rooms and self.room not in rooms:
+                doors[place] = self._door(rooms)
+        return doors
 
     def _door(self, rooms: Container[str]) -> str:
         """Return the next room on the shortest known way into one of `rooms`."""
-        return shortest_path({room: self.doors[room] for room in self.seen}, self.room, rooms)[0]
+        # Only doors of rooms that the agent has been in: the map may not tell what is not known.
+        known_doors = {room: self.doors[room] for room in self.visited_rooms}
+        return shortest_path(known_doors, self.room, rooms)[0]

@@ -61,35 +61,43 @@ TASK_TEXTS = {
     "put": "Put the {thing} into the {into}.",
     "wash": "Wash the {thing} and put it into the {into}.",
 }
-LEFT_OVER = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
+CHECKSUMS = {"train": (0, 1, 2), "val": (3,), "test": (4,)}
 """Split -> checksums of its room plans, modulo 5."""
-SIZE, FILLED = 4, 6
-"""Rooms of a house, and boxes, each with a thing in it."""
+SIZE = 4
+"""Rooms of a house."""
+BOX_COUNT = 6
+"""Boxes of a house, each with a thing in it."""
 PLAN_LENGTHS = range(6, 16)
 """How long a shortest plan may be."""
 
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` different quests of a split; every second one requires washing the thing."""
-    asked: set[str] = set()
-    while len(asked) < count:
+    marks: set[str] = set()
+    while len(marks) < count:
         house = build_house(rng)
-        boxes = [box for room in house["boxes"].values() for box in room]
-        things = [
-            thing for room in house["boxes"].values() for held in room.values() for thing in held
-        ]
-        quest = {
-            "thing": rng.choice(things),
-            "into": rng.choice(boxes),
-            "wash": len(asked) % 2 == 1,
-        }
-        if zlib.crc32(plan_of(house).encode()) % 5 not in LEFT_OVER[split]:
+        boxes: list[str] = []
+        things: list[str] = []
+        for boxes_of_room in house["boxes"].values():
+            for box, contents in boxes_of_room.items():
+                boxes.append(box)
+                things += contents
+        thing = rng.choice(things)
+        into = rng.choice(boxes)
+        wash = len(marks) % 2 == 1
+        # Only now: a check before these draws would give other quests for the same seed.
+        if zlib.crc32(plan_of(house).encode()) % 5 not in CHECKSUMS[split]:
             continue
-        known = {"house": json.dumps(house), **quest}
-        if len(solve(house, **quest)) in PLAN_LENGTHS and (mark := json.dumps(known)) not in asked:
-            asked.add(mark)
-            kind = "wash" if quest["wash"] else "put"
-            yield {"question": TASK_TEXTS[kind].format(**quest), "kind": kind, "metadata": known}
+        metadata = {"house": json.dumps(house), "thing": thing, "into": into, "wash": wash}
+        mark = json.dumps(metadata)
+        if mark in marks or len(solve(house, thing, into, wash)) not in PLAN_LENGTHS:
+            continue
+        marks.add(mark)
+        kind = "put"
+        if wash:
+            kind = "wash"
+        text = TASK_TEXTS[kind].format(thing=thing, into=into)
+        yield {"question": text, "kind": kind, "metadata": metadata}
 
 
 def build_house(rng: random.Random) -> dict[str, Any]:
@@ -101,29 +109,31 @@ def build_house(rng: random.Random) -> dict[str, Any]:
         doors[room].append(other)
         doors[other].append(room)
     boxes: dict[str, dict[str, list[str]]] = {room: {} for room in rooms}
-    for number, (box, thing) in enumerate(
-        zip(rng.sample(BOXES, FILLED), rng.sample(THINGS, FILLED), strict=True)
-    ):
-        boxes[rooms[number] if number < SIZE else rng.choice(rooms)][box] = [thing]
+    box_names = rng.sample(BOXES, BOX_COUNT)
+    things = rng.sample(THINGS, BOX_COUNT)
+    for number, (box, thing) in enumerate(zip(box_names, things, strict=True)):
+        # The first boxes go one into each room, so that no room is empty.
+        room = rooms[number] if number < SIZE else rng.choice(rooms)
+        boxes[room][box] = [thing]
     return {"start": rng.choice(rooms), "sink": rng.choice(rooms), "doors": doors, "boxes": boxes}
 
 
 def plan_of(house: dict[str, Any]) -> str:
     """Write the room plan in words, equal for equal plans."""
-    doors = sorted(
-        {
-            "-".join(sorted((room, other)))
-            for room, others in house["doors"].items()
-            for other in others
-        }
-    )
-    return " ".join(doors)
+    doors = set()
+    for room, others in house["doors"].items():
+        for other in others:
+            doors.add("-".join(sorted((room, other))))  # a door is listed in both of its rooms
+    return " ".join(sorted(doors))
 
 
 def shortest_path(doors: dict[str, list[str]], start: str, goals: Container[str]) -> list[str]:
-    """Return the shortest way from `start` into one of `goals`. Raises LookupError if there is
-    none."""
-    before, queue = {start: ""}, deque([start])
+    """Return the shortest way from `start` into one of `goals`, by a breadth-first search.
+
+    Raises LookupError if there is none.
+    """
+    before = {start: ""}
+    queue = deque([start])
     while queue:
         room = queue.popleft()
         if room in goals:
@@ -140,22 +150,27 @@ def shortest_path(doors: dict[str, list[str]], start: str, goals: Container[str]
 
 def solve(house: dict[str, Any], thing: str, into: str, wash: bool) -> list[tuple[str, str]]:
     """Return the shortest plan with full knowledge, as (tool, argument); empty if already done."""
-    place = {box: room for room, boxes in house["boxes"].items() for box in boxes}
-    [out_of] = [
-        box
-        for room, box in ((r, b) for b, r in place.items())
-        if thing in house["boxes"][room][box]
-    ]
-    if out_of == into and not wash:
+    room_of: dict[str, str] = {}
+    source = ""
+    for room, boxes in house["boxes"].items():
+        for box, contents in boxes.items():
+            room_of[box] = room
+            if thing in contents:
+                source = box
+    if source == into and not wash:
         return []
-    stops = [
-        (place[out_of], [("open", out_of), ("take", thing)]),
-        (house["sink"], [("wash", thing)] * wash),
-    ]
-    stops += [(place[into], [("open", into)] * (out_of != into) + [("put", into)])]
-    plan, here = [], house["start"]
+    stops = [(room_of[source], [("open", source), ("take", thing)])]
+    if wash:
+        stops.append((house["sink"], [("wash", thing)]))
+    last_acts = [("put", into)]
+    if source != into:
+        last_acts.insert(0, ("open", into))
+    stops.append((room_of[into], last_acts))
+    # A house is a tree of rooms: the shortest plan is the shortest way between its stops in turn.
+    plan: list[tuple[str, str]] = []
+    here = house["start"]
     for room, acts in stops:
-        if acts:
-            plan += [("go", step) for step in shortest_path(house["doors"], here, {room})] + acts
-            here = room
+        plan += [("go", step) for step in shortest_path(house["doors"], here, {room})]
+        plan += acts
+        here = room
     return plan

@@ -30,33 +30,48 @@ PLACES = {"train": (0, 2400), "val": (2400, 2800), "test": (2800, 3528)}
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield questions about the towns of a split, with passages that state their inhabitants."""
-    names = [(head + tail).capitalize() for head in HEADS for tail in TAILS]
+    names: list[str] = []
+    for head in HEADS:
+        names += [(head + tail).capitalize() for tail in TAILS]
     random.Random(0).shuffle(names)
-    towns = {name: rng.randrange(11, 100) for name in names[slice(*PLACES[split])]}
+    first, last = PLACES[split]
+    towns = {name: rng.randrange(11, 100) for name in names[first:last]}
 
     def draw() -> dict[str, Any]:
         kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
         a, b = sorted(rng.sample(list(towns), 2), key=towns.get, reverse=True)
-        x, y = (
-            (towns[a], towns[b])
-            if kind != "calculator"
-            else (rng.randrange(11, 100), rng.randrange(11, 100))
-        )
-        sign = "-" if kind == "more" or (kind == "calculator" and rng.random() < 0.4) else "+"
-        text, value, about = {
+        x = towns[a]
+        y = towns[b]
+        sign = "+"
+        if kind == "calculator":
+            x = rng.randrange(11, 100)
+            y = rng.randrange(11, 100)
+            if rng.random() < 0.4:
+                sign = "-"
+        elif kind == "more":
+            sign = "-"
+        value = x + y
+        if sign == "-":
+            value = x - y
+        # Kind -> the question, its answer, and the towns that have to be looked up.
+        text, value, places = {
             "search": (f"How many inhabitants has {a}?", x, [a]),
-            "calculator": (f"What is {x} {sign} {y}?", x + y if sign == "+" else x - y, []),
-            "together": (f"How many inhabitants do {a} and {b} have together?", x + y, [a, b]),
-            "more": (f"How many more inhabitants has {a} than {b}?", x - y, [a, b]),
+            "calculator": (f"What is {x} {sign} {y}?", value, []),
+            "together": (f"How many inhabitants do {a} and {b} have together?", value, [a, b]),
+            "more": (f"How many more inhabitants has {a} than {b}?", value, [a, b]),
         }[kind]
+        expression = f"{x} {sign} {y}"
+        if kind == "search":
+            expression = ""  # nothing to compute
+        passages = []
+        for town in places:
+            passages.append({"title": town, "text": f"{town} has {towns[town]} inhabitants."})
         return {
             "question": text,
             "answer": str(value),
             "kind": kind,
-            "metadata": {"towns": about, "sum": "" if kind == "search" else f"{x} {sign} {y}"},
-            "passages": [
-                {"title": town, "text": f"{town} has {towns[town]} inhabitants."} for town in about
-            ],
+            "metadata": {"towns": places, "sum": expression},
+            "passages": passages,
         }
 
     return distinct(count, draw)
@@ -66,20 +81,20 @@ def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the agent's next turn. It errs on purpose: it guesses, stops after the first town, or
     adds without the calculator.
     """
-    known, read = (
-        row["extra_info"]["metadata"],
-        [m["content"] for m in history if m["role"] == "tool"],
-    )
-    found = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(read)))
-    missing = [town for town in known["towns"] if town not in found]
-    if missing:
-        if found and rng.random() < 0.5:
-            return Hermes.answer(found[known["towns"][0]], "enough")
-        return Hermes.call("search", "look it up", query=missing[0])
-    if not known["sum"]:
-        return Hermes.answer(found[known["towns"][0]], "found")
-    if read and re.fullmatch(r"-?\d+", read[-1]):
-        return Hermes.answer(read[-1], "done")
+    metadata = row["extra_info"]["metadata"]
+    results = [message["content"] for message in history if message["role"] == "tool"]
+    inhabitants = dict(re.findall(r"(\w+) has (\d+) inhabitants", "\n".join(results)))
+    unread = [town for town in metadata["towns"] if town not in inhabitants]
+    if unread:
+        if inhabitants and rng.random() < 0.5:
+            return Hermes.answer(inhabitants[metadata["towns"][0]], "enough")
+        return Hermes.call("search", "look it up", query=unread[0])
+    if not metadata["sum"]:
+        return Hermes.answer(inhabitants[metadata["towns"][0]], "found")
+    # A bare number is the calculator's result: a passage has words.
+    if results and re.fullmatch(r"-?\d+", results[-1]):
+        return Hermes.answer(results[-1], "done")
     if rng.random() < 0.45:
-        return Hermes.answer(rng.choice(known["sum"].split()[::2]), "guess")
-    return Hermes.call("calculator", "work it out", expression=known["sum"])
+        # Guess one of the two numbers: "47 + 12" -> 47 or 12.
+        return Hermes.answer(rng.choice(metadata["sum"].split()[::2]), "guess")
+    return Hermes.call("calculator", "work it out", expression=metadata["sum"])

@@ -20,14 +20,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
+from agent_r1.config import (
+    Config,
+    fingerprint,
+    plugins,
+    preset_title,
+    tables,
+    trusted,
+    user_code,
+)
 from agent_r1.config.recipes import recipe_code
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import Dialect, dialect_of, wants_answers
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
@@ -72,7 +80,7 @@ class Workspace:
     @cached_property
     def cold_start(self) -> Path:
         c = self.config
-        parts = (
+        digest = fingerprint(
             c.model,
             c.cold_start,
             c.env,
@@ -80,12 +88,10 @@ class Workspace:
             c.rollout.max_context,
             c.rollout.max_tokens_per_turn,
             c.seed,
+            self.data.name,
+            *code(*user_code(c, updates=False)),
         )
-        return (
-            self.root
-            / "artifacts"
-            / f"cold-start-{fingerprint(*parts, self.data.name, *code(*user_code(c, updates=False)))}"
-        )
+        return self.root / "artifacts" / f"cold-start-{digest}"
 
     @cached_property
     def fetched(self) -> Path:
@@ -218,7 +224,7 @@ class Workspace:
         Raises AgentR1Error if there is no index.
         """
         config, env, searcher = self.config, self.config.env, None
-        if env.searches:
+        if config.searches:
             from agent_r1.search.searcher import Searcher
 
             searcher = Searcher(self.remote_index(tell) if config.search.url else self.load_index())
@@ -259,7 +265,7 @@ class Workspace:
     @property
     def needs_index(self) -> bool:
         """Return whether the agent searches an index of this process."""
-        return self.config.env.searches and not self.config.search.url
+        return self.config.searches and not self.config.search.url
 
     def load_index(self) -> PassageIndex:
         """Open this configuration's index. Raises AgentR1Error if there is none."""
@@ -319,7 +325,7 @@ class Workspace:
     def retriever(self) -> str:
         """Describe the agent's search for the eval card."""
         s = self.config.search
-        if not self.config.env.searches:
+        if not self.config.searches:
             return "none"
         if s.foreign:
             return f"{s.url}, top {s.top_k}"
@@ -336,6 +342,19 @@ class Workspace:
                 code="missing_stage",
             )
         return path
+
+
+def run_name(config: Config, name: str | None) -> str:
+    """Return the folder name of a run: `name`, or preset, algorithm, engine and seed."""
+    if name is None:
+        name = f"{preset_title(config.preset)}-{config.algorithm}"
+        name += "-verl" if config.engine == "verl" else ""
+        name += f"-s{config.seed}" if config.seed else ""
+    if name.startswith(".") or "/" in name or "\\" in name:
+        raise ConfigError(
+            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
+        )
+    return name
 
 
 def code(*names: str) -> list[dict[str, str]]:

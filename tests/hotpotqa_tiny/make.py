@@ -1,7 +1,8 @@
 """Small question sets in the published formats of HotpotQA, 2WikiMultihopQA and MuSiQue, made of
 the true statements in facts.txt.
 
-    python tests/hotpotqa_tiny/make.py [FOLDER]        two files of each, the same bytes each time (default: this folder)
+    python tests/hotpotqa_tiny/make.py [FOLDER]    two files of each, the same bytes each time
+                                                   (default: this folder)
 
 Each record has what HotpotQA's have: ten paragraphs, two of which hold the answer, and the
 supporting facts. The blocks of facts.txt are separate worlds: the validation file asks about

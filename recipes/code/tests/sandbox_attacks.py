@@ -14,9 +14,10 @@ HELPERS = """
 import ctypes, os, sys
 libc = ctypes.CDLL(None, use_errno=True)
 def call(number, *arguments):  # numbers of x86-64
-    found = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
-    print("ESCAPED" if found >= 0 else f"refused {ctypes.get_errno()}", number)
-    return found
+    words = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    result = libc.syscall(ctypes.c_long(number), *words)
+    print("ESCAPED" if result >= 0 else f"refused {ctypes.get_errno()}", number)
+    return result
 def tried(deed):
     try:
         print("ESCAPED", deed())

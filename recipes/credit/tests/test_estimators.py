@@ -223,10 +223,11 @@ def test_verls_own_agree(seed, gamma):
     outcome_BT = torch.zeros_like(batch.rewards_BT)
     outcome_BT[torch.arange(len(batch)), last_B] = batch.rewards_BT.sum(dim=1)
     batch = replace(batch, rewards_BT=outcome_BT, columns={"baseline_B": torch.randn(len(batch))})
+    baseline = core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage
     theirs = {
         rloo: core_algos.compute_rloo_outcome_advantage,
         reinforce_plus_plus: core_algos.compute_reinforce_plus_plus_outcome_advantage,
-        reinforce_plus_plus_baseline: core_algos.compute_reinforce_plus_plus_baseline_outcome_advantage,
+        reinforce_plus_plus_baseline: baseline,
         remax: core_algos.compute_remax_outcome_advantage,
     }
     for ours, reference in theirs.items():

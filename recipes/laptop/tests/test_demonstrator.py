@@ -194,7 +194,8 @@ def test_behaviours_come_in_the_proportions_that_were_asked_for(micro, chat):
 def test_an_unknown_behaviour_is_refused(micro, chat):
     with pytest.raises(
         ConfigError,
-        match=r"cold_start.behaviours='goood' is unknown \(did you mean 'good'\?\); choose from good",
+        match=r"cold_start.behaviours='goood' is unknown "
+        r"\(did you mean 'good'\?\); choose from good",
     ):
         make(micro, chat, {"goood": 1.0})
 

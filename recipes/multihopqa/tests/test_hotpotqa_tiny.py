@@ -41,9 +41,9 @@ from agent_r1_recipes.multihopqa.entity_renaming import (
     WORLD,
     OtherNames,
     RenamedSearch,
+    make_demonstrations,
     names_in,
-    published_texts,
-    renamed_demonstrations,
+    texts_for_tokenizer,
 )
 
 # --------------------------------------------------------------------------------- the question set
@@ -294,11 +294,11 @@ def demonstrations(config, rows, passages, tools):
         RenamedSearch(tools["search"]),
     )
     chat = ChatFormat(
-        train_tokenizer(published_texts(rows, passages, names), config.model.vocab_size)
+        train_tokenizer(texts_for_tokenizer(rows, passages, names), config.model.vocab_size)
     )
     loop = make_loop(Demonstrator(chat), chat, {"search": search}, config.rollout, config.env)
     settings = config.cold_start.behaviours, config.data.cold, config.seed
-    return chat, *renamed_demonstrations(rows, names, search, loop, *settings)
+    return chat, *make_demonstrations(rows, names, search, loop, *settings)
 
 
 def test_no_demonstration_shows_a_fact(world):

@@ -11,7 +11,7 @@ import pytest
 from runs import ROOT, main
 
 from agent_r1 import AgentR1Error
-from agent_r1_recipes.page.export import recorded_group
+from agent_r1_recipes.page.export import read_recorded_group
 from agent_r1_recipes.page.lessons import lesson_steps
 from agent_r1_recipes.page.microscope import HERE, read_group, script
 from agent_r1_recipes.page.tests.parity import node
@@ -22,14 +22,16 @@ COMPUTED = """
 const { dials, steps } = JSON.parse(require("fs").readFileSync(0, "utf8"));
 const answer = ({ records, settings }, changed = {}) => {
   const members = Object.fromEntries(records.map((_, i) => [`member ${i}`, "on"]));
-  return { ...computeLayers(rowsOf(records), { ...dials, ...settings, ...members, ...changed }), here: null };
+  const all = { ...dials, ...settings, ...members, ...changed };
+  return { ...computeLayers(rowsOf(records), all), here: null };
 };
 const layers = Object.entries(steps).map(([name, step]) => [name, answer(step)]);
 const forgotten = answer(steps.masks, { forget: "on" });
 const divided = answer(steps.house, { normalizeStd: true });
 const without = answer(steps.four, { "member 3": undefined, "reward 2": 1 });
 const authors = rowsOf(steps.masks.records).map((row) => row.authors);
-console.log(JSON.stringify({ ...Object.fromEntries(layers), forgotten, divided, without, authors }));
+const all = Object.fromEntries(layers);
+console.log(JSON.stringify({ ...all, forgotten, divided, without, authors }));
 """
 
 
@@ -170,11 +172,11 @@ def test_a_page_shows_a_group_of_the_first_step_with_unequal_scores(tmp_path):
     file = tmp_path / "rollouts" / "step_000001.jsonl"
     file.parent.mkdir()
     file.write_text("\n".join([*agreeing, *lines, ""]))
-    found = recorded_group(tmp_path / "checkpoints" / "step_000002", {})
+    found = read_recorded_group(tmp_path / "checkpoints" / "step_000002", {})
     assert len(found["records"]) == 8 and {record["group_id"] for record in found["records"]} == {
         "1-5"
     }
-    assert recorded_group(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
+    assert read_recorded_group(tmp_path / "elsewhere" / "x" / "step_000002", {}) is None
     assert len(read_group(file, group="agree")) == 2
     with pytest.raises(AgentR1Error, match="has no group 'none'; its groups are agree, 1-5"):
         read_group(file, group="none")

@@ -149,7 +149,8 @@ TURNS = [
     "</think>x",
     '<tool_call>{"name": "search", "arguments": {"query": "a", "zzz": 1}}</tool_call>',
     '<tool_call>{"name": "' + "x" * 500 + '", "arguments": {}}</tool_call>',
-    '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call><answer>x</answer>',
+    '<tool_call>{"name": "search", "arguments": {"query": "\\ud800"}}</tool_call>'
+    "<answer>x</answer>",
     '<tool_call>{"name": "search", "arguments": {"query": "Sosnum"}}</tool_call>' * 2,
     "<tool_response>a</tool_response>",
     "<think><tool_call>{}</tool_call></think><answer>The  U.S.</answer> tail",

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from agent_r1 import Action, ChatFormat, EnvConfig, Hermes, Hit, Passage, SearchTool, make_env
 from agent_r1_recipes.robustness.ablated_search import Placebo
-from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedIndex, drawn, lie
+from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedIndex, draw_document, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
 
@@ -31,13 +31,15 @@ def test_a_placebo_finds_nothing_or_what_the_lot_says():
 
 def test_a_share_of_the_queries_gets_a_document_and_equal_ones_the_same():
     queries = [f"T{i}" for i in range(400)]
-    assert not any(drawn(query, 0.0, 0) for query in queries)
-    assert {drawn(query, 1.0, 0)[0] for query in queries} == set(DOCUMENTS)
-    half = [drawn(query, 0.5, 0) for query in queries]
-    assert 150 < sum(map(bool, half)) < 250 and half == [drawn(query, 0.5, 0) for query in queries]
-    assert half != [drawn(query, 0.5, 1) for query in queries]
+    assert not any(draw_document(query, 0.0, 0) for query in queries)
+    assert {draw_document(query, 1.0, 0)[0] for query in queries} == set(DOCUMENTS)
+    half = [draw_document(query, 0.5, 0) for query in queries]
+    assert 150 < sum(map(bool, half)) < 250 and half == [
+        draw_document(query, 0.5, 0) for query in queries
+    ]
+    assert half != [draw_document(query, 0.5, 1) for query in queries]
     assert any(
-        "T7" in drawn("T7", 1.0, seed)[1] for seed in range(200)
+        "T7" in draw_document("T7", 1.0, seed)[1] for seed in range(200)
     )  # some speak of what was searched for
 
 
@@ -54,7 +56,7 @@ def test_a_document_stands_in_front_of_what_was_found():
     for query in ("T3", "T4", "T5"):
         (found,) = index.search([query], 3)
         assert found[1:] == plain.search([query], 3)[0][:2] and found[0].title == found[1].title
-        assert found[0].id == f"poison {drawn(query, 1.0, 0)[0]}"
+        assert found[0].id == f"poison {draw_document(query, 1.0, 0)[0]}"
     assert PoisonedIndex(Placebo(), 1.0, 0).search(["T3"], 3) == [[]]  # nothing was found
 
 

@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.app.open_run import run_name
 from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
@@ -51,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
     try:
-        for words in _split(sys.argv[1:] if argv is None else argv, "then"):
+        if argv is None:
+            argv = sys.argv[1:]
+        for words in _split(argv, "then"):
             code = run_command(words)
             if code:
                 return code
@@ -59,7 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
-        return _fail(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", 130)
+        message = "interrupted"
+        if str(interrupt):
+            message += f": {interrupt}"
+        return _fail(message, 130)
     except BrokenPipeError:  # `agent-r1 ... | head`
         return 0
     except OSError as error:
@@ -216,6 +220,8 @@ def cold_start(a: Namespace) -> None:
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
+    from agent_r1.workspace import run_name
+
     name = run_name(config, a.run)
     if a.dry_run:
         from agent_r1.app.own_code import check_own
@@ -260,8 +266,10 @@ def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
-    name = run_name(config, a.run)
     from agent_r1.app import stages
+    from agent_r1.workspace import run_name
+
+    name = run_name(config, a.run)
 
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
@@ -277,8 +285,12 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import Workspace
 
-    file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    other = [f"data.name={a.dataset}"] if a.dataset and not file else []
+    file = None
+    other = []
+    if (a.dataset or "").endswith(".parquet"):
+        file = Path(a.dataset)
+    elif a.dataset:
+        other = [f"data.name={a.dataset}"]
     if model and config:
         models = [model]
         config = changed(config, other)
@@ -322,6 +334,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
 @command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
+    from agent_r1.workspace import run_name
 
     with extra("report", "report.html"):
         from agent_r1.viewer.report import write_report

@@ -44,7 +44,7 @@ def make_cold_start(paths: Workspace) -> None:
     config = paths.config
     own_task = config.cold_start.demonstrator or config.cold_start.episodes
     teaches = not config.model.path or config.cold_start.warm_steps
-    if teaches and not own_task and ("teacher" not in config.data.facts or not config.env.searches):
+    if teaches and not own_task and ("teacher" not in config.data_facts or not config.searches):
         raise ConfigError(
             "this task has no demonstrator: set cold_start.demonstrator to your function "
             "(FILE.py:FUNCTION), "
@@ -124,7 +124,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     if c.demonstrator or c.episodes:
         play = own_demonstrations
     else:
-        play = plugins.import_object(config.data.facts["teacher"], "data.name")
+        play = plugins.import_object(config.data_facts["teacher"], "data.name")
     chat, copy_rows, mix_rows = play(paths, model_chat)
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)

@@ -18,7 +18,7 @@ from agent_r1.tool import make_tools
 LOADERS = {
     "env.name": "agent_r1.env:environment",
     "env.reward": "agent_r1.reward.named:reward_of",
-    "rollout.flow": "agent_r1.rollout.rollouts:load_flow",  # PyTorch comes with it
+    "rollout.flow": "agent_r1.rollout.setup:load_flow",  # PyTorch comes with it
     "cold_start.demonstrator": "agent_r1.training.demonstrate:demonstrator_of",
 }
 """Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses

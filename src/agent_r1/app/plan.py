@@ -213,7 +213,7 @@ def passage_count(config: Config) -> int:
     """
     facts = tables.entries("corpus").get(config.data.corpus, {})
     return (
-        config.data.facts.get("paragraphs", 0)
+        config.data_facts.get("paragraphs", 0)
         if facts.get("of_questions")
         else facts.get("passages", 0)
     )
@@ -238,7 +238,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Return the seconds of each part of a step with the assumed HotpotQA episodes."""
     r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm_has("critic")
     episodes, said, read, length = lengths(config)
-    sampled = episodes + r.greedy_episodes(config.algorithm)
+    sampled = episodes + config.greedy_episodes
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 

@@ -162,7 +162,7 @@ def local_plan(config: Config) -> str:
     rate = gpu_matmul_rate(dtype) if device == "cuda" else matmul_rate(t.threads)
     episodes, greedy = (
         r.prompts_per_step * r.samples_per_prompt,
-        r.greedy_episodes(config.algorithm),
+        config.greedy_episodes,
     )
     seconds = TOKENS_PER_EPISODE * (episodes * per_token + greedy * 2 * P) / (rate * EFFICIENCY)
     return (

@@ -14,6 +14,8 @@ to a temporary name and renames at the end: an interrupted stage leaves nothing 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import time
@@ -30,7 +32,6 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.inference.agent import model_folder
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
@@ -52,10 +53,16 @@ def make_missing(paths: Workspace) -> None:
         make_cold_start(paths)
 
 
-def is_prepared(paths: Workspace) -> bool:
-    """Return whether `make_missing` has nothing to do."""
+def prepare(paths: Workspace) -> None:
+    """Run `make_missing`, and print one line if there was anything to do."""
     has_index = paths.index.exists() or not paths.needs_index
-    return paths.data.exists() and has_index and paths.start_model.exists()
+    if paths.data.exists() and has_index and paths.start_model.exists():
+        return
+    print("making data, index and start model ...", end=" ", flush=True)
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):  # the stages have many lines
+        make_missing(paths)
+    say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
@@ -109,8 +116,15 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
-        rows = paths.load_rows("train"), paths.load_rows("val")
-        checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
+        checkpoint = run_training(
+            run,
+            config,
+            model,
+            paths.load_tools(),
+            questions=paths.load_rows("train"),
+            val=paths.load_rows("val"),
+            plain=plain,
+        )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -137,6 +151,8 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
 
     Raises AgentR1Error if the run has other settings, or is not finished.
     """
+    from agent_r1.inference.agent import model_folder
+
     run = run_dir(config, name)
     check_same_settings(run, config)
     if before:

@@ -6,6 +6,8 @@ when first used.
 
 from typing import Any
 
+from agent_r1.ground.imports import import_attribute
+
 LOADED = (
     "ALGORITHMS",
     "ENGINES",
@@ -28,6 +30,4 @@ LOADED = (
 def __getattr__(name: str) -> Any:
     if name not in LOADED:
         raise AttributeError(f"module 'agent_r1.config' has no attribute {name!r}")
-    from agent_r1.config.plugins import import_object
-
-    return import_object(f"agent_r1.config.load:{name}", "import")
+    return import_attribute(f"agent_r1.config.load:{name}")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import ast
 import hashlib
-import importlib
 import importlib.util
 import inspect
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.imports import import_attribute, import_by_name
 
 _trusted: set[str] = set()
 
@@ -81,7 +81,7 @@ def import_object(name: str, setting: str) -> Any:
     """
     place, _, attribute = name.rpartition(":")
     if name not in _trusted and not place.endswith(".py"):
-        return getattr(importlib.import_module(place), attribute)
+        return import_attribute(name)
     module = _import_module(place, setting)
     if not hasattr(module, attribute):
         public = [key for key in vars(module) if not key.startswith("_")]
@@ -110,7 +110,7 @@ def _import_module(place: str, setting: str) -> Any:
         if str(path.parent) not in sys.path:
             sys.path.insert(0, str(path.parent))
     try:
-        module = importlib.import_module(name)
+        module = import_by_name(name)
     except Exception as error:
         raise ConfigError(
             f"{setting}: {error_location(error)}{type(error).__name__}: {error}", code="broken_code"
@@ -151,7 +151,7 @@ def recipe_folders() -> list[Traversable]:
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
     # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
-    [place] = importlib.import_module("agent_r1_recipes").__path__
+    [place] = import_by_name("agent_r1_recipes").__path__
     folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
@@ -173,7 +173,9 @@ def code_hashes(names: Iterable[str]) -> dict[str, str]:
     hashes: dict[str, str] = {}
     todo: list[Path] = []
     for name in names:
-        path = _file_of(name.rpartition(":")[0]) if is_user_code(name) else None
+        if not is_user_code(name):
+            continue
+        path = _file_of(name.rpartition(":")[0])
         if path:
             todo.append(path)
     while todo:
@@ -193,7 +195,9 @@ def _file_of(place: str) -> Path | None:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec and spec.origin else None
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin)
 
 
 def _imports(code: bytes) -> set[str]:

@@ -11,8 +11,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
 
-from agent_r1.config import tables
-from agent_r1.config.plugins import is_user_code
 from agent_r1.ground.errors import ConfigError
 
 AtLeast1 = Annotated[int, Field(ge=1)]
@@ -36,12 +34,6 @@ NamesFile = Annotated[T, "may name a file"]
 Trusted = Annotated[T, "trusted by naming"]
 """A command to run, or an address that receives the agent's text: used only if the user named it
 (`plugins.check_trusted`)."""
-
-
-def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
-    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
-    ones."""
-    return bool(tables.entry_of("estimator", name, "algorithm").get(fact))
 
 
 class Section(BaseModel):
@@ -98,12 +90,8 @@ class DataConfig(Section):
     @property
     def data_source(self) -> str:
         """Return verl's name for a row's data set: `rows` for all user-defined questions."""
-        return "rows" if is_user_code(self.name) else self.name
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return the facts of the data set's table entry: `generated`, `instructed` and so on."""
-        return tables.entry_of("data", self.data_source, "data.name")
+        user_defined = ":" in self.name  # FILE.py:FUNCTION, or MODULE:NAME
+        return "rows" if user_defined else self.name
 
 
 class SearchConfig(Section):
@@ -164,11 +152,6 @@ class EnvConfig(Section):
     The share is measured for data sets that name such titles (HotpotQA, 2WikiMultihopQA, MuSiQue);
     0 is off."""
 
-    @property
-    def searches(self) -> bool:
-        """Return whether one of `tools` needs the run's index."""
-        return tables.any_entry_has("tool", self.tools, "index")
-
 
 class ModelConfig(Section):
     """Choose the policy. With `path` unset, a tiny Qwen2-architecture model is made from
@@ -194,12 +177,6 @@ class RolloutConfig(Section):
     """Episodes that decode concurrently (rows of the KV cache)."""
     flow: NamesCode[str | None] = None
     """FILE.py:CLASS, a user-defined flow (`AgentFlowBase`) instead of the observe-act-step loop."""
-
-    def greedy_episodes(self, algorithm: str) -> int:
-        """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
-        if not algorithm_has(algorithm, "greedy"):
-            return 0
-        return self.prompts_per_step
 
 
 class AdvantageConfig(Section):
@@ -332,8 +309,3 @@ class Config(Section):
     actor: ActorConfig = Field(default_factory=ActorConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
-
-    def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
-        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy
-        ones."""
-        return algorithm_has(self.algorithm, fact)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 from agent_r1.config import plugins
 from agent_r1.ground.errors import ConfigError, nearest
@@ -26,12 +26,12 @@ from agent_r1.ground.errors import ConfigError, nearest
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
-    merged: dict[str, dict[str, dict[str, Any]]] = {}
+    entries_by_kind: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
         for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
-            refuse_twice(file, kind, merged.get(kind, {}).keys() & entries.keys())
-            merged.setdefault(kind, {}).update(entries)
-    return merged
+            refuse_twice(file, kind, entries_by_kind.get(kind, {}).keys() & entries.keys())
+            entries_by_kind.setdefault(kind, {}).update(entries)
+    return entries_by_kind
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -41,7 +41,9 @@ def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     for kind, names in tomllib.loads(text).items():
         table[kind] = {}
         for name, entry in names.items():
-            table[kind][name] = {"code": entry} if isinstance(entry, str) else entry
+            if isinstance(entry, str):
+                entry = {"code": entry}
+            table[kind][name] = entry
     return table
 
 
@@ -87,6 +89,17 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
             code="unknown_name",
         )
     return table[name]
+
+
+def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
+    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
+    ones."""
+    return bool(entry_of("estimator", name, "algorithm").get(fact))
+
+
+def greedy_episodes(algorithm: str, prompts: int) -> int:
+    """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
+    return prompts if algorithm_has(algorithm, "greedy") else 0
 
 
 def scheme_of(text: str | None) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
@@ -19,7 +19,31 @@ from agent_r1.config import plugins, settings, tables
 from agent_r1.ground.errors import ConfigError
 
 
-def join_sections() -> type[settings.Config]:
+class NamedConfig(settings.Config):
+    """The settings, with what the tables say about the names in them."""
+
+    def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
+        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy
+        ones."""
+        return tables.algorithm_has(self.algorithm, fact)
+
+    @property
+    def greedy_episodes(self) -> int:
+        """Count a step's greedy episodes, which serve as a baseline and are not trained on."""
+        return tables.greedy_episodes(self.algorithm, self.rollout.prompts_per_step)
+
+    @property
+    def searches(self) -> bool:
+        """Return whether one of the tools needs the run's index."""
+        return tables.any_entry_has("tool", self.env.tools, "index")
+
+    @property
+    def data_facts(self) -> dict[str, Any]:
+        """Return the facts of the data set's table entry: `generated`, `instructed` and so on."""
+        return tables.entry_of("data", self.data.data_source, "data.name")
+
+
+def join_sections() -> type[NamedConfig]:
     """Join all classes of each section. Raises ConfigError if two owners declare one setting."""
     cores: dict[str, Any] = {
         name: field.annotation for name, field in settings.Config.model_fields.items()
@@ -46,8 +70,8 @@ def join_sections() -> type[settings.Config]:
             for key in get_annotations(part):
                 if key in declared_by:
                     raise ConfigError(
-                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare it; "
-                        "rename one",
+                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare "
+                        "it; rename one",
                         code="name_taken",
                     )
                 declared_by[key] = part.__module__
@@ -60,7 +84,7 @@ def join_sections() -> type[settings.Config]:
         )
         # Validators are built when first used (`defer_build`): most classes only serve as bases.
         sections[section] = (whole, Field(default_factory=whole))
-    return create_model("Config", __base__=settings.Config, __module__=__name__, **sections)
+    return create_model("Config", __base__=NamedConfig, __module__=__name__, **sections)
 
 
 class DeclaredSettings:
@@ -93,7 +117,7 @@ class DeclaredSettings:
         return {key: field for key, field in self.fields.items() if mark in field.metadata}
 
 
-def declared_settings() -> DeclaredSettings:
+def all_settings() -> DeclaredSettings:
     """Return the settings, including those of a user's added recipe (recipes.py)."""
     return _settings_of(tuple(tables.names("settings")))
 
@@ -104,6 +128,6 @@ def _settings_of(names: tuple[str, ...]) -> DeclaredSettings:
 
 
 if TYPE_CHECKING:
-    Config = settings.Config
+    Config = NamedConfig
 else:
-    Config = declared_settings().config
+    Config = all_settings().config

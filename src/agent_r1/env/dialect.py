@@ -76,12 +76,13 @@ class Dialect:
         self, prompt: Sequence[Message], tools: dict[str, BaseTool]
     ) -> Observation:
         """Make the first observation from `prompt` and `tools`."""
-        if (added := self.system_prompt(tools)) is None:
+        instructions = self.system_prompt(tools)
+        if instructions is None:
             return Observation(list(prompt), tools=[tool.schema() for tool in tools.values()])
-        system = [message["content"] for message in prompt[:1] if message["role"] == "system"]
-        return Observation(
-            [{"role": "system", "content": "\n\n".join([*system, added])}, *prompt[len(system) :]]
-        )
+        messages = list(prompt)
+        if messages and messages[0]["role"] == "system":
+            instructions = f"{messages.pop(0)['content']}\n\n{instructions}"
+        return Observation([{"role": "system", "content": instructions}, *messages])
 
     # ----------------------------------------------------------------------------------- the tokens
 
@@ -101,6 +102,6 @@ class Dialect:
         """Split a turn, possibly incomplete, for display. Text before `partial_tag` only grows."""
         return [Part("text", text)]
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:
         """Write a turn with this call or answer; None if the dialect cannot."""
-        return said if isinstance(said, str) else None
+        return message if isinstance(message, str) else None

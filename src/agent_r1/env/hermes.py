@@ -3,8 +3,8 @@
     <think> ... </think>
     <tool_call>
     {"name": "search", "arguments": {"query": "..."}}
-    </tool_call>                                   a turn may have several calls, which run concurrently
-    <answer> ... </answer>                         ends the episode
+    </tool_call>                       a turn may have several calls, which run concurrently
+    <answer> ... </answer>             ends the episode
 
 `split_turn` is the only parser of these tags: execution, the end of an episode, rewards and screens
 all use its result. Its input is model output, so nothing here may raise. A call that cannot be
@@ -36,9 +36,8 @@ def _pattern(tags: Tags) -> re.Pattern[str]:
     return re.compile(f"<(/?)(think|answer|{'|'.join(tags)})>")
 
 
-@lru_cache(
-    maxsize=1024
-)  # execution, the end of an episode, reward and records ask for the same turn
+# Execution, the end of an episode, reward and records all split the same turn.
+@lru_cache(maxsize=1024)
 def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     """Split a turn into its parts, in order and without their tags.
 
@@ -48,17 +47,28 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     tag is text, and so is `<tool_response>`.
     """
     parts: list[Part] = []
-    kind, start, kinds = "text", 0, dict(zip(tags, TAGS, strict=True))
+    kinds = dict(zip(tags, TAGS, strict=True))
+    kind = "text"  # of the part that is open
+    start = 0  # of the open part, after its opening tag
     for tag in _pattern(tags).finditer(text):
-        opens, name = not tag[1], kinds.get(tag[2], tag[2])
+        opens = not tag[1]
+        name = kinds.get(tag[2], tag[2])
+        # The two `continue`s are the whole grammar. Outside of any tag, only an opening tag counts,
+        # and never that of a result: the agent must not write its tool's answers.
         if kind == "text" and (not opens or name == "tool_response"):
             continue
+        # Inside a part, only the part's own tags count. So a call inside a thought is not run, and
+        # an answer inside a call is not paid. A thought may even mention <think>.
         if kind != "text" and (name != kind or (opens and kind == "think")):
             continue
-        end = tag.start() if kind == "text" or opens else tag.end()
-        parts.append(Part(kind, text[start : tag.start()], kind == "text" or not opens, end))
-        kind, start = name if opens else "text", tag.end()
-    parts.append(Part(kind, text[start:], kind == "text", len(text)))
+        # A part that is opened again was never closed. It ends where the new one begins.
+        opens_again = opens and kind != "text"
+        end = tag.end() if kind != "text" and not opens_again else tag.start()
+        parts.append(Part(kind, text[start : tag.start()], closed=not opens_again, end=end))
+        kind = name if opens else "text"
+        start = tag.end()
+    # What is still open was cut off: a call without its closing tag is reported, not run.
+    parts.append(Part(kind, text[start:], closed=kind == "text", end=len(text)))
     return tuple(part for part in parts if part.text or part.kind != "text")
 
 
@@ -68,12 +78,12 @@ def answer_of(text: str, tags: Tags = TAGS) -> str | None:
     Pass only the agent's last turn: the system prompt has an example, and a retrieved document may
     contain anything.
     """
-    answers = [
-        part.text.strip()
-        for part in split_turn(text, tags)
-        if part.kind == "answer" and part.closed
-    ]
-    return (answers or [""])[-1] or None
+    answer = None
+    for part in split_turn(text, tags):
+        if part.kind == "answer" and part.closed:
+            # The last one counts. If any right one did, an agent would learn to list guesses.
+            answer = part.text.strip()
+    return answer or None
 
 
 def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
@@ -84,10 +94,11 @@ def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
     tag. There is no call, which would not be run, and no `<tool_response>`, which only a tool may
     write.
     """
-    found = [tag[0] for tag in _pattern(tags).finditer(text)]
-    thoughts, answer = found[:-2], found[-2:]
+    # All tags in their order, also those inside of parts: any other tag is a fault.
+    tags_of_turn = [tag[0] for tag in _pattern(tags).finditer(text)]
+    thoughts = tags_of_turn[:-2]
     return (
-        answer == ["<answer>", "</answer>"]
+        tags_of_turn[-2:] == ["<answer>", "</answer>"]
         and thoughts == ["<think>", "</think>"] * (len(thoughts) // 2)
         and text.rstrip().endswith("</answer>")
         and answer_of(text, tags) is not None
@@ -100,6 +111,7 @@ class Hermes(Dialect):
     tags: Tags = TAGS
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+        # `end`, in characters, is where a reward for the call goes: `AgentEnvLoop.locate_rewards`.
         parts = [part for part in self.parts(text) if part.kind == "tool_call"]
         return [replace(parse_call(part.text, part.closed), end=part.end) for part in parts]
 
@@ -109,11 +121,13 @@ class Hermes(Dialect):
     def parts(self, text: str) -> list[Part]:
         return list(split_turn(text, self.tags))
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
         thought = f"<think>{thought or 'go on'}</think>"
-        if isinstance(said, str):
-            return f"{thought}<answer>{said}</answer>"
-        body = json.dumps({"name": said.name, "arguments": said.arguments}, ensure_ascii=False)
+        if isinstance(message, str):
+            return f"{thought}<answer>{message}</answer>"
+        call = {"name": message.name, "arguments": message.arguments}
+        # Names stay as they are written: "Ærø" as \u00c6r\u00f8 would be more tokens to learn.
+        body = json.dumps(call, ensure_ascii=False)
         return f"{thought}<tool_call>\n{body}\n</tool_call>"
 
     @classmethod
@@ -145,10 +159,14 @@ def parse_call(body: str, closed: bool) -> ToolCall:
         return ToolCall("", {}, error="the call is not closed with </tool_call>")
     try:
         call = json.loads(body, parse_float=_finite, parse_constant=_finite)
-    except (ValueError, RecursionError):  # RecursionError: thousands of opening brackets
+    except (ValueError, RecursionError):
+        # Thousands of opening brackets raise RecursionError. The agent reads the error as the
+        # call's result, so it can try again in its next turn.
         return ToolCall(
             "", {}, error='the call is not valid JSON; write {"name": ..., "arguments": {...}}'
         )
+    # Valid JSON may still be a list or a number. Whether the tool exists and its arguments fit the
+    # schema is checked by `call_tool`, which knows the tools.
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return ToolCall("", {}, error='the call has no "name"')
     if not isinstance(call.get("arguments"), dict):
@@ -159,6 +177,7 @@ def parse_call(body: str, closed: bool) -> ToolCall:
 def _finite(number: str) -> float:
     """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON
     cannot record."""
+    # "1e999" is valid JSON for infinity, and a rollout with it could not be written as JSON again.
     if not math.isfinite(float(number)):
         raise ValueError(number)
     return float(number)

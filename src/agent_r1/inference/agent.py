@@ -178,7 +178,8 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; "
         f"prompt: {prompt}; "
-        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, "
+        f"{r.max_context} in all"
     )
 
 
@@ -215,7 +216,7 @@ def make_tools_of(config: Config) -> dict[str, BaseTool]:
         return {}
     workspace = Workspace(config)
     there = workspace.data.exists() and (workspace.index.exists() or not workspace.needs_index)
-    if config.data.facts.get("generated") and not there:
+    if config.data_facts.get("generated") and not there:
         say(
             "the data of this model is not on this machine; it is generated now (stages data and "
             "index)"
@@ -312,7 +313,9 @@ def newest_step(folder: Path) -> Path:
 
 def hub_model(name: str) -> Path:
     """Return a model's folder, after a download if needed."""
-    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
+    if Path(name).is_dir():
+        return model_folder(Path(name))
+    return hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:

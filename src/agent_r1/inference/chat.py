@@ -299,8 +299,8 @@ def run_chat(
     """
     if question is not None and not question.strip():
         raise ConfigError(
-            'the question is empty; write for example --question "In which city is the publisher '
-            'of Sosnum based?"',
+            "the question is empty; write for example "
+            '--question "In which city is the publisher of Sosnum based?"',
             code="empty_question",
         )
     if temperature is not None:  # in a copy: the configuration belongs to the caller

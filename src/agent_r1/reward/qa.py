@@ -29,11 +29,14 @@ def qa_outcome(
     right answer in a malformed turn still earns its EM.
     """
     # No answer is not the empty answer, which matches a target that normalises to nothing.
-    metrics = {
-        "em": exact_match(answer, targets) if answer is not None else 0.0,
-        "sub_em": sub_em(answer, targets) if answer is not None else 0.0,
-        "f1": f1_score(answer, targets) if answer is not None else 0.0,
-    }
+    metrics = {"em": 0.0, "sub_em": 0.0, "f1": 0.0}
+    if answer is not None:
+        metrics["em"] = exact_match(answer, targets)
+        # Measured, not rewarded: "Landir or Bumvel" has sub-EM 1 and F1 0.5 (lesson 4).
+        metrics["sub_em"] = sub_em(answer, targets)
+        metrics["f1"] = f1_score(answer, targets)
+    # 0.2 in the presets. With 1.5, an agent would first learn the form, because a malformed answer
+    # costs more than a right one earns (lesson 4).
     parts = {"em": metrics["em"], "format": 0.0 if well_formed else -format_penalty}
     return sum(parts.values()), parts, metrics
 

@@ -59,11 +59,13 @@ def _f1(answer: str, target: str) -> float:
     # question.
     if answer != target and (answer in _ALL_OR_NOTHING or target in _ALL_OR_NOTHING):
         return 0.0
-    answer_words, target_words = answer.split(), target.split()
+    answer_words = answer.split()
+    target_words = target.split()
     same = sum((Counter(answer_words) & Counter(target_words)).values())
     if same == 0:
         return 0.0
-    precision, recall = same / len(answer_words), same / len(target_words)
+    precision = same / len(answer_words)
+    recall = same / len(target_words)
     return 2 * precision * recall / (precision + recall)
 
 
@@ -74,7 +76,10 @@ def sub_em(answer: str, targets: list[str]) -> float:
     the two. A target that normalises to nothing matches only an equal answer.
     """
     normalized = normalize_answer(answer)
-    wanted = [normalize_answer(target) for target in targets]
-    return float(
-        exact_match(answer, targets) or any(target and target in normalized for target in wanted)
-    )
+    if exact_match(answer, targets):
+        return 1.0
+    for target in targets:
+        part = normalize_answer(target)
+        if part and part in normalized:
+            return 1.0
+    return 0.0

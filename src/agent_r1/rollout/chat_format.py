@@ -11,11 +11,12 @@ An agent loop that calls `apply_chat_template(..., tokenize=True)` in each turn 
 2. *Re-tokenization.* Rendering the whole conversation again encodes what the model sampled a second
    time, and encode(decode(ids)) != ids in general.
 
-Here the template is rendered once for each *shape* of a conversation (its roles), with a
-placeholder for each content: its *skeleton* (`template.py`). The control tokens of a skeleton
-become ids. Each stretch of text between two control tokens, template and contents joined, is
-encoded as *data*. Joined text gives the same ids as `apply_chat_template` for harmless contents (a
-test compares them). Later turns are encoded as continuations, and sampled ids are never touched.
+Here `template.py` renders a conversation in which placeholders stand for the contents, or for those
+parts of them that spell a control token: its *skeleton*. The control tokens of a skeleton become
+ids. Each stretch of text between two control tokens, template and contents joined, is encoded as
+*data*. So each token that the agent did not sample is the one that `apply_chat_template` gives.
+Later turns are encoded as continuations, and sampled ids are never touched. `template_probe.py`
+compares both ways when a model is opened, and refuses a template for which they differ.
 
 A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's
 vocabulary. The template's own tags stay whole; the same tag inside data is split.
@@ -24,21 +25,23 @@ vocabulary. The template's own tags stay whole; the same tag inside data is spli
 from __future__ import annotations
 
 import functools
-import itertools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.template import PLACEHOLDER, Template
 
-TURN_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
+MESSAGE_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.
 
 The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with
 them.
 """
+OTHER_ENDS = ("<|eom_id|>",)
+"""Control tokens that also end a turn, where the template writes another (Llama 3 after a call)."""
 
 _PROBE = {
     "type": "function",
@@ -69,39 +72,52 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        self.control_ids: dict[str, int] = {
-            token.content: index for index, token in tokenizer.added_tokens_decoder.items()
-        }
+        added = tokenizer.added_tokens_decoder.items()
+        self.control_ids: dict[str, int] = {token.content: index for index, token in added}
         """Every special or added token. Encoded data never contains one."""
-        self._control_set = frozenset(self.control_ids.values())
+        # Text may have characters that the vocabulary lacks.
+        self._control_set = frozenset(self.control_ids.values()) - {tokenizer.unk_token_id}
+        self._spelling = {index: token for token, index in self.control_ids.items()}
+        # A control token that takes no blanks next to it: text is encoded after it.
+        plain = [token.content for _, token in added if not (token.lstrip or token.rstrip)]
+        self._fence = plain[0] if plain else ""
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
-        self._template = Template(tokenizer, self.control_ids)
-        after_action, _ = self._template.skeleton(("user", "assistant"), None, continuation=True)
-        if not after_action or not isinstance(after_action[0], int):
-            raise ConfigError(
-                "the chat template does not close an assistant turn with a control token",
-                code="template_leaves_turns_open",
-            )
-        self.turn_end_id: int = after_action[0]
-        """The control token after an assistant turn in the template (`<|im_end|>` for Qwen)."""
-        own_ends = [self._ids_of(tokens) for tokens in TURN_ENDS.values()]
-        self.closing_ids = {self.turn_end_id}.union(*own_ends)
+        self.template = Template(tokenizer, self.control_ids)
+        """The chat template, as `template_probe.py` compares it."""
+        self.turn_end_id = self._end_before("user")
+        """The control token after an assistant turn in the template: `<|im_end|>` for Qwen. For GLM
+        it is the token that begins the user's turn."""
+        self.closing_ids = {self.turn_end_id}
         """The template's end is not added to a turn that ends with one of these."""
+        if self.template.left_open:
+            self.closing_ids.add(self._end_before("tool"))
+        own_ends = [self._ids_of(tokens) for tokens in MESSAGE_ENDS.values()]
+        self._other_ends = self._ids_of(OTHER_ENDS).union(*own_ends)
+        self.closing_ids |= self._other_ends
         # Not a stop: a token that closes one of several messages. The turn would stop after its
         # thought.
         only_close = self._ids_of(
-            token for token, ends in zip(TURN_ENDS, own_ends, strict=True) if ends
+            token for token, ends in zip(MESSAGE_ENDS, own_ends, strict=True) if ends
         )
         ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
         self.stop_ids = tuple(sorted(ends - {None} - only_close))
         """Sampling one of these ends the turn, for every policy."""
-        opening = "".join(
-            p if isinstance(p, str) else self.decode([p])
-            for p in self._template.skeleton(("user",), None)[0]
-        )
+        parts, _ = self.template.prompt([{"role": "user", "content": "?"}])
+        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in parts)
         self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
+
+    def _end_before(self, role: str) -> int:
+        """Return the control token after an agent's turn, if a message of this role follows."""
+        parts, _ = self.template.continuation([{"role": role, "content": "?"}])
+        if not parts or not isinstance(parts[0], int):
+            raise ConfigError(
+                f"the chat template of {self.template.model} does not close an assistant turn with "
+                "a control token; use an instruct model with another template",
+                code="template_leaves_turns_open",
+            )
+        return parts[0]
 
     def _ids_of(self, tokens: Iterable[str]) -> set[int]:
         """Return the ids of those `tokens` that are control tokens of the vocabulary."""
@@ -117,33 +133,59 @@ class ChatFormat:
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """Encode a conversation up to the point where the assistant speaks."""
-        roles = tuple(m["role"] for m in messages)
-        skeleton, spelled = self._template.skeleton(roles, tools)
-        return self._fill(skeleton, [m["content"] for m in messages] + spelled)
+        # The template is rendered once per shape of a conversation: once for 128 first prompts.
+        return self._fill(*self.template.prompt(messages, tools))
 
-    def continuation_ids(self, messages: list[Message], *, closed: bool) -> list[int]:
+    def continuation_ids(
+        self,
+        messages: list[Message],
+        *,
+        closed: bool,
+        calls: Sequence[str] = (),
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[int]:
         """Encode what follows an assistant turn: `messages` (such as tool results) and the next
         opening.
 
         `closed`: the action already ends with the turn's end token, because the policy sampled it.
-        Otherwise that token is added here, as part of the observation.
+        Otherwise that token is added here, as part of the observation. `calls`: names of the calls
+        that the messages answer. `tools`: as in the prompt.
         """
-        roles = ("user", "assistant", *(m["role"] for m in messages))
-        skeleton, _ = self._template.skeleton(roles, None, continuation=True)
-        return self._fill(
-            skeleton[1:] if closed else skeleton, ["", "", *(m["content"] for m in messages)]
-        )
+        ids = self._fill(*self.template.continuation(messages, tools, calls))
+        # The first token closes the turn. If the policy sampled it, it is an action already: a
+        # second one would close an empty turn (lesson 3).
+        return ids[1:] if closed else ids
+
+    def reply_ids(
+        self,
+        action_ids: list[int],
+        messages: list[Message],
+        calls: Sequence[str] = (),
+        tools: list[dict[str, Any]] | None = None,
+    ) -> list[int]:
+        """Encode what follows the sampled turn `action_ids`."""
+        ids = self.continuation_ids(messages, closed=False, calls=calls, tools=tools)
+        # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before a
+        # result, `<|user|>` before a question. If the other one was sampled, the right one follows.
+        last = action_ids[-1] if action_ids else None
+        closed = last == ids[0] or last in self._other_ends
+        return ids[1:] if closed else ids
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
         """Encode text without control tokens, and split any tag of the template inside it.
 
         `template_tags`: offsets in `text` of the template's own tags, which stay whole.
         """
-        return list(self._data_ids(text, template_tags))
+        return list(self._data_ids(text, template_tags, self._fence, ""))
 
-    def _encode_data(self, text: str, template_tags: frozenset[int]) -> tuple[int, ...]:
+    def _encode_data(
+        self, text: str, template_tags: frozenset[int], before: str, after: str
+    ) -> tuple[int, ...]:
+        """`before`, `after`: the control tokens next to the text, or nothing."""
+        # Cut a control token's characters in two. Whole, `<|im_end|>` on a web page would become
+        # the token, end the tool's turn and let the page speak as the user (lesson 2).
         cuts, start = [0], 0
-        while match := self._template.guarded.search(text, start):
+        while match := self.template.guarded.search(text, start):
             start = match.start() + 1
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
@@ -152,19 +194,25 @@ class ChatFormat:
                 match.start() not in template_tags
             ):  # the template's own tag stays whole: cut, it would have other ids
                 cuts += range(start, match.end())
-        pieces = itertools.pairwise([*sorted(set(cuts)), len(text)])
-        return tuple(i for begin, end in pieces for i in self._encode(text[begin:end]))
+        ids: list[int] = []
+        for begin, end in pairwise([*sorted(set(cuts)), len(text)]):
+            left = before if begin == 0 else self._fence
+            right = after if end == len(text) else ""
+            ids += self._encode(text[begin:end], left, right)
+        return tuple(ids)
 
     def encode_trusted(self, text: str) -> list[int]:
         """Encode text with its control tokens (a demonstrator's turn). Never use it for text from
         outside."""
-        return self._backend.encode(text, add_special_tokens=False).ids
+        ids = self._backend.encode(self._fence + text, add_special_tokens=False).ids
+        return ids[bool(self._fence) :]
 
     def turn_ids(self, text: str, end: str | None = None) -> list[int]:
         """Encode a demonstrator's turn and its end token.
 
         `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
         """
+        # Cloning a turn without its end token would teach the model never to end one.
         ids = self.encode_trusted(text)
         return (
             ids
@@ -179,39 +227,55 @@ class ChatFormat:
 
     def turn_text(self, ids: list[int]) -> str:
         """Decode a sampled turn, with the template's opening and without the end token."""
+        # The end token is no text: `finish_reason` tells whether the turn ended by itself.
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._opened + self.decode(ids[:-1] if ended else ids)
 
     # --------------------------------------------------------------------------------------- inside
 
-    def _encode(self, text: str) -> list[int]:
+    def _encode(self, text: str, before: str, after: str) -> list[int]:
+        """Encode a text between two control tokens, and drop those.
+
+        Alone, it could have other ids: some tokenizers put a blank before the first word of a
+        string, and a control token may take the blanks next to it (`rstrip`, `lstrip`).
+        """
         # A lone surrogate (broken unicode from a web page) has no UTF-8 form: replace it.
         text = text.encode("utf-8", "replace").decode("utf-8") if not text.isascii() else text
-        ids = self._backend.encode(text, add_special_tokens=False).ids
-        if not any(i in self._control_set for i in ids):
+        ids = self._backend.encode(before + text + after, add_special_tokens=False).ids
+        fences = [self.control_ids[token] for token in (before, after) if token]
+        # Normalisation can dissolve a control token: `>` and a combining stroke are one character.
+        if fences != [*ids[: bool(before)], *ids[len(ids) - bool(after) :]]:
+            return self._encode(text, "", "")
+        ids = ids[bool(before) : len(ids) - bool(after)]
+        if self._control_set.isdisjoint(ids):
             return ids
         # Normalisation (such as NFC) can still assemble a control token from similar characters:
         # encode each by itself.
-        single = (i for c in text for i in self._backend.encode(c, add_special_tokens=False).ids)
+        single: list[int] = []
+        for character in text:
+            single += self._backend.encode(character, add_special_tokens=False).ids
         return [i for i in single if i not in self._control_set]
 
     def _fill(self, skeleton: list[int | str], contents: list[str]) -> list[int]:
         """Fill the text runs of a skeleton with `contents`, and encode them as data."""
         ids: list[int] = []
-        for part in skeleton:
+        for place, part in enumerate(skeleton):
             if isinstance(part, int):
                 ids.append(part)
                 continue
-            text, template_tags = "", set()
-            for number, piece in enumerate(
-                PLACEHOLDER.split(part)
-            ):  # template text and placeholders alternate
+            # Join first, encode then: at a seam, two pieces alone may have other ids than together.
+            text = ""
+            template_tags: set[int] = set()
+            # Template text and numbers of placeholders alternate.
+            for number, piece in enumerate(PLACEHOLDER.split(part)):
                 if number % 2:
-                    text += str(contents[int(piece)])
-                else:
-                    template_tags |= {
-                        len(text) + tag.start() for tag in self._template.guarded.finditer(piece)
-                    }
-                    text += piece
-            ids += self.encode_data(text, frozenset(template_tags))
+                    text += contents[int(piece)]
+                    continue
+                for tag in self.template.guarded.finditer(piece):
+                    template_tags.add(len(text) + tag.start())
+                text += piece
+            # Between two text runs there is always a control token.
+            before = self._spelling[skeleton[place - 1]] if place else ""
+            after = self._spelling[skeleton[place + 1]] if place + 1 < len(skeleton) else ""
+            ids += self._data_ids(text, frozenset(template_tags), before, after)
         return ids

@@ -48,15 +48,16 @@ class _OneDNNProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padded = _whole_blocks(x)
-        ctx.save_for_backward(padded, weight)
+        x_blocks = _whole_blocks(x)
+        ctx.save_for_backward(x_blocks, weight)
         ctx.has_bias = bias is not None
-        return _onednn(padded, weight, bias)[: len(x)]
+        return _onednn(x_blocks, weight, bias)[: len(x)]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        rows, grad = len(grad_outputs[0]), _whole_blocks(grad_outputs[0])
+        rows = len(grad_outputs[0])
+        grad = _whole_blocks(grad_outputs[0])
         grad_x = _onednn(grad, weight.t())[:rows] if ctx.needs_input_grad[0] else None
         # oneDNN copies its first factor if it is transposed: let that be the smaller one.
         narrow = x.shape[1] < grad.shape[1]
@@ -80,7 +81,10 @@ def attend_by_products(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None) 
     On a CPU this is faster than PyTorch's attention for one query, and three times as fast in
     bfloat16.
     """
-    H, K, A, T = q.shape[1], k.shape[1], q.shape[2], k.shape[2]
+    H = q.shape[1]
+    K = k.shape[1]
+    A = q.shape[2]
+    T = k.shape[2]
     if visible is None:
         visible = torch.ones(A, T, dtype=torch.bool, device=q.device).tril()
     if visible.dtype is torch.bool:

@@ -70,7 +70,8 @@ class Block(nn.Module):
 
     def __init__(self, shape: DecoderShape):
         super().__init__()
-        d, head_dim = shape.hidden_size, shape.head_dim
+        d = shape.hidden_size
+        head_dim = shape.head_dim
         self.shape = shape
         self.input_norm = nn.RMSNorm(d, eps=shape.rms_norm_eps)
         self.qkv = Linear(
@@ -94,7 +95,9 @@ class Block(nn.Module):
         at_BA: Tensor | None,
     ) -> Tensor:
         B, T, _ = x_BTD.shape
-        H, K, head_dim = self.shape.heads, self.shape.kv_heads, self.shape.head_dim
+        H = self.shape.heads
+        K = self.shape.kv_heads
+        head_dim = self.shape.head_dim
         qkv = self.qkv(self.input_norm(x_BTD)).view(B, T, H + 2 * K, head_dim).transpose(1, 2)
         # Queries and keys have equal angles, so they are rotated together. `split` beats slices,
         # whose gradients are matrices of zeros to fill and add.
@@ -147,11 +150,11 @@ class Decoder(nn.Module):
         """
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
-        again = self.recompute and torch.is_grad_enabled()
+        recompute = self.recompute and torch.is_grad_enabled()
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             at = at_BA if layer == last else None
-            if again:
+            if recompute:
                 x = checkpoint(block, x, rope, layer, attention, at, use_reentrant=False)
             else:
                 x = block(x, rope, layer, attention, at)
@@ -176,9 +179,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Te
     one_query = q.shape[2] == 1
     if q.device.type == "cpu" and (one_query or q.dtype is torch.bfloat16):
         return attend_by_products(q, k, v, visible)
-    grouped = q.shape[1] != k.shape[1]  # several query heads share a key-value head
+    shares_heads = q.shape[1] != k.shape[1]  # several query heads share a key-value head
     return F.scaled_dot_product_attention(
-        q, k, v, visible, is_causal=visible is None, enable_gqa=grouped
+        q, k, v, visible, is_causal=visible is None, enable_gqa=shares_heads
     )
 
 

@@ -6,7 +6,7 @@ and `training_rows.py` turns the trajectory into training sequences.
 Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them
 (`rollouts.py`) keep one sampler busy.
 
-    AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, several policies, ...)
+    AgentFlowBase   full control: any coroutine that returns a Trajectory (branching, two policies)
     AgentEnvLoop    the generic flow: observe -> act -> step, until done
 
 To watch an episode live, override `on_action` and `on_result` of `AgentEnvLoop` and set the
@@ -53,8 +53,10 @@ class Task:
     """One episode to run."""
 
     row: Row
-    group_id: str  # equal for samples of one prompt
-    session: str  # unique among concurrent episodes; names the episode's cache in the policy
+    group_id: str
+    """Equal for samples of one prompt."""
+    session: str
+    """Unique among concurrent episodes; names the episode's cache in the policy."""
     seed: int | None = None
 
 
@@ -83,7 +85,10 @@ class AgentFlowBase(ABC):
         make_env: Callable[[Row], AgentEnv] | None = None,
     ):
         """`make_env` makes the environment of a row; a user-defined flow may not need it."""
-        self.policy, self.chat, self.limits, self.make_env = policy, chat, limits, make_env
+        self.policy = policy
+        self.chat = chat
+        self.limits = limits
+        self.make_env = make_env
 
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
@@ -99,24 +104,26 @@ class AgentEnvLoop(AgentFlowBase):
         try:
             return await self._run_in(env, task, sampling)
         finally:
+            # Also after Ctrl-C: an environment may hold a browser or a sandbox.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.limits.timeout_s):
                     await maybe_await(env.close())
 
     async def _run_in(self, env: AgentEnv, task: Task, sampling: Sampling) -> Trajectory:
-        steps, error = [], None
+        steps: list[Step] = []
+        error: str | None = None
         try:
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 stop = await self._converse(env, task, sampling, steps)
         except TimeoutError:
-            if not deadline.expired():  # the policy's own timeout on the way to its model
+            # The policy's own timeout, on the way to its model, is not the episode's: pass it on.
+            if not deadline.expired():
                 raise
-            stop, error = (
-                StopReason.TIME_OUT,
-                f"episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)",
-            )
+            stop = StopReason.TIME_OUT
+            error = f"episode exceeded {self.limits.timeout_s:g} s (env.episode_timeout_s)"
         except EnvironmentFailure as failure:
-            stop, error = StopReason.ERROR, str(failure)
+            stop = StopReason.ERROR
+            error = str(failure)
         finally:
             self.policy.release(task.session)
         try:
@@ -124,26 +131,30 @@ class AgentEnvLoop(AgentFlowBase):
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 outcome = await maybe_await(env.outcome(stop))
             finite(outcome.reward)
-        except Exception as failure:  # for example, `reset` failed and the environment has no row
-            outcome, stop = Outcome(), StopReason.ERROR
-            late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
-            error = error or f"outcome: {late if deadline.expired() else _error_text(failure)}"
+        except Exception as failure:
+            # For example, `reset` failed, and the environment has no row to score. What stopped the
+            # episode first is the better explanation, so it is kept.
+            outcome = Outcome()
+            stop = StopReason.ERROR
+            if error is None:
+                late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+                error = f"outcome: {late if deadline.expired() else _error_text(failure)}"
         if steps:
             # Only actions get credit, so the outcome goes to the last one, even if a tool result
-            # came after it.
+            # came after it. On a result's token it would be masked out, and running out of turns
+            # would cost nothing (lesson 4).
             steps[-1].reward += outcome.reward
             steps[-1].done = True
-        metrics = outcome.metrics | count_calls(steps)
         return Trajectory(
             steps,
             task.group_id,
             stop,
             task.row,
-            outcome.parts,
-            metrics,
-            error,
-            outcome.score_name,
-            outcome.truncated,
+            reward_parts=outcome.parts,
+            metrics=outcome.metrics | count_calls(steps),
+            error=error,
+            score_name=outcome.score_name,
+            truncated=outcome.truncated,
         )
 
     async def _converse(
@@ -154,64 +165,75 @@ class AgentEnvLoop(AgentFlowBase):
             observation = await maybe_await(env.reset(task.row))
         except Exception as failure:
             raise EnvironmentFailure(_error_text(failure)) from failure
+        tools = observation.tools
         while True:
             ids = self.observe(steps, observation)
+            # The prompt and everything so far count: 71 tokens in the second turn of lesson 2.
             room = self.limits.max_context - len(ids)
             if room < 1:
                 return StopReason.CONTEXT_OVERFLOW
-            turn = replace(
-                sampling,
-                max_tokens=min(self.limits.max_tokens_per_turn, room),
-                seed=None if task.seed is None else derive_seed(task.seed, len(steps)),
-            )
+            max_tokens = min(self.limits.max_tokens_per_turn, room)
+            # Each turn has its own seed: with the episode's, every turn would draw the same noise.
+            seed = None if task.seed is None else derive_seed(task.seed, len(steps))
+            turn = replace(sampling, max_tokens=max_tokens, seed=seed)
             generation = await self.policy.generate(ids, turn, task.session)
-            if not all(map(math.isfinite, generation.logprobs)):
+            # Stop here: training on NaN would make every weight NaN in one step.
+            if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(
                     "the model's log-probabilities are not finite: its weights are corrupt. Use an "
                     "earlier checkpoint, or "
                     "train again with a smaller learning rate",
                     code="broken_weights",
                 )
-            state = (
-                derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1
-            )  # fits into an int64
+            # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit
+            # hash, so that it fits into an int64.
+            state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1
             step = Step(
                 ids,
                 generation.token_ids,
                 generation.logprobs,
                 finish_reason=generation.finish_reason,
+                extra=observation.extra | {"state": state},
             )
-            step.extra = observation.extra | {"state": state}
             steps.append(step)
             # The only place where sampled ids become text: the environment reads it, and it is
-            # never encoded again.
+            # never encoded again. Encoding may give other ids: a toy tokenizer turns the sampled
+            # "a", "b" into one token "ab", which the policy never chose (lesson 2).
             action = Action(self.chat.turn_text(generation.token_ids), generation.finish_reason)
             self.on_action(action)
             try:
                 result = await env.step(action)
-                step.reward, step.info = finite(result.reward), result.info
+                step.reward = finite(result.reward)
+                step.info = result.info
                 step.token_rewards = self.locate_rewards(step, result)
             except Exception as failure:
                 raise EnvironmentFailure(_error_text(failure)) from failure
             self.on_result(result)
             if result.done:
-                cut_by_context = (
-                    generation.finish_reason == "length" and room < self.limits.max_tokens_per_turn
-                )
-                return StopReason.CONTEXT_OVERFLOW if cut_by_context else result.stop_reason
+                # The environment sees a turn that was cut off, and not by which limit. If the
+                # context had less room than a turn may take, it was the context.
+                small_room = room < self.limits.max_tokens_per_turn
+                if generation.finish_reason == "length" and small_room:
+                    return StopReason.CONTEXT_OVERFLOW
+                return result.stop_reason
             observation = result.observation
+            if not observation.rewrite:
+                # The template that showed the tools also writes their results: Hermes-3 has another
+                # one for conversations without tools.
+                observation = replace(observation, tools=tools)
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         """Return the prompt ids of the next turn. Sampled ids are carried over unchanged."""
         if not steps or observation.rewrite:
+            # A rewritten context starts a new training row: see the row rule in training_rows.py.
             return self.chat.prompt_ids(observation.messages, observation.tools)
         last = steps[-1]
-        closed = bool(last.action_ids) and last.action_ids[-1] in self.chat.closing_ids
-        return (
-            last.observation_ids
-            + last.action_ids
-            + self.chat.continuation_ids(observation.messages, closed=closed)
+        # A turn that was cut off lacks its end token. The format adds it, as part of the
+        # observation: the policy did not sample it, so its mask is 0 (lesson 3).
+        reply = self.chat.reply_ids(
+            last.action_ids, observation.messages, observation.calls, observation.tools
         )
+        return last.observation_ids + last.action_ids + reply
 
     def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:
         """Compute `Step.token_rewards`, the rewards of action tokens.
@@ -220,17 +242,31 @@ class AgentEnvLoop(AgentFlowBase):
         On the step that ends the episode, only call rewards are included here. The rest counts as
         outcome.
         """
-
-        def length(token: int) -> int:
-            return len(self.chat.turn_text(step.action_ids[: token + 1]))
-
+        if not step.action_ids:
+            return []
         last = len(step.action_ids) - 1
-        rewards = result.call_rewards or ([] if result.done else [(math.inf, result.reward)])
-        return [
-            (bisect_left(range(last), end, key=length), finite(r))
-            for end, r in rewards
-            if r and last >= 0
-        ]
+        rewards: list[tuple[int, float]] = []
+        if result.call_rewards:
+            for end, reward in result.call_rewards:
+                if reward:
+                    rewards.append((self._token_at(step.action_ids, end), finite(reward)))
+        elif result.reward and not result.done:
+            rewards.append((last, finite(result.reward)))
+        return rewards
+
+    def _token_at(self, action_ids: list[int], end: int) -> int:
+        """Return the first token at which the turn's text has `end` characters.
+
+        An environment read text, so it tells where a call ends in characters, and credit needs a
+        token. No table maps one to the other, because a token may be part of a character.
+        """
+
+        def text_length(token: int) -> int:
+            return len(self.chat.turn_text(action_ids[: token + 1]))
+
+        # The text grows with its tokens, so bisection finds the token: a turn of 64 tokens needs 6
+        # decoded prefixes, not 64.
+        return bisect_left(range(len(action_ids) - 1), end, key=text_length)
 
     def on_action(self, action: Action) -> None:
         """Process a turn of the agent before the environment does (a hook)."""
@@ -258,23 +294,26 @@ def finite(reward: float) -> float:
 
 def count_calls(steps: list[Step]) -> dict[str, int]:
     """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
-    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
-    invalid = sum(error in INVALID for error in errors)
-    failed = sum(error is not None for error in errors) - invalid
-    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
+    # Three numbers, because each has another remedy: teach the agent the format, or fix the tool.
+    errors: list[str | None] = []
+    for step in steps:
+        errors += [call["error"] for call in step.info.get("tool_calls", ())]
+    invalid_calls = sum(error in INVALID for error in errors)
+    failed_calls = sum(error is not None for error in errors) - invalid_calls
+    return {"tool_calls": len(errors), "invalid_calls": invalid_calls, "failed_calls": failed_calls}
 
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a 64-bit seed from a path such as (run seed, step, group, sample, turn)."""
-    return int.from_bytes(
-        hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=8).digest(), "little"
-    )
+    # Not `hash()`, which differs from process to process. Not a sum, which would give step 1, group
+    # 2 the noise of step 2, group 1.
+    path = "/".join(str(part) for part in parts)
+    digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def _error_text(failure: Exception) -> str:
     """Describe a failure; exceptions other than our own need the name of their class."""
-    return (
-        str(failure)
-        if isinstance(failure, AgentR1Error)
-        else f"{type(failure).__name__}: {failure}"
-    )
+    if isinstance(failure, AgentR1Error):
+        return str(failure)
+    return f"{type(failure).__name__}: {failure}"

@@ -27,9 +27,11 @@ class KVCache:
     head_dim]."""
 
     def __init__(self, model: Decoder, slots: int, length: int):
-        s, weight = model.shape, model.embed.weight
+        s = model.shape
+        weight = model.embed.weight
         shape = (s.layers, slots, s.kv_heads, length, s.head_dim)
-        self.model, self.length = model, length
+        self.model = model
+        self.length = length
         self.keys = torch.zeros(shape, dtype=weight.dtype, device=weight.device)
         self.values = torch.zeros_like(self.keys)
         self.lengths = torch.zeros(
@@ -46,9 +48,11 @@ class KVCache:
         self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
         self.values[:, target, :, begin:end] = self.values[:, source, :, begin:end]
         self.lengths[target] = self.lengths[source]
-        moved = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
-        for slot, (ids, known) in zip(targets, moved, strict=True):
-            self.ids[slot], self.hashes[slot] = ids, known
+        # All sources are read before any target is written: a slot may be both.
+        copies = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
+        for slot, (ids, ids_hash) in zip(targets, copies, strict=True):
+            self.ids[slot] = ids
+            self.hashes[slot] = ids_hash
 
     @torch.inference_mode()
     def read(self, slots: list[int], prompts: list[list[int]]) -> tuple[Tensor, int]:
@@ -62,8 +66,8 @@ class KVCache:
             for slot, prompt in zip(slots, prompts, strict=True)
         ]
         first_with: dict[tuple[int, tuple[int, ...]], int] = {}
-        asked = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
-        leaders = [first_with.setdefault(key, i) for i, key in enumerate(asked)]
+        requests = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
+        leaders = [first_with.setdefault(request, i) for i, request in enumerate(requests)]
         # At least one token must be read, because the cache has no hidden states.
         new = {
             i: prompts[i][min(keeps[i], len(prompts[i]) - 1) :]
@@ -78,12 +82,15 @@ class KVCache:
                 self._extend([slots[i] for i in rows], starts, [new[i] for i in rows]),
                 strict=True,
             )
-        for slot, (_, prompt) in zip(slots, asked, strict=True):
-            self.ids[slot], self.hashes[slot] = list(prompt), hash(prompt)
-        if twins := [i for i, leader in enumerate(leaders) if i != leader]:
+        for slot, (_, prompt) in zip(slots, requests, strict=True):
+            self.ids[slot] = list(prompt)
+            self.hashes[slot] = hash(prompt)
+        twins = [i for i, leader in enumerate(leaders) if i != leader]
+        if twins:
             begin = min(keeps[i] for i in twins)
             self.copy([slots[leaders[i]] for i in twins], [slots[i] for i in twins], begin)
-        return torch.stack([hidden[leader] for leader in leaders]), sum(map(len, new.values()))
+        tokens = sum(len(ids) for ids in new.values())
+        return torch.stack([hidden[leader] for leader in leaders]), tokens
 
     def _extend(self, slots: list[int], starts: list[int], new: list[list[int]]) -> Tensor:
         """Read the new tokens of several conversations in one pass. Return each last hidden state
@@ -91,7 +98,8 @@ class KVCache:
         device = self.lengths.device
         slots_B, starts_B = torch.tensor([slots, starts], device=device)
         counts = [len(ids) for ids in new]
-        T, end = max(counts), max(start + n for start, n in zip(starts, counts, strict=True))
+        T = max(counts)
+        end = max(start + n for start, n in zip(starts, counts, strict=True))
         ids_BT = torch.tensor([ids + [0] * (T - len(ids)) for ids in new], device=device)
         # Padding writes after the row's end, where the next tokens overwrite it; it only has to
         # stay in bounds.
@@ -104,13 +112,13 @@ class KVCache:
         rows = slots_B[:, None]
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
+            keys = self.keys[layer]
+            values = self.values[layer]
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
-            seen = (
-                bias if q.shape[2] == T else bias_of_last
-            )  # the last layer has only the last token's query
-            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
+            # The last layer has only the last token's query.
+            visible = bias if q.shape[2] == T else bias_of_last
+            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], visible)
 
         self.lengths[slots_B] = starts_B + last_B + 1
         return self.model(ids_BT, positions_BT, attention, last_B[:, None])[:, 0]
@@ -118,35 +126,36 @@ class KVCache:
     @torch.inference_mode()
     def decode(self, next_ids: dict[int, int]) -> Tensor:
         """Read one token of each given slot, in one pass. Return hidden states [B, D] by slot."""
-        slots, device = sorted(next_ids), self.lengths.device
+        slots = sorted(next_ids)
+        device = self.lengths.device
         first_with: dict[tuple[int, int], int] = {}
         leaders = [
             first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots
         ]
         rows = sorted(first_with.values())
         # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
-        gathered = 2 * len(rows) <= slots[-1] + 1
-        if not gathered:
-            rows, leaders = range(slots[-1] + 1), slots
+        few = 2 * len(rows) <= slots[-1] + 1
+        if not few:
+            rows = range(slots[-1] + 1)
+            leaders = slots
         place = {slot: i for i, slot in enumerate(rows)}
         slots_B, from_B = torch.tensor(
             [slots, [place[leader] for leader in leaders]], device=device
         )
         rows_R = torch.tensor(rows, device=device)
         ids_R = torch.tensor([next_ids.get(slot, 0) for slot in rows], device=device)
-        positions_R, positions_B = (
-            self.lengths[rows_R].clamp(max=self.length - 1),
-            self.lengths[slots_B],
-        )
+        positions_R = self.lengths[rows_R].clamp(max=self.length - 1)
+        positions_B = self.lengths[slots_B]
         end = int(positions_R.max()) + 1
         bias = self._bias(positions_R[:, None], end)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            keys, values = self.keys[layer], self.values[layer]
+            keys = self.keys[layer]
+            values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
-            read = rows_R if gathered else slice(len(rows))
-            return attend(q, keys[read, :, :end], values[read, :, :end], bias)
+            sources = rows_R if few else slice(len(rows))
+            return attend(q, keys[sources, :, :end], values[sources, :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1

@@ -37,25 +37,34 @@ class TrainingRow:
     group_id: str
     input_ids: list[int] = field(default_factory=list)
     action_mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)  # at sampling time; 0 where the mask is 0
+    logprobs: list[float] = field(default_factory=list)
+    """At sampling time; 0 where the mask is 0."""
     rewards: list[float] = field(default_factory=list)
     """A call's reward on the call's last token, a step's other reward on its last action token. The
     reward of a step without action tokens is on the last action token before it, or the next one if
     there is none."""
-    step_ids: list[int] = field(
-        default_factory=list
-    )  # index of an action token's step; -1 for observations
-    truncated: bool = False  # `Trajectory.truncated`
+    step_ids: list[int] = field(default_factory=list)
+    """Index of an action token's step; -1 for observations."""
+    truncated: bool = False
+    """`Trajectory.truncated`."""
     columns: dict[str, Any] = field(default_factory=dict)
     """`Column.name` -> one value per token, or one for the row."""
 
-    def _extend(self, ids: list[int], logprobs: list[float] | None, step: int) -> None:
-        n, sampled = len(ids), logprobs is not None
+    def _add_observation(self, ids: list[int]) -> None:
         self.input_ids += ids
-        self.action_mask += [int(sampled)] * n
-        self.logprobs += logprobs if sampled else [0.0] * n
-        self.rewards += [0.0] * n
-        self.step_ids += [step if sampled else -1] * n
+        self.action_mask += [0] * len(ids)
+        self.logprobs += [0.0] * len(ids)
+        self.rewards += [0.0] * len(ids)
+        self.step_ids += [-1] * len(ids)
+
+    def _add_action(self, ids: list[int], logprobs: list[float], step: int) -> None:
+        # These are exactly the sampled ids, so the mask never has to be found in a text. The turn's
+        # end token is among them, because the policy chose to end there (lesson 3).
+        self.input_ids += ids
+        self.action_mask += [1] * len(ids)
+        self.logprobs += logprobs
+        self.rewards += [0.0] * len(ids)
+        self.step_ids += [step] * len(ids)
 
 
 def trajectory_rows(
@@ -63,27 +72,34 @@ def trajectory_rows(
 ) -> list[TrainingRow]:
     """Return the training rows of one trajectory, with `columns`; none if nothing was sampled."""
     rows: list[TrainingRow] = []
-    paid_to, owed = None, 0.0
+    last_action: tuple[TrainingRow, int] | None = None  # row and position of the last action token
+    unassigned_reward = 0.0
     for number, step in enumerate(trajectory.steps):
-        seen = rows[-1].input_ids if rows else None
-        if seen is None or step.observation_ids[: len(seen)] != seen:
+        context = rows[-1].input_ids if rows else None
+        # The row rule. In lesson 2's episode, step 2 observes 71 tokens and the first 25 are the
+        # row so far, so it joins. A context that was rewritten does not begin like the row.
+        if context is None or step.observation_ids[: len(context)] != context:
             rows.append(TrainingRow(index, trajectory.group_id, truncated=trajectory.truncated))
-            seen = rows[-1].input_ids
+            context = rows[-1].input_ids
         row = rows[-1]
-        row._extend(step.observation_ids[len(seen) :], None, number)
-        row._extend(step.action_ids, step.action_logprobs, number)
+        row._add_observation(step.observation_ids[len(context) :])
+        row._add_action(step.action_ids, step.action_logprobs, number)
         for column in columns:
             column.extend(row.columns, step if column.of_tokens else trajectory, len(row.input_ids))
-        # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
-        # else to the next one.
-        owed += step.reward - sum(reward for _, reward in step.token_rewards)
         for token, reward in step.token_rewards:
+            # `token` counts from the start of the action, which ends where the row now ends: so
+            # count from the row's end. The last of 10 tokens, number 9, is at -1, whatever was read
+            # before (lesson 4).
             row.rewards[token - len(step.action_ids)] += reward
+        # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
+        # else to the next one. On a token with mask 0, every later formula would drop it.
+        unassigned_reward += step.reward - sum(reward for _, reward in step.token_rewards)
         if step.action_ids:
-            paid_to = row, len(row.rewards) - 1
-        if paid_to is not None:
-            paid_to[0].rewards[paid_to[1]] += owed
-            owed = 0.0
+            last_action = row, len(row.rewards) - 1
+        if last_action is not None:
+            row_of_action, position = last_action
+            row_of_action.rewards[position] += unassigned_reward
+            unassigned_reward = 0.0
     return [row for row in rows if any(row.action_mask)]
 
 
@@ -95,28 +111,35 @@ class Batch:
     None.
     """
 
-    ids_BT: Tensor | None = None  # int64
-    logprobs_BT: Tensor | None = (
-        None  # float32, log pi_old: recorded while sampling, or recomputed before an update
-    )
-    lengths_B: Tensor | None = None  # int64, tokens without padding
-    mask_BT: Tensor  # float32, the action mask
-    rewards_BT: Tensor  # float32, each reward on the action token that earned it
-    groups: list[str]  # prompt group of each row
+    ids_BT: Tensor | None = None
+    """int64."""
+    logprobs_BT: Tensor | None = None
+    """float32. log pi_old: recorded while sampling, or recomputed before an update."""
+    lengths_B: Tensor | None = None
+    """int64. Tokens without padding."""
+    mask_BT: Tensor
+    """float32. The action mask."""
+    rewards_BT: Tensor
+    """float32. Each reward on the action token that earned it."""
+    groups: list[str]
+    """Prompt group of each row."""
     trajectory_B: Tensor
     """int64. Equal numbers are one trajectory; its rows are consecutive and in time order."""
     trajectories: list[Trajectory] = field(default_factory=list)
     """Sources of the rows; `trajectory_B` is an index into this list."""
-    columns: Columns = field(default_factory=Columns)  # what the estimator declares
-    metrics: dict[str, float] = field(default_factory=dict)  # for the step's line in metrics.jsonl
+    columns: Columns = field(default_factory=Columns)
+    """What the estimator declares."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """For the step's line in metrics.jsonl."""
 
-    steps_BT: Tensor | None = (
-        None  # int64, index of an action token's step in its trajectory; 0 also on padding
-    )
-    truncated_B: Tensor | None = None  # bool, `Trajectory.truncated`; None: no row is
+    steps_BT: Tensor | None = None
+    """int64. Index of an action token's step in its trajectory; 0 also on padding."""
+    truncated_B: Tensor | None = None
+    """bool. `Trajectory.truncated`; None: no row is."""
     values_BT: Tensor | None = None
     """float32. V(s_t) at action token t: the critic's value of the state *before* the token."""
-    ref_logprobs_BT: Tensor | None = None  # log pi_ref, if a KL is configured
+    ref_logprobs_BT: Tensor | None = None
+    """log pi_ref, if a KL is configured."""
     advantages_BT: Tensor | None = None
     returns_BT: Tensor | None = None
     """The critic's target. Without a critic, the trajectory's score or reward-to-go, for logs."""
@@ -131,14 +154,21 @@ class Batch:
 
     def to(self, device: str) -> Batch:
         """Copy the batch to `device`."""
-        return self._with(lambda name, tensor: tensor.to(device))
+
+        def move(name: str, tensor: Tensor) -> Tensor:
+            return tensor.to(device)
+
+        return self._with(move)
 
     def __getitem__(self, index: Tensor) -> Batch:
         """Return the rows at `index` (int64), cut to the longest of them."""
         T = int(self.lengths_B[index].max())
-        part = self._with(
-            lambda name, tensor: tensor[index, :T] if name.endswith("_BT") else tensor[index]
-        )
+
+        def select(name: str, tensor: Tensor) -> Tensor:
+            # The shape in the name says which tensors have a time axis to cut.
+            return tensor[index, :T] if name.endswith("_BT") else tensor[index]
+
+        part = self._with(select)
         return replace(part, groups=[self.groups[i] for i in index.tolist()])
 
     def before_actions(self, model: Decoder) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,12 +180,12 @@ class Batch:
         B, T = self.ids_BT.shape
         positions_BT = torch.arange(T, device=self.ids_BT.device).expand(B, T)
         where_BT = self.mask_BT.bool()
-        # The state at position t - 1 predicts token t: the mask shifted by one has the positions
-        # before actions. Position 0 is never an action.
-        before_BA, used_BA = places_of(where_BT[:, 1:])
+        # The state at position t - 1 predicts token t. The mask without its first column, read from
+        # position 0, is true exactly there. Position 0 itself is never an action.
+        before_BA, real_BA = places_of(where_BT[:, 1:])
         hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-        chosen_A = self.ids_BT[where_BT]
-        return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
+        tokens_A = self.ids_BT[where_BT]
+        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 
@@ -171,11 +201,12 @@ class Batch:
 
     def members(self) -> dict[str, list[int]]:
         """Map each group to the numbers of its trajectories."""
+        index_B, _ = self.numbered()
+        # A trajectory with several rows counts once: two votes would move its group's mean.
+        pairs = dict.fromkeys(zip(self.groups, index_B.tolist(), strict=True))
         members: dict[str, list[int]] = {}
-        for group, trajectory in dict.fromkeys(
-            zip(self.groups, self.numbered()[0].tolist(), strict=True)
-        ):
-            members.setdefault(group, []).append(trajectory)  # each once, even with several rows
+        for group, trajectory in pairs:
+            members.setdefault(group, []).append(trajectory)
         return members
 
     def scores(self) -> tuple[Tensor, Tensor]:
@@ -184,18 +215,18 @@ class Batch:
         Raises ConfigError for truncated trajectories.
         """
         self.refuse_truncated()
-        (index_B, N), mask_BT = self.numbered(), self.mask_BT.bool()
-        earned_B = torch.where(mask_BT, self.rewards_BT.float(), 0.0).sum(dim=1)
-        return index_B, earned_B.new_zeros(N).index_add_(0, index_B, earned_B)
+        index_B, N = self.numbered()
+        reward_B = torch.where(self.mask_BT.bool(), self.rewards_BT.float(), 0.0).sum(dim=1)
+        return index_B, reward_B.new_zeros(N).index_add_(0, index_B, reward_B)
 
     def refuse_truncated(self) -> None:
         """Raise ConfigError for truncated episodes: only a critic can value the rest."""
-        if (
-            self.truncated_B is not None
-            and (cut := self.trajectory_B[self.truncated_B].unique()).numel()
-        ):
+        if self.truncated_B is None:
+            return
+        episodes = len(self.trajectory_B[self.truncated_B].unique())
+        if episodes:
             raise ConfigError(
-                f"{len(cut)} episodes were truncated (Outcome.truncated), which requires a "
+                f"{episodes} episodes were truncated (Outcome.truncated), which requires a "
                 "critic's value of the missing rest; use "
                 "an estimator with a critic, such as ppo, or an environment that does not set it",
                 code="needs_critic",
@@ -210,16 +241,12 @@ class Batch:
         return scatter(x_A, self.mask_BT.bool())
 
     def _with(self, change: Callable[[str, Tensor], Tensor]) -> Batch:
-        tensors = {
-            name: change(name, value)
-            for name, value in vars(self).items()
-            if isinstance(value, Tensor)
-        }
-        return replace(
-            self,
-            **tensors,
-            columns={name: change(name, value) for name, value in self.columns.items()},
-        )
+        changes: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                changes[name] = change(name, value)
+        columns = {name: change(name, value) for name, value in self.columns.items()}
+        return replace(self, **changes, columns=columns)
 
 
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
@@ -244,21 +271,22 @@ def collate(
 ) -> Batch:
     """Pad rows to one batch. Raise ValueError if the rows' columns differ from `columns`."""
     T = max(len(row.input_ids) for row in rows)
-    if other := {
-        name for row in rows for name in row.columns.keys() ^ {column.name for column in columns}
-    }:
-        raise ValueError(f"rows and estimator differ in the columns {', '.join(sorted(other))}")
+    names = {column.name for column in columns}
+    for row in rows:
+        other = row.columns.keys() ^ names
+        if other:
+            raise ValueError(f"rows and estimator differ in the columns {', '.join(sorted(other))}")
 
     def pad(lists: list[list], dtype: torch.dtype) -> Tensor:
+        # On the right: a token then sees no padding, because it attends to the left only. 0 is some
+        # token's id, but its mask is 0 as well, so it reaches no loss.
         return torch.tensor([values + [0] * (T - len(values)) for values in lists], dtype=dtype)
 
     def column_of(column: Column) -> Tensor:
         values = [row.columns[column.name] for row in rows]
-        return (
-            pad(values, column.dtype)
-            if column.of_tokens
-            else torch.tensor(values, dtype=column.dtype)
-        )
+        if column.of_tokens:
+            return pad(values, column.dtype)
+        return torch.tensor(values, dtype=column.dtype)
 
     return Batch(
         ids_BT=pad([row.input_ids for row in rows], torch.long),

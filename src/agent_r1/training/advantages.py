@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
@@ -33,14 +34,23 @@ Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `val
 
 @dataclass(frozen=True)
 class Estimator:
-    """Decorator of an advantage estimator. It declares inputs; `names.toml` lists the other
-    properties."""
+    """Decorator of an advantage estimator, which declares inputs.
+
+    The last three properties are stated in a table of names, since a configuration is checked
+    before any code is imported; `parts.get_estimator` copies them.
+    """
 
     credit: Credit
-    columns: tuple[Column, ...] = ()  # inputs beyond those that every batch has
-    critic_mask: Callable[[Batch], Tensor] = lambda batch: (
-        batch.mask_BT
-    )  # [B, T]: the tokens that train the critic
+    columns: tuple[Column, ...] = ()
+    """Inputs beyond those that every batch has."""
+    critic_mask: Callable[[Batch], Tensor] = attrgetter("mask_BT")
+    """[B, T]: the tokens that train the critic."""
+    groups: bool = False
+    """It compares the samples of a prompt, so a group of one teaches nothing."""
+    critic: bool = False
+    """It reads `values_BT`."""
+    greedy: bool = False
+    """It compares with one more episode of each prompt, played greedily."""
 
     def __call__(self, batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         return self.credit(batch, advantage)
@@ -54,7 +64,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome
     supervision).
 
-        score_i = sum of all rewards of trajectory i        A_i = (score_i - mean_G) / (std_G + 1e-6)
+        score_i = sum of all rewards of trajectory i
+        A_i     = (score_i - mean_G) / (std_G + 1e-6)
 
     over the G trajectories of one prompt. Every action token of trajectory i gets A_i. The mean
     replaces a critic as the baseline. std uses G - 1, as in verl. Dividing gives more weight to
@@ -64,6 +75,7 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     Statistics are over trajectories: an episode that rewrote its context has several rows but one
     score. Raises ConfigError for a group of one.
     """
+    # N trajectories, not B rows: an episode that rewrote its context has several rows and one vote.
     index_B, score_N = batch.scores()
     advantage_N = torch.zeros_like(score_N)
     for group, members in batch.members().items():
@@ -75,6 +87,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
                 "batch, or use ppo",
                 code="group_of_one",
             )
+        # Within the group only: a hard question's scores say nothing about an easy one's. Scores 1,
+        # 1, 0 and -0.2 give .859, .859, -.703 and -1.015 (lesson 5).
         advantage_N[members] = standardize(score_N[members], advantage.normalize_std)
     return batch.to_tokens(advantage_N[index_B]), batch.to_tokens(score_N[index_B])
 
@@ -85,8 +99,10 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     # dividing such an error by (0 + 1e-6) would give an advantage of 0.05.
     if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
         return torch.zeros_like(score_G)
-    centered_G = score_G - score_G.mean()
-    return centered_G / (score_G.std() + 1e-6) if normalize_std else centered_G
+    deviation_G = score_G - score_G.mean()
+    if not normalize_std:
+        return deviation_G
+    return deviation_G / (score_G.std() + 1e-6)
 
 
 # ---------------------------------------------------------------------------------------------- ppo
@@ -121,18 +137,19 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
             code="needs_critic",
         )
     # Keep action tokens only. Row-major order is time order, also across the rows of a trajectory.
-    acted_BT, (index_B, _) = batch.mask_BT.bool(), batch.numbered()
-    trajectory_A = index_B[acted_BT.nonzero()[:, 0]]
-    reward_A, value_A = (
-        batch.rewards_BT[acted_BT].float(),
-        batch.values_BT[acted_BT].detach().float(),
-    )
-    truncated_A = None if batch.truncated_B is None else batch.truncated_B[acted_BT.nonzero()[:, 0]]
+    action_BT = batch.mask_BT.bool()
+    index_B, _ = batch.numbered()
+    row_A = action_BT.nonzero()[:, 0]
+    trajectory_A = index_B[row_A]
+    reward_A = batch.rewards_BT[action_BT].float()
+    value_A = batch.values_BT[action_BT].detach().float()
+    truncated_A = None if batch.truncated_B is None else batch.truncated_B[row_A]
     advantage_A = gae(reward_A, value_A, trajectory_A, advantage.gamma, advantage.lam, truncated_A)
+    # Before whitening: the critic learns returns in units of reward.
     return_A = advantage_A + value_A
     if advantage.normalize_std:
         advantage_A = whiten(advantage_A)
-    return scatter(advantage_A, acted_BT), scatter(return_A, acted_BT)
+    return scatter(advantage_A, action_BT), scatter(return_A, action_BT)
 
 
 def gae(
@@ -150,16 +167,25 @@ def gae(
     last value added to its last reward.
     """
     if truncated_A is not None:
+        # A token is its trajectory's last if the next token belongs to another one. Padding by
+        # (-1, 1) drops the first entry and appends -1, so each place holds the next one's number.
         last_A = F.pad(trajectory_A, (-1, 1), value=-1) != trajectory_A
         reward_A = torch.where(last_A & truncated_A, reward_A + value_A, reward_A)
     length_N = torch.bincount(trajectory_A, minlength=1)  # minlength: an empty batch has N = 1
+    # A token's place in its line is its distance from the trajectory's first action token.
     start_N = length_N.cumsum(0) - length_N
     place_A = torch.arange(len(trajectory_A), device=trajectory_A.device) - start_N[trajectory_A]
     rewards_NL = reward_A.new_zeros(len(length_N), int(length_N.max()))
-    values_NL, advantages_NL = torch.zeros_like(rewards_NL), torch.zeros_like(rewards_NL)
-    rewards_NL[trajectory_A, place_A], values_NL[trajectory_A, place_A] = reward_A, value_A
-    next_value_N = next_advantage_N = rewards_NL.new_zeros(len(length_N))
+    values_NL = torch.zeros_like(rewards_NL)
+    advantages_NL = torch.zeros_like(rewards_NL)
+    rewards_NL[trajectory_A, place_A] = reward_A
+    values_NL[trajectory_A, place_A] = value_A
+    next_value_N = rewards_NL.new_zeros(len(length_N))
+    next_advantage_N = next_value_N
+    # All trajectories at once: L passes (28 for lesson 3's group, with rows of up to 123 tokens),
+    # not one per token of the batch. Lesson 5 has an episode of six action tokens by hand.
     for t in reversed(range(rewards_NL.shape[1])):
+        # After a trajectory's last token both "next" values are 0: the episode is over.
         delta_N = rewards_NL[:, t] + gamma * next_value_N - values_NL[:, t]
         next_advantage_N = delta_N + gamma * lam * next_advantage_N
         next_value_N = values_NL[:, t]
@@ -175,4 +201,5 @@ def whiten(x_A: Tensor, unit: str = "action tokens") -> Tensor:
             "advantage.normalize_std=false",
             code="too_few_to_whiten",
         )
+    # 1e-8 keeps equal values finite: they become 0.
     return (x_A - x_A.mean()) * torch.rsqrt(x_A.var() + 1e-8)

@@ -8,44 +8,43 @@ and the step's number, so a resumed run repeats them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
-from agent_r1.config.settings import algorithm_has
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.columns import Column
-from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
+from agent_r1.rollout.training_rows import Batch, TrainingRow, collate, trajectory_rows
+from agent_r1.training.advantages import Estimator
 
 
-def make_batch(played: list[Trajectory], algorithm: str, columns: Sequence[Column] = ()) -> Batch:
+def make_batch(trajectories: list[Trajectory], estimator: Estimator) -> Batch:
     """Make the batch of a step from its usable episodes, with the estimator's columns."""
-    usable = usable_trajectories(played, algorithm)
-    rows = [
-        row
-        for number, trajectory in enumerate(usable)
-        for row in trajectory_rows(trajectory, number, columns)
-    ]
-    return collate(rows, usable, columns)
+    usable = usable_trajectories(trajectories, estimator.groups)
+    rows: list[TrainingRow] = []
+    for number, trajectory in enumerate(usable):
+        rows += trajectory_rows(trajectory, number, estimator.columns)
+    return collate(rows, usable, estimator.columns)
 
 
-def usable_trajectories(trajectories: list[Trajectory], algorithm: str) -> list[Trajectory]:
+def usable_trajectories(trajectories: list[Trajectory], groups: bool) -> list[Trajectory]:
     """Drop episodes that failed or sampled nothing, and groups of one if groups are compared.
 
     Raises AgentR1Error if none remains.
     """
-    usable = [
-        t for t in trajectories if not t.stop_reason.failed and any(s.action_ids for s in t.steps)
-    ]
-    if algorithm_has(algorithm, "groups"):
+    usable: list[Trajectory] = []
+    for trajectory in trajectories:
+        # A time-out or a lost server says nothing about the policy.
+        sampled_something = any(step.action_ids for step in trajectory.steps)
+        if sampled_something and not trajectory.stop_reason.failed:
+            usable.append(trajectory)
+    if groups:
         members = Counter(t.group_id for t in usable)
         usable = [t for t in usable if members[t.group_id] > 1]
     if not usable:
-        ends = ", ".join(
-            f"{n} {reason}" for reason, n in Counter(t.stop_reason for t in trajectories).items()
-        )
+        counts = Counter(t.stop_reason for t in trajectories)
+        ends = ", ".join(f"{n} {reason}" for reason, n in counts.items())
         raise AgentR1Error(
             f"there is nothing to learn from: the episodes ended with {ends}; raise "
             "rollout.max_context (the prompts may "

@@ -50,14 +50,14 @@ def save_checkpoint(
             part.mkdir()
             write_model(part / "model")
             _write_state(state, part / "trainer.pt")
-            found = sorted(f for f in part.rglob("*") if f.is_file())
+            paths = sorted(f for f in part.rglob("*") if f.is_file())
             with (
                 ThreadPoolExecutor() as pool
             ):  # with verl these are 25 GB and more, while GPUs wait
                 files = dict(
                     zip(
-                        (str(f.relative_to(part)) for f in found),
-                        pool.map(sha256, found),
+                        (str(f.relative_to(part)) for f in paths),
+                        pool.map(sha256, paths),
                         strict=True,
                     )
                 )
@@ -116,7 +116,8 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
     """Return the manifest, if all its files are complete. Raise AgentR1Error otherwise."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
-        files, version = manifest["files"], manifest["format"]
+        files = manifest["files"]
+        version = manifest["format"]
         if version != CHECKPOINT_FORMAT or not {"step", "config"} <= manifest.keys():
             raise AgentR1Error(
                 f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}",

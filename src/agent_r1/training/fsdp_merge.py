@@ -31,7 +31,8 @@ def write_merged(actor: Path, base: Path, out: Path) -> None:
 
     Raises AgentR1Error for NaN or infinity, OSError or SafetensorError if it cannot be written.
     """
-    weights, config = merge_shards(actor), model_files.read_config(base)
+    weights = merge_shards(actor)
+    config = model_files.read_config(base)
     refuse_weights(weights.values(), f"the policy for {out.name}")
     if config.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
@@ -53,7 +54,8 @@ def merge_adapters(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         for name, tensor in weights.items()
     }
     for name in [name for name in plain if name.endswith(".lora_A.weight")]:
-        A, B = plain.pop(name), plain.pop(name.replace(".lora_A.", ".lora_B."))
+        A = plain.pop(name)
+        B = plain.pop(name.replace(".lora_A.", ".lora_B."))
         target = name.replace(".lora_A.weight", ".weight")
         plain[target] = (
             plain[target] + LORA_ALPHA * B @ A
@@ -71,7 +73,8 @@ def merge_shards(actor: Path) -> dict[str, torch.Tensor]:
         if not isinstance(first, DTensor):
             return first
         # On a two-dimensional mesh (replicas of a sharded group), the first group has all parts.
-        placement, group = first.placements[-1], first.device_mesh.size(-1)
+        placement = first.placements[-1]
+        group = first.device_mesh.size(-1)
         local = [part.to_local() for part in parts[:group]]
         return torch.cat(local, dim=placement.dim) if isinstance(placement, Shard) else local[0]
 

@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent_r1.config import tables
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
@@ -46,12 +47,10 @@ def process_memory() -> dict[str, float]:
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Add the validation's exact match under one name; verl's name contains the data set."""
-    found = [
-        value
-        for key, value in metrics.items()
-        if key.startswith("val-core/") and key.endswith("/acc/mean@1")
-    ]
-    return dict(metrics) | ({VAL_EM: found[0]} if found else {})
+    for key, value in metrics.items():
+        if key.startswith("val-core/") and key.endswith("/acc/mean@1"):
+            return {**metrics, VAL_EM: value}
+    return dict(metrics)
 
 
 def with_totals(
@@ -62,12 +61,12 @@ def with_totals(
     Episodes are all sampled ones (for learning, for remax's baseline, or replaced by a refill),
     without validation. Seconds are those of the steps, without validation and start-up.
     """
-    episodes, seconds = 0, 0.0
-    planned = rollout.prompts_per_step * rollout.samples_per_prompt
+    episodes = 0
+    seconds = 0.0
+    episodes_of_a_step = rollout.prompts_per_step * rollout.samples_per_prompt
     for line in map(with_val_em, lines):
-        episodes += int(line.get("rollout/episodes_played") or planned) + rollout.greedy_episodes(
-            algorithm
-        )
+        episodes += int(line.get("rollout/episodes_played") or episodes_of_a_step)
+        episodes += tables.greedy_episodes(algorithm, rollout.prompts_per_step)
         seconds += line["timing_s/step"]
         yield line, episodes, seconds
 
@@ -135,8 +134,8 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Delete the lines of later steps, which a resumed run repeats. Atomic."""
         if self.path.exists():
-            kept = [line for line in self.read() if line.get(STEP_KEY, 0) <= step]
-            write_whole(self.path, "".join(map(json_line, kept)))
+            lines = [json_line(line) for line in self.read() if line.get(STEP_KEY, 0) <= step]
+            write_whole(self.path, "".join(lines))
 
 
 # ------------------------------------------------------------------------------ trackers, by choice
@@ -207,7 +206,8 @@ def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=30)
     wandb.setup(quiet)
-    mode, why = os.environ.get("WANDB_MODE", "online"), "WANDB_MODE"
+    mode = os.environ.get("WANDB_MODE", "online")
+    why = "WANDB_MODE"
     if mode == "online":
         try:
             # Without a key, wandb.init would prompt at the terminal, and an unattended run would

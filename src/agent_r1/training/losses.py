@@ -15,6 +15,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+Ratios = Callable[[Tensor, Tensor], Tensor]
+"""Maps log-ratios [B, T] and the action mask to the ratios that are clipped."""
+
 # ------------------------------------------------------------------------------------------- policy
 
 
@@ -31,7 +34,7 @@ def policy_loss(
     clip_low: float,
     clip_high: float,
     clip_dual: float,
-    ratios: Callable[[Tensor, Tensor], Tensor] = token_ratios,
+    ratios: Ratios = token_ratios,
 ) -> tuple[Tensor, dict[str, float]]:
     """Compute PPO's clipped surrogate (1707.06347, eq. 7), negated for a minimiser.
 
@@ -56,18 +59,21 @@ def policy_loss(
     `actor/ppo_kl` the k1 estimate of KL(old || new).
     """
     mask_BT = mask_BT.bool()
-    # where() comes first: a NaN that is masked out only at the end still gets the gradient 0 * NaN
-    # = NaN.
+    # where() comes first: a NaN that is masked out only at the end still has the gradient 0 * NaN,
+    # which is NaN.
     log_ratio_BT = torch.where(mask_BT, logprobs_BT.float() - old_logprobs_BT.float(), 0.0)
     log_ratio_BT = log_ratio_BT.clamp(-20.0, 20.0)  # exp(20) = 5e8: finite, and far beyond any clip
     advantages_BT = torch.where(mask_BT, advantages_BT.float(), 0.0)
+    # 1 in the first minibatch of a step, up to rounding: no update has happened yet (lesson 6).
     ratio_BT = ratios(log_ratio_BT, mask_BT)
 
+    # Two losses per token; the maximum is taken per token, never of the sums.
     unclipped_BT = -advantages_BT * ratio_BT
     clipped_BT = -advantages_BT * ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
     loss_BT = torch.maximum(unclipped_BT, clipped_BT)
     bounded_BT = torch.zeros_like(mask_BT)
     if clip_dual > 1.0:
+        # With A = -1 and a ratio of 50, the loss would be 50: as much as 50 tokens have together.
         bound_BT = -advantages_BT * clip_dual
         bounded_BT = (advantages_BT < 0) & (loss_BT > bound_BT)
         loss_BT = torch.where(bounded_BT, bound_BT, loss_BT)
@@ -98,6 +104,8 @@ def value_loss(
     values_BT, old_values_BT, returns_BT = (
         torch.where(mask_BT, x.float(), 0.0) for x in (values_BT, old_values_BT, returns_BT)
     )
+    # The value before any update of this step is the centre, as the ratio's denominator is for the
+    # policy: several minibatches may then use the same returns.
     clipped_values_BT = values_BT.clamp(old_values_BT - value_clip, old_values_BT + value_clip)
     unclipped_BT = (values_BT - returns_BT).square()
     clipped_BT = (clipped_values_BT - returns_BT).square()
@@ -118,6 +126,7 @@ def loss_normalizer(
     is for seq-mean-token-sum-norm; if it is None, T, the padded width, is used, as in verl.
     """
     length_B = mask_BT.bool().sum(dim=1)
+    # A row in which nothing was sampled has no loss, so it must not count as an episode either.
     acted_B = length_B > 0
     episodes = float(acted_B.sum() if trajectory_B is None else len(trajectory_B[acted_B].unique()))
     return {
@@ -132,6 +141,7 @@ def episode_tokens(mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
     """Count the action tokens in all rows of each row's episode: [B]."""
     length_B = mask_BT.bool().sum(dim=1)
     numbers, index_B = trajectory_B.unique(return_inverse=True)
+    # Add the rows up per trajectory, then give each row its trajectory's sum.
     return length_B.new_zeros(len(numbers)).index_add_(0, index_B, length_B)[index_B]
 
 
@@ -144,10 +154,13 @@ def aggregate_loss(
 ) -> Tensor:
     """Reduce per-token losses to a scalar. Rows without action tokens do not count.
 
-        token-mean               sum over all tokens / number of tokens: long episodes weigh more (DAPO, 2503.14476, 3.3)
-        seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one weighs less (GRPO, 2402.03300)
+        token-mean               sum over all tokens / number of tokens: long episodes weigh more
+                                 (DAPO, 2503.14476, 3.3)
+        seq-mean-token-mean      mean over episodes of the episode's mean: a token of a long one
+                                 weighs less (GRPO, 2402.03300)
         seq-mean-token-sum       mean over episodes of the episode's sum
-        seq-mean-token-sum-norm  the same / horizon, a constant: no length changes a token's weight (Dr. GRPO, 2503.20783)
+        seq-mean-token-sum-norm  the same / horizon, a constant: no length changes a token's weight
+                                 (Dr. GRPO, 2503.20783)
 
     An episode with several rows (a rewritten context) counts once: `episode_tokens_B` has the
     number of tokens in all of its rows. If it is None, each row is an episode.
@@ -160,8 +173,11 @@ def aggregate_loss(
     if normalizer is None:
         normalizer = loss_normalizer(mask_BT, mode)
     mask_BT = mask_BT.bool()
+    # The action mask at work: 590 of the 764 tokens of lesson 3's group get no gradient here.
     loss_BT = torch.where(mask_BT, loss_BT, 0.0)
     if mode == "seq-mean-token-mean":
+        # Divide by the tokens of the whole episode: a row of an episode that rewrote its context
+        # must not count as much as an episode.
         tokens_B = mask_BT.sum(dim=1) if episode_tokens_B is None else episode_tokens_B
         loss_BT = loss_BT / tokens_B.clamp(min=1)[:, None]
     return loss_BT.sum() / (normalizer or 1.0)  # without any action token the loss is 0, not 0/0
@@ -196,11 +212,11 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
     From Schulman (joschu.net/blog/kl-approx.html), with d = logprob - ref_logprob at tokens sampled
     from pi. "Exact" is the gradient of KL(pi || ref):
 
-             value            as an estimate                   expected gradient, when it is added to the loss
-        k1   d                unbiased, noisy, often negative  zero: E[grad log pi] = 0
-        k2   d^2 / 2          biased, low variance, >= 0       exact
-        k3   exp(-d) - 1 + d  unbiased below the clamp,        that of KL(ref || pi), the other direction; the two
-             (GRPO's eq. 4)   low variance near ref, >= 0      agree while pi is near ref
+             value            as an estimate                expected gradient, if in the loss
+        k1   d                unbiased, noisy, often < 0    zero: E[grad log pi] = 0
+        k2   d^2 / 2          biased, low variance, >= 0    exact
+        k3   exp(-d) - 1 + d  unbiased below the clamp,     that of KL(ref || pi), the other
+             (GRPO's eq. 4)   low variance near ref, >= 0   direction; both agree while pi is near
 
     So subtract k1 from each action token's *reward*; in the loss it is only noise. k2 and k3 belong
     in the loss. Masked entries must be finite.

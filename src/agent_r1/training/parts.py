@@ -1,12 +1,14 @@
-"""Make the parts of the loop that settings choose: estimator, policy, rollouts, ratios.
+"""Resolve the names in the settings: the door between a configuration and the loop.
 
-In: the configuration. Out: objects for `loop.train` and verl's trainer. Their names are in
-names.toml and recipe.toml. The tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers
-for settings that differ from their defaults.
+In: the configuration. Out: `Parts` for `loop.train`, which then reads no table; estimator and
+ratios for verl's workers, each in its own process. The names are in names.toml and recipe.toml. The
+tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers for settings that differ from
+their defaults.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,18 +18,56 @@ from torch import Tensor
 from agent_r1.config import tables
 from agent_r1.config.settings import ActorConfig, AdvantageConfig, Config
 from agent_r1.core import AgentEnv, Row
+from agent_r1.ground.device import resolve_device
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.rollouts import Greedy, Rollouts, make_flow, tasks_of_step
+from agent_r1.rollout.rollouts import Greedy, Rollouts, tasks_of_step
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import make_flow
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
-from agent_r1.training.losses import kl_penalty
+from agent_r1.training.loop import Parts
+from agent_r1.training.losses import Ratios, kl_penalty
+
+
+def make_parts(
+    config: Config,
+    actor: Decoder,
+    chat: ChatFormat,
+    make_env: Callable[[Row], AgentEnv],
+    questions: list[Row],
+) -> Parts:
+    """Make the parts of a run that trains `actor`. `make_env` makes a question's environment."""
+    _, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
+    # In float32 the sampler shares the trainer's weights; otherwise it needs a rounded copy.
+    sampler_model = actor if dtype is torch.float32 else copy.deepcopy(actor).to(dtype)
+    exact = LocalPolicy(
+        sampler_model,
+        chat.stop_ids,
+        slots=config.rollout.max_concurrent_episodes,
+        max_context=config.rollout.max_context,
+    )
+    policy = make_policy(actor, chat, config, exact)
+    estimator = make_estimator(config)
+    return Parts(
+        rollouts=make_rollouts(policy, chat, make_env, questions, config, estimator.greedy),
+        policy=policy,
+        exact=exact,
+        estimate=estimator,
+        ratios=get_ratios(config.actor.ratio_level),
+    )
 
 
 def get_estimator(name: str) -> Estimator:
-    """Return the estimator `name`. Raise ConfigError with the nearest match."""
-    return tables.resolve("estimator", name, "algorithm")
+    """Return the estimator `name`, with its table's facts. Raise ConfigError with the nearest
+    match."""
+    facts = tables.entry_of("estimator", name, "algorithm")
+    return replace(
+        tables.resolve("estimator", name, "algorithm"),
+        groups=bool(facts.get("groups")),
+        critic=bool(facts.get("critic")),
+        greedy=bool(facts.get("greedy")),
+    )
 
 
 def make_estimator(config: Config) -> Estimator:
@@ -80,11 +120,10 @@ def make_policy(
     actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy
 ) -> LocalPolicy:
     """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
-    made = [
-        make(actor, chat.stop_ids, config.rollout)
-        for make in tables.for_changed_settings("policy", **dict(config))
-    ]
-    return made[-1] if made else exact
+    policy = exact
+    for make in tables.for_changed_settings("policy", **dict(config)):
+        policy = make(actor, chat.stop_ids, config.rollout)
+    return policy
 
 
 def make_rollouts(
@@ -93,8 +132,9 @@ def make_rollouts(
     make_env: Callable[[Row], AgentEnv],
     questions: list[Row],
     config: Config,
+    greedy: bool,
 ) -> Rollouts:
-    """Make the rollouts of a run, with their wrappers."""
+    """Make the rollouts of a run, with their wrappers; `greedy` as in `Estimator`."""
     flow = make_flow(policy, chat, make_env, config.rollout, config.env)
 
     def tasks(step: int, again: int):
@@ -103,9 +143,9 @@ def make_rollouts(
     rollouts = Rollouts(flow, policy, tasks, config.rollout)
     for wrap in tables.for_changed_settings("rollouts", **dict(config)):
         rollouts = wrap(rollouts, config.rollout)
-    return Greedy(rollouts) if config.algorithm_has("greedy") else rollouts
+    return Greedy(rollouts) if greedy else rollouts
 
 
-def get_ratios(name: str) -> Callable[[Tensor, Tensor], Tensor]:
+def get_ratios(name: str) -> Ratios:
     """Return the function that `actor.ratio_level` names."""
     return tables.resolve("ratio", name, "actor.ratio_level")

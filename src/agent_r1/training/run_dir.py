@@ -5,7 +5,7 @@ needed.
 
     runs/<name>/config.yaml            the resolved configuration
                 metrics.jsonl          one line per step
-                rollouts/*.jsonl       whole trajectories: ids, masks, log-probs, rewards, advantages
+                rollouts/*.jsonl       trajectories: ids, masks, log-probs, rewards, advantages
                 checkpoints/step_*/    see checkpoint.py
                 eval_before.json       the model that RL started from, on the test split
                 eval.json              the trained one
@@ -81,8 +81,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
-    unfinished = latest is not None and not run.finished(config.trainer.steps)
-    if latest and unfinished and not resume:
+    can_continue = latest is not None and not run.finished(config.trainer.steps)
+    if latest and can_continue and not resume:
         with only_trainer(run):
             # raises if another process is training the run: --resume would be the wrong advice
             pass
@@ -91,7 +91,10 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
             "choose another name with --run NAME",
             code="run_exists",
         )
-    if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
+    if (
+        can_continue
+        and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads
+    ):
         say(
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
             "another order, so the last bits "
@@ -117,21 +120,21 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     """Raise AgentR1Error if an existing run was started with settings that give other weights."""
     if not (run.config.exists() and run.begun()):
         return
-    saved = from_yaml(run.config)
-    if fingerprint(saved) != fingerprint(config):
+    old_config = from_yaml(run.config)
+    if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(saved, config)}); "
+            f"{run.path} was started with other settings "
+            f"({_first_difference(old_config, config)}); "
             "choose another name with "
             "--run NAME, or delete the folder",
             code="other_settings",
         )
-    then, now = (
-        json.loads(run.code.read_text()) if run.code.exists() else {},
-        plugins.code_hashes(user_code(config)),
-    )
-    if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
+    then = json.loads(run.code.read_text()) if run.code.exists() else {}
+    now = plugins.code_hashes(user_code(config))
+    changes = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    if changes:
         raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose "
+            f"{', '.join(changes)} changed since {run.path} was started; undo the change, choose "
             "another name with "
             "--run NAME, or delete the folder",
             code="other_code",
@@ -152,10 +155,12 @@ def _first_difference(old: Config, new: Config) -> str:
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
-        return {
-            k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()
-        }
+        settings: dict[str, Any] = {}
+        for key, inner in value.items():
+            settings |= flat(inner, f"{prefix}{key}.")
+        return settings
 
-    a, b = flat(fingerprint_values(old)), flat(fingerprint_values(new))
+    a = flat(fingerprint_values(old))
+    b = flat(fingerprint_values(new))
     key = next(k for k in sorted(a.keys() | b.keys()) if a.get(k) != b.get(k))
     return f"{key}: {a.get(key)} there, {b.get(key)} now"

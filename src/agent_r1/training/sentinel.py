@@ -21,9 +21,12 @@ from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 
 Line = Mapping[str, Any]
-FIRST, SPAN, AGREED = 3, 5, 3
-"""Steps until the first check, steps per compared mean, and steps in a row that may teach
-nothing."""
+FIRST = 3
+"""Steps until the first check."""
+SPAN = 5
+"""Steps per compared mean."""
+AGREED = 3
+"""Steps in a row that may teach nothing."""
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
 lab/experiments/sentinel.py."""
@@ -56,24 +59,24 @@ class Sign:
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
     """List all signs of a run: where each began, and whether it ended."""
-    found: dict[str, Sign] = {}
+    signs_by_name: dict[str, Sign] = {}
     for n in sorted(
         {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
     ):  # a sample of a long run's steps
         now = {sign.name: sign for sign in new_signs(lines[:n])}
-        for name, sign in found.items():
+        for name, sign in signs_by_name.items():
             if name in now:
-                found[name] = replace(sign, over=None)
+                signs_by_name[name] = replace(sign, over=None)
             # A reason for zero is checked once, so it holds until an episode is paid. Collapse is
             # checked from 2 SPAN on.
             elif (
                 not sign.over
                 and n >= 2 * SPAN
-                and (not name.startswith("zero") or _paid(lines[n - 1]))
+                and (not name.startswith("zero") or _any_reward(lines[n - 1]))
             ):
-                found[name] = replace(sign, over=lines[n - 1][STEP_KEY])
-        found = now | found
-    return list(found.values())
+                signs_by_name[name] = replace(sign, over=lines[n - 1][STEP_KEY])
+        signs_by_name = now | signs_by_name
+    return list(signs_by_name.values())
 
 
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
@@ -121,16 +124,17 @@ CAUSES = {
 
 def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """List reasons why no episode of the first steps was paid."""
-    if any(map(_paid, lines)):
+    if any(map(_any_reward, lines)):
         return []
-    step, found = lines[-1][STEP_KEY], []
-    for reason, (seen, meaning, remedy) in CAUSES.items():
+    step = lines[-1][STEP_KEY]
+    reasons = []
+    for reason, (observation, meaning, remedy) in CAUSES.items():
         share = _mean(lines, f"stop/{reason}")
         if share >= 0.5:
-            found.append(
+            reasons.append(
                 Sign(
                     f"zero: {reason}",
-                    f"{share:.0%} of the episodes {seen}",
+                    f"{share:.0%} of the episodes {observation}",
                     meaning,
                     remedy,
                     step,
@@ -139,7 +143,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
     share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        found.append(
+        reasons.append(
             Sign(
                 "zero: no call",
                 "no tool was called in 100% of the episodes",
@@ -149,7 +153,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
         )
     elif share_invalid >= 0.5:
-        found.append(
+        reasons.append(
             Sign(
                 "zero: invalid calls",
                 f"{share_invalid:.0%} of the calls could not be run",
@@ -159,9 +163,9 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
         )
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
-        found.append(_gap(gap, step))
-    if not found:
-        found.append(
+        reasons.append(_gap(gap, step))
+    if not reasons:
+        reasons.append(
             Sign(
                 "zero: wrong",
                 "no episode was paid",
@@ -170,7 +174,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
                 step,
             )
         )
-    return found
+    return reasons
 
 
 # -------------------------------------------------------------------------------- has it collapsed?
@@ -195,12 +199,15 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _collapse(lines: Sequence[Line]) -> list[Sign]:
-    start, now, found = lines[:SPAN], lines[-SPAN:], []
+    start = lines[:SPAN]
+    now = lines[-SPAN:]
+    signs = []
 
     def add(name: str, seen: str, means: str, first: str) -> None:
-        found.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
+        signs.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
 
-    score, best = _mean(now, "critic/score/mean"), _best(lines)
+    score = _mean(now, "critic/score/mean")
+    best = _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
         means = "updates were too large, or the policy exploits a part of the reward"
@@ -216,10 +223,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         and _mean(now, "actor/entropy") < 1e-3
         and score < best - 0.05
     ):
-        means, first = (
-            "the policy tries nothing new, so it cannot improve",
-            "Lower actor.lr, or set actor.entropy_coef=0.001",
-        )
+        means = "the policy tries nothing new, so it cannot improve"
+        first = "Lower actor.lr, or set actor.entropy_coef=0.001"
         add("entropy", "the entropy fell to zero", means, first)
     for key, name, least, first in (
         (
@@ -235,7 +240,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
             "Lower rollout.max_tokens_per_turn; try seq-mean-token-mean",
         ),
     ):
-        before, after = _mean(start, key), _mean(now, key)
+        before = _mean(start, key)
+        after = _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
             add(
                 name,
@@ -244,8 +250,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
                 first,
             )
     if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
-        found.append(_gap(gap, lines[-1][STEP_KEY]))
-    return found
+        signs.append(_gap(gap, lines[-1][STEP_KEY]))
+    return signs
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
@@ -256,19 +262,29 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
         return []
     means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
     drops = [before - after for before, after in zip(means, means[1:], strict=False)]
-    a_step, now = fmean(drops) / SPAN, means[-1]
+    a_step = fmean(drops) / SPAN
+    now = means[-1]
     # A process that starts and stays causes one fall, warming up ever smaller falls, and freed
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB are left"
-    meaning = f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is such a leak)"
+    observation = (
+        f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
+        "are left"
+    )
+    meaning = (
+        f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is "
+        "such a leak)"
+    )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
-    return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
+    return [Sign("host memory", observation, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    means = "the sampler lacks the trainer's weights or rounds very differently, and the ratios measure that"
+    means = (
+        "the sampler lacks the trainer's weights or rounds very differently, and the ratios "
+        "measure that"
+    )
     first = (
         "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
     )
@@ -282,7 +298,7 @@ def _gap(gap: float, step: int) -> Sign:
     )
 
 
-def _paid(line: Line) -> bool:
+def _any_reward(line: Line) -> bool:
     return line.get("reward/em", _score(line)) > 0
 
 

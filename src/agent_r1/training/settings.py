@@ -34,7 +34,8 @@ class TinyModelConfig(ModelConfig):
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
-        m, r = config.model, config.rollout
+        m = config.model
+        r = config.rollout
         if m.path is None and r.max_context > m.max_position:
             yield ConfigError(
                 f"rollout.max_context={r.max_context} is larger than the model's "

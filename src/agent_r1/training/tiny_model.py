@@ -67,9 +67,11 @@ CHAT_TEMPLATE = """\
 {%- endif %}
 {%- for message in messages %}
     {%- if message.role == 'tool' %}
-        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}\
+{{- '<|im_start|>user' }}{%- endif %}
         {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}\
+{{- '<|im_end|>\\n' }}{%- endif %}
     {%- elif message.role != 'system' or not loop.first %}
         {{- '<|im_start|>' + message.role + '\\n' + (message.content or '') }}
         {%- for call in message.tool_calls or [] %}
@@ -220,7 +222,9 @@ def init_weights(model: Decoder, seed: int) -> None:
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
-    d, hd, group = s.hidden_size, s.head_dim, s.heads // s.kv_heads
+    d = s.hidden_size
+    hd = s.head_dim
+    group = s.heads // s.kv_heads
     model.embed.weight.normal_(0, 0.1, generator=g)
     for block in model.blocks:
         block.qkv.weight.normal_(0, 1 / math.sqrt(d), generator=g)
@@ -232,7 +236,8 @@ def init_weights(model: Decoder, seed: int) -> None:
             OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T
         )
     first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
-    previous, induction = model.blocks[0], model.blocks[1]
+    previous = model.blocks[0]
+    induction = model.blocks[1]
     key = torch.zeros(hd)
     key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
     previous.qkv.bias[:hd] = rotate(key, model.cos[1], -model.sin[1])  # R(-1)

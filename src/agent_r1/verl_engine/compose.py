@@ -70,7 +70,7 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
     cuda."""
-    values = {"our": config.model_dump(), "run": computed_settings(config, sources, device)}
+    values = {"our": config.model_dump(), "run": settings_of_run(config, sources, device)}
     settings = OmegaConf.create(
         (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
     )
@@ -78,7 +78,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     return {part: parts[part] for part in ("added", "changed")}
 
 
-def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
+def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r = config.rollout
     a = config.actor
@@ -92,7 +92,7 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
     cap = v.tis_cap
     if cap is None:  # in float32 sampler and trainer agree
         cap = 2.0 if dtype == "bfloat16" else 0.0
-    return {
+    values = {
         "model": str(sources.model.resolve()),
         "train": str(sources.train.resolve()),
         "val": str(sources.val.resolve()),
@@ -123,11 +123,16 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "tis_cap": cap or 2.0,
         "critic": critic,
         "actor_minibatch": r.prompts_per_step // a.minibatches,
-        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if critic else 1,
-        "critic_steps": config.critic.warmup_steps if critic else 0,
-        "first_actor_step": config.critic.warmup_steps + 1 if critic else 0,
+        "critic_minibatch": 1,
+        "critic_steps": 0,
+        "first_actor_step": 0,
         "test_freq": config.trainer.eval_every or -1,
     }
+    if critic:
+        values["critic_minibatch"] = r.prompts_per_step // config.critic.minibatches
+        values["critic_steps"] = config.critic.warmup_steps
+        values["first_actor_step"] = config.critic.warmup_steps + 1
+    return values
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:

@@ -144,14 +144,14 @@ def check_runnable(config: Config, device: str, model: Path) -> None:
 
 def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> Sources:
     """Write what verl reads: questions, our environments' names, a clean `verl/` folder."""
-    data = Workspace(config).data
+    folder = Workspace(config).data
     sources = Sources(
-        model, run.path / "verl" / "train.parquet", data / "val.parquet", run.path, resume
+        model, run.path / "verl" / "train.parquet", folder / "val.parquet", run.path, resume
     )
     shutil.rmtree(sources.folder, ignore_errors=True)
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
-    write_questions(data / "train.parquet", config, sources.train)
+    write_questions(folder / "train.parquet", config, sources.train)
     target = "agent_r1.verl_engine.agent_loop.AgentR1Loop"
     place = str(run.path.resolve())
     loops = [
@@ -228,7 +228,7 @@ def watch(
             if new_state != state:
                 state = new_state
                 last_change = time.monotonic()
-                child.shared |= shared_files(marked_processes(child.mark))
+                child.shared |= files_in_shared_memory(run_processes(child.mark))
                 lines = run.metrics.read()
                 for line in lines[line_count:]:
                     dashboard.step(line)
@@ -363,12 +363,14 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
-    child.shared |= shared_files(marked_processes(child.mark))  # dead processes have nothing mapped
+    child.shared |= files_in_shared_memory(
+        run_processes(child.mark)
+    )  # dead processes have nothing mapped
     child.process.terminate()
     with suppress(subprocess.TimeoutExpired):
         child.process.wait(10)
     while True:
-        pids = marked_processes(child.mark)
+        pids = run_processes(child.mark)
         if not pids:
             break
         for pid in pids:
@@ -386,7 +388,7 @@ def clean_up(child: Child, logs: Path) -> None:
     shutil.rmtree(child.scratch, ignore_errors=True)
 
 
-def marked_processes(mark: str) -> list[int]:
+def run_processes(mark: str) -> list[int]:
     """List the living processes with `mark` in their environment."""
     variable = f"{RUN_VARIABLE}={mark}".encode()
     pids = []
@@ -400,7 +402,7 @@ def marked_processes(mark: str) -> list[int]:
     return pids
 
 
-def shared_files(pids: list[int]) -> set[Path]:
+def files_in_shared_memory(pids: list[int]) -> set[Path]:
     """List files in /dev/shm that these processes map, by inode, because semaphores get renamed."""
     inodes = set()
     for pid in pids:
@@ -459,4 +461,5 @@ def resume_hint(run: RunDir) -> str:
     hint = "no checkpoint was saved yet"
     if latest:
         hint = f"continue from {latest.name} with --resume"
-    return f"log: {logs[-1] if logs else run.path / 'logs'}; {hint}"
+    log = logs[-1] if logs else run.path / "logs"
+    return f"log: {log}; {hint}"

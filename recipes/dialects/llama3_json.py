@@ -1,0 +1,91 @@
+"""Write calls as Llama 3.1 and 3.2 do: a JSON object, without tags.
+
+    {"name": "search", "parameters": {"query": "Sosnum"}}      a call; the result comes as `ipython`
+    <answer> ... </answer>                                     ends the episode
+
+`arguments` is read like `parameters`, and `<|python_tag|>` may stand before the object. A turn may
+have several calls, next to each other or with `;` between them. It ends with `<|eot_id|>` or, in
+Llama's older form, with `<|eom_id|>`.
+
+Without tags, an answer may contain JSON too. So an object is a call only if its name is that of a
+tool, or after `<|python_tag|>`. An object inside another one is data, and so is one in a thought or
+in an answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+from agent_r1 import BaseTool, Hermes, Part, ToolCall
+
+PYTHON_TAG = "<|python_tag|>"
+FORM = 'write {"name": ..., "parameters": {...}}'
+_START = re.compile(r"\{")
+_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
+_DECODER = json.JSONDecoder()
+
+
+class Llama3Json(Hermes):
+    """Thoughts and answers as in Hermes, calls as bare JSON."""
+
+    def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+        calls = []
+        for part in super().parts(text):
+            if part.kind != "text":  # a thought, an answer, or a call in another form
+                continue
+            begin = part.end - len(part.text)
+            for call in _calls_in(part.text, tools):
+                calls.append(replace(call, end=begin + (call.end or 0)))
+        return calls
+
+    def parts(self, text: str) -> list[Part]:
+        parts = []
+        for part in super().parts(text):
+            # A turn with a call begins with it, as far as a screen is concerned.
+            begins = part.text.lstrip().startswith((PYTHON_TAG, '{"name"'))
+            parts.append(replace(part, kind="tool_call") if begins else part)
+        return parts
+
+    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
+        if isinstance(said, str):
+            return super().write_turn(said, thought)
+        before = f"<think>{thought}</think>" if thought else ""
+        body = {"name": said.name, "parameters": said.arguments}
+        return before + json.dumps(body, ensure_ascii=False)
+
+
+def _calls_in(text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
+    """Parse the calls of a text. A fault goes into `error`, in words for the agent."""
+    tag = text.find(PYTHON_TAG)
+    tagged = tag >= 0
+    place = tag + len(PYTHON_TAG) if tagged else 0
+    calls: list[ToolCall] = []
+    while start := _START.search(text, place):
+        try:
+            found, place = _DECODER.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            named = _NAMED.match(text, start.start())
+            if named and (tagged or named[1] in tools):
+                return [*calls, ToolCall("", {}, f"the call is not valid JSON; {FORM}", len(text))]
+            place = start.end()
+            continue
+        call = _call(found, tagged)
+        if call and (tagged or call.name in tools):
+            calls.append(replace(call, end=place))
+    if tagged and not calls:
+        return [ToolCall("", {}, f"there is no call after {PYTHON_TAG}; {FORM}", len(text))]
+    return calls
+
+
+def _call(found: object, tagged: bool) -> ToolCall | None:
+    """Make a call of a JSON object, or None if it is none."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        return ToolCall("", {}, 'the call has no "name"') if tagged else None
+    arguments = found.get("arguments", found.get("parameters"))
+    if arguments is None and not tagged:
+        return None
+    if not isinstance(arguments, dict):
+        return ToolCall(found["name"], {}, 'the call has no "parameters" object')
+    return ToolCall(found["name"], arguments)
