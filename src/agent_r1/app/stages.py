@@ -20,6 +20,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
@@ -133,7 +134,9 @@ def run_dir(config: Config, name: str) -> RunDir:
     return RunDir(Workspace(config).run(name))
 
 
-def evaluate_run(config: Config, name: str, before: bool, condition: str | None = None) -> dict:
+def evaluate_run(
+    config: Config, name: str, before: bool, condition: str | None = None
+) -> dict[str, Any]:
     """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
     paths = Workspace(config)
     run = run_dir(config, name)
@@ -162,8 +165,10 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
         if run.begun():
             state = f"has not finished its {config.trainer.steps} steps"
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
-    verify_checkpoint(run.latest_checkpoint())
-    return model_folder(run.latest_checkpoint())
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None  # a finished run has one
+    verify_checkpoint(checkpoint)
+    return model_folder(checkpoint)
 
 
 def run_eval(
