@@ -82,7 +82,7 @@ BLANKS = re.compile(r"\s*")
 
 
 def _json_end(text: str, start: int) -> int:
-    """Return where the JSON object at `start` ends; 0 if there is none, or a broken one."""
+    """Return where the JSON object at `start` ends; 0 without a valid one."""
     begin = BLANKS.match(text, start).end()
     if not text.startswith("{", begin):
         return 0

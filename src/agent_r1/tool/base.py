@@ -260,7 +260,7 @@ def _error_result(
     start: float,
     data: dict[str, Any] | None = None,
 ) -> ToolResult:
-    """Make the result of a call that failed: one line, of which the beginning matters most."""
+    """Make the result of a failed call: one line, cut at its end."""
     content = f"error: {_one_line(message)}"[:max_chars]
     seconds = time.perf_counter() - start
     return ToolResult(content, ok=False, error=kind, seconds=seconds, data=data or {})
@@ -367,7 +367,7 @@ class OneThread:
 
 
 def cut_middle(text: str, max_chars: int) -> str:
-    """Cut a text to `max_chars` in the middle, with a mark that tells the agent about the cut.
+    """Cut a text to `max_chars` in the middle, with a mark.
 
     Two thirds of what remains are the beginning, where a search has its best passages. The rest is
     the end, where a program has its error.
