@@ -89,7 +89,7 @@ def make_runner(env: CodeSettings) -> Runner:
 def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     """Return this process's sandbox. Raises ConfigError if there is none."""
     try:
-        return sandbox.shared(env.sandbox == "unconfined")
+        return sandbox.get_sandbox(env.sandbox == "unconfined")
     except AgentR1Error as error:
         raise ConfigError(
             f"model-written code is refused, because nothing here can confine it ({error}); name a "

@@ -262,7 +262,7 @@ print(could)
 
 
 @functools.cache
-def shared(unconfined: bool = False) -> Sandbox:
+def get_sandbox(unconfined: bool = False) -> Sandbox:
     """Return this process's sandbox. It reports its protections once, on standard error."""
     sandbox = Sandbox(unconfined)
     print(
