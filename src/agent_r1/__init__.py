@@ -97,7 +97,7 @@ AUTHORS = {
 _MODULES: dict[str, str] = {}
 for _group in (USERS, AUTHORS):
     for _module, _names in _group.items():
-        _MODULES |= dict.fromkeys(_names, _module)
+        _MODULES.update(dict.fromkeys(_names, _module))
 
 
 def __getattr__(name: str) -> Any:

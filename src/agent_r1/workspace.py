@@ -26,7 +26,7 @@ from agent_r1.config import (
     plugins,
     preset_title,
     tables,
-    trusted,
+    trusted_settings,
     user_code,
 )
 from agent_r1.config.recipes import recipe_code
@@ -94,7 +94,7 @@ class Workspace:
         return self.root / "artifacts" / f"cold-start-{digest}"
 
     @cached_property
-    def fetched(self) -> Path:
+    def fetch_folder(self) -> Path:
         """Return the folder of a converted package, or of the facts about a hub model.
 
         See `app/cold_start.py`.
@@ -113,20 +113,22 @@ class Workspace:
         """Return the folder of the model that RL starts from."""
         c = self.config
         return (
-            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.base_model
         )
 
     @property
-    def pretrained(self) -> Path:
+    def base_model(self) -> Path:
         """Return the folder of `model.path`."""
         path = self.config.model.path
         if tables.scheme_of(path):
-            return self.fetched
+            return self.fetch_folder
         if not hub.is_repo_name(path):
             return Path(path)
-        manifest = self.fetched / "manifest.json"
+        manifest = self.fetch_folder / "manifest.json"
         return (
-            Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
+            Path(json.loads(manifest.read_text())["folder"])
+            if manifest.exists()
+            else self.fetch_folder
         )
 
     def run(self, name: str) -> Path:
@@ -233,7 +235,7 @@ class Workspace:
             for facts in tables.entries("reward").values()
             if "address" in facts
         }
-        for setting, place in trusted(config).items():
+        for setting, place in trusted_settings(config).items():
             if (
                 setting not in paid_later
             ):  # of a reward that is asked when an answer is paid (reward/named.py)

@@ -35,7 +35,7 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, changed, from_yaml, load_config, tables
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -275,7 +275,7 @@ def evaluate(a: Namespace) -> None:
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
     if any(value is not None for value in other):
-        return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
+        return _evaluate_models(a, stages.model_to_evaluate(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
 
 
@@ -293,7 +293,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         other = [f"data.name={a.dataset}"]
     if model and config:
         models = [model]
-        config = changed(config, other)
+        config = apply_overrides(config, other)
     else:
         settings = [word if "=" in word else f"algorithm={word}" for word in a.settings]
         if a.engine is not None:

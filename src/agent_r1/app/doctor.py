@@ -88,7 +88,7 @@ def run_checks(config: Config) -> list[Check]:
         )  # imported here, so that a broken FAISS stops no other check
 
         try:
-            shape = find_shape(config.model.path or "", Workspace(config).pretrained)
+            shape = find_shape(config.model.path or "", Workspace(config).base_model)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or (

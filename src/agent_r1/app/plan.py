@@ -372,7 +372,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace(config).pretrained)
+    shape = find_shape(config.model.path or "", Workspace(config).base_model)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))

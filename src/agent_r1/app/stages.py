@@ -20,6 +20,7 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
@@ -81,7 +82,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     """
     config = paths.config
     check_run(run, config, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         return
     if config.engine == "verl":
         with extra("verl", "--engine verl"):
@@ -95,7 +96,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         # A stage fetches these models, and repairs damaged ones.
         fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
-            check_network(config, paths.pretrained)
+            check_network(config, paths.base_model)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
@@ -103,7 +104,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
     make_missing(paths)
@@ -133,11 +134,13 @@ def run_dir(config: Config, name: str) -> RunDir:
     return RunDir(Workspace(config).run(name))
 
 
-def evaluate_run(config: Config, name: str, before: bool, condition: str | None = None) -> dict:
+def evaluate_run(
+    config: Config, name: str, before: bool, condition: str | None = None
+) -> dict[str, Any]:
     """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
     paths = Workspace(config)
     run = run_dir(config, name)
-    model = evaluated_model(config, name, before)
+    model = model_to_evaluate(config, name, before)
     paths.make_task()
     if not before:
         return run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
@@ -146,7 +149,7 @@ def evaluate_run(config: Config, name: str, before: bool, condition: str | None 
     return card
 
 
-def evaluated_model(config: Config, name: str, before: bool) -> Path:
+def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
     """Return the folder of a run's trained model, or with `before` of its start model.
 
     Raises AgentR1Error if the run has other settings, or is not finished.
@@ -157,13 +160,15 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
     check_same_settings(run, config)
     if before:
         return start_model(Workspace(config))
-    if not run.finished(config.trainer.steps):
+    if not run.is_finished(config.trainer.steps):
         state = "does not exist"
-        if run.begun():
+        if run.has_begun():
             state = f"has not finished its {config.trainer.steps} steps"
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
-    verify_checkpoint(run.latest_checkpoint())
-    return model_folder(run.latest_checkpoint())
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None  # a finished run has one
+    verify_checkpoint(checkpoint)
+    return model_folder(checkpoint)
 
 
 def run_eval(

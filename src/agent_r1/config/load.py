@@ -77,7 +77,7 @@ def load_config(
     return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
 
 
-def changed(config: Config, overrides: list[str]) -> Config:
+def apply_overrides(config: Config, overrides: list[str]) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
     does."""
     return _validate(
@@ -233,10 +233,10 @@ def _strings(value: Any) -> list[str]:
 def all_code(config: Config) -> list[str]:
     """List everything that needs the user's trust: names of user-defined code, and `Trusted`
     settings."""
-    return [*user_code_names(config), *trusted(config).values()]
+    return [*user_code_names(config), *trusted_settings(config).values()]
 
 
-def trusted(config: Config) -> dict[str, str]:
+def trusted_settings(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their
     default."""
     places = {}

@@ -42,8 +42,8 @@ def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
 def avoid_cudnn_attention() -> None:
     """Leave attention to PyTorch's other kernels: cuDNN compiles a plan for each new shape.
 
-    An agent's batches have a new shape in nearly every pass. On an H100 (torch 2.11), a new shape
-    took 37 ms for decoding and 100 to 2,000 ms with a gradient, and 0.2 to 1 ms without cuDNN. In
+    An agent's batches have a new shape in nearly every pass. On an H100 (torch 2.11), it took 37 ms
+    for decoding and 100 to 2,000 ms with a gradient. Without cuDNN it took 0.2 to 1 ms. In
     bfloat16, for which PyTorch chooses cuDNN there, a step of the smoke preset took 3.1 s, and 0.25
     s in float32.
     """

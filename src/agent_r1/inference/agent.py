@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.config import Config, changed, from_yaml, load_config, plugins, tables
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -366,7 +366,7 @@ def settings_for(
     else:
         config = own
     if own is not None:
-        return changed(config, list(overrides))
+        return apply_overrides(config, list(overrides))
     r = config.rollout
     model_settings = config.model
     room = {
@@ -378,7 +378,7 @@ def settings_for(
     sections = {"rollout": r.model_copy(update=room), "model": other}
     if preset is None:  # the laptop preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
-    config = changed(config.model_copy(update=sections), list(overrides))
+    config = apply_overrides(config.model_copy(update=sections), list(overrides))
     return config.model_copy(update={"model": model_settings})
 
 

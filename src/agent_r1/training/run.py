@@ -199,7 +199,7 @@ class _Recorder:
         )
         if self.trainer.stop_on_collapse:
             stop_and_roll_back(self.run)
-        over = self.limit.reached() and step < self.trainer.steps
+        over = self.limit.would_exceed() and step < self.trainer.steps
         if self.interrupted or over:
             self.save(self.learner)
             why = "" if self.interrupted else self.limit.message
@@ -296,7 +296,7 @@ class TimeLimit:
         self.last = time.time()
         self.longest = 0.0
 
-    def reached(self) -> bool:
+    def would_exceed(self) -> bool:
         """Return whether another step, as long as the longest so far, would exceed the limit."""
         now = time.time()
         self.last, self.longest = now, max(self.longest, now - self.last)

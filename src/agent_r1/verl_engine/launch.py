@@ -36,7 +36,7 @@ from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.ground.files import home, locked, write_whole
+from agent_r1.ground.files import hold_lock, home, write_whole
 from agent_r1.ground.machine import ALLOCATOR, cores, flash_attn_error
 from agent_r1.ground.ui import say
 from agent_r1.rollout import model_files
@@ -89,7 +89,7 @@ def train_with_verl(
                     code="run_exists",
                 )
             finish(run, config, start_model, shards)
-        if run.finished(config.trainer.steps):
+        if run.is_finished(config.trainer.steps):
             return run.latest_checkpoint()
         latest = run.latest_checkpoint()
         step = 0
@@ -115,7 +115,7 @@ def train_with_verl(
             ) as dashboard,
         ):
             watch(run, config, device, dashboard, track)
-    if not run.finished(config.trainer.steps):
+    if not run.is_finished(config.trainer.steps):
         raise AgentR1Error(
             f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed"
         )
@@ -212,7 +212,7 @@ def only_one_here() -> AbstractContextManager[None]:
     same name. Two runs would mix up their weights.
     """
     lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
-    return locked(lock, "another run with --engine verl is on this machine; wait for it")
+    return hold_lock(lock, "another run with --engine verl is on this machine; wait for it")
 
 
 # ------------------------------------------------------------------------------------- the watchdog
@@ -274,7 +274,7 @@ def watch(
     code = child.process.returncode
     if code:
         raise failure(run, phase, f"the driver ended with code {code}")
-    if stop.exists() and not run.finished(config.trainer.steps):
+    if stop.exists() and not run.is_finished(config.trainer.steps):
         at = run.latest_checkpoint().name
         raise KeyboardInterrupt(f"{stop.read_text()}stopped after {at}; continue with --resume")
 

@@ -80,7 +80,10 @@ def varlen_attention(
 
 
 def attend_within(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float | None) -> Tensor:
-    """Attend from q [T, H, D] to k and v [T, K, D]; row i is ends[i] to ends[i + 1]."""
+    """Attend from q [T, H, D] to k and v [T, K, D] within rows.
+
+    Row i is ends[i] to ends[i + 1].
+    """
     if q.device.type == "cpu":  # PyTorch has the kernel for GPUs only
         return _row_by_row(q, k, v, ends.tolist(), scale)
     grouped = {"enable_gqa": True} if GROUPED else {}

@@ -32,10 +32,13 @@ class VerlConfig(Section):
     """Keep weights and optimizer in host memory while their network is idle: slower, for small
     GPUs."""
     attention: OutsideFingerprint[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
-    """The trainer's attention. flash_attention_2 is the package flash-attn. varlen is the same
-    kernel inside PyTorch: packed rows, too, and no further package. sdpa pads rows, which takes
-    more memory. auto: flash_attention_2 on a GPU where flash-attn loads, else varlen; sdpa on a
-    CPU. All compute the same; a run keeps its choice."""
+    """The trainer's attention. flash_attention_2: the package flash-attn.
+
+    varlen: the same kernel inside PyTorch, which packs rows, too. sdpa: padded rows, which take
+    more memory.
+
+    auto: flash_attention_2 on a GPU where flash-attn loads, else varlen. On a CPU sdpa. All compute
+    the same; a run keeps its choice."""
     tis_cap: float | None = None
     """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's
     loss is weighted by min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in

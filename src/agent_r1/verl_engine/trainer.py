@@ -119,7 +119,7 @@ class AgentR1Trainer(PPOTrainerSync):
             self.folder / "stop"
         )  # launch.watch makes it at Ctrl-C: the step is finished and saved first
         if (
-            self.limit.reached()
+            self.limit.would_exceed()
             and self.global_steps < self.total_training_steps
             and not stop.exists()
         ):
