@@ -333,7 +333,14 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         if config.verl.gpu and config.engine == "verl"
         else local_plan(config)
     )
+    template = ""
+    if config.model.path or config.env.name != type(config.env)().name:
+        from agent_r1.training.start_chat import describe_start_chat  # imports PyTorch
+
+        template = describe_start_chat(config)  # raises before anything is printed
     say(to_yaml(config))
+    if template:
+        say(f"chat template      {template}")
     for title, path in (
         ("data", workspace.data),
         ("index", workspace.index if workspace.needs_index else None),

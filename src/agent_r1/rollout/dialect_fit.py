@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -255,4 +256,5 @@ def _keep(file: Path, result: Result) -> None:
         part.write_text(json.dumps(asdict(result)), encoding="utf-8")
         part.replace(file)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()

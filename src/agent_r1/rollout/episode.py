@@ -187,7 +187,10 @@ class AgentEnvLoop(AgentFlowBase):
                 )
             # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit
             # hash, so that it fits into an int64.
-            state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1
+            state = observation.extra.get("state")  # 0 is a state
+            if state is None:
+                state = str(observation.messages)
+            state = derive_seed(state) >> 1
             step = Step(
                 ids,
                 generation.token_ids,

@@ -309,8 +309,13 @@ class Template:
         turn = self.recorded(calls) if calls else {"role": "assistant", "content": _TURN}
         asked = [{"role": "user", "content": "?"}, turn]
         whole = asked + _results_of(calls, messages)
-        _, mark, after = self.render(whole, tools).rpartition(_TURN)
+        try:
+            _, mark, after = self.render(whole, tools).rpartition(_TURN)
+        except ConfigError:
+            self._refuse_parts()
+            raise
         if not mark:
+            self._refuse_parts()
             raise ConfigError(
                 f"the chat template of {self.model} drops the agent's turn; use an instruct model "
                 "with another template",
@@ -325,6 +330,20 @@ class Template:
         ends = [match.start() for match in self._control.finditer(shared)]
         start = len(alone) if self.left_open else max(ends, default=len(alone))
         return after[start:]
+
+    def _refuse_parts(self) -> None:
+        """Raise ConfigError if contents are lists of texts and images for this template."""
+        part = {"type": "text", "text": _TURN}
+        parts = [{"role": role, "content": [part]} for role in ("user", "assistant")]
+        text = ""
+        with contextlib.suppress(ConfigError):
+            text = self.render(parts, opens=False)
+        if text.count(_TURN) == 2:
+            raise ConfigError(
+                f"the chat template of {self.model} reads a content as a list of texts and images, "
+                "and the contents here are texts; use a model for text",
+                code="template_needs_parts",
+            )
 
     def _alone(self, calls: tuple[str, ...]) -> str:
         """Render the end of a turn that nothing follows."""

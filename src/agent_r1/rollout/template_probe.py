@@ -172,18 +172,26 @@ def _check_history(template: Template, where: str, history: list[str], notes: li
         found = now[begin:end]
         shared = len(os.path.commonprefix([found, wanted]))
         lost = wanted[shared:]
-        # Qwen3 puts an empty thought before the turn that is to be written, and before no other.
-        if end < 0 or (lost and not _THOUGHT.fullmatch(lost)):
+        if end >= 0 and lost and _bare(found).startswith(_bare(wanted)):
+            # Hermes-3 adds a line break to a result as soon as another message follows.
+            note = "blanks around earlier messages"
+        elif end < 0 or (lost and not _THOUGHT.fullmatch(lost)):
             raise ConfigError(
                 f"the chat template of {template.model} writes earlier messages another way when "
                 f"the conversation goes on ({where}): {lost[:40]!r} becomes "
                 f"{found[shared : shared + 40]!r}; use a model with another template",
                 code="template_rewrites_history",
             )
-        note = f"{lost.strip()!r} before earlier turns, which were sampled after it"
+        else:
+            # Qwen3 puts an empty thought before the turn that is to be written, and no other.
+            note = f"{lost.strip()!r} before earlier turns, which were sampled after it"
         if lost and note not in notes:
             notes.append(note)
         begin = now.rfind(_SAID.format(number)) + len(_SAID.format(number))
+
+
+def _bare(text: str) -> str:
+    return re.sub(r"\s", "", text)
 
 
 def _exceptions(template: Template) -> list[str]:
