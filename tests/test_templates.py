@@ -16,11 +16,15 @@ from conftest import fails_with
 from families import Family, family_of, packaged_templates, tokenizer_of
 
 from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Observation
 from agent_r1.env import dialect_of
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import choose, fitting, template_dialects, written_call
 from agent_r1.rollout.setup import check_dialect
+from agent_r1.rollout.template_facts import only_copies, studied_chat, study
+from agent_r1.training.chat_tools import tools_template
+from agent_r1.training.tiny_model import CHAT_TEMPLATE, train_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "inference" / "models.md"
 TRL = packaged_templates("trl")
@@ -102,8 +106,8 @@ def differences(chat: ChatFormat, results: bool, seed: int, count: int) -> list[
             shown = [dict(m) for m in reply]
             if number:
                 turn = {"role": "assistant", "content": f"I said {number}"}
-                if answers and chat.template.needs_call:
-                    turn = chat.template.recorded(names, {"words": f"I said {number}"})
+                if answers and study(chat.template).needs_call:
+                    turn = study(chat.template).turn(names, {"words": f"I said {number}"})
                     for place, message in enumerate(shown):
                         message["name"] = "look_up"
                         message["tool_call_id"] = turn["tool_calls"][place]["id"]
@@ -128,7 +132,7 @@ def verdicts(tokenizer) -> tuple[dict[str, str], str]:
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
     try:
-        chat = ChatFormat(tokenizer)
+        chat = studied_chat(tokenizer)
     except AgentR1Error as error:
         return {}, str(error)
     for name in DIALECTS:
@@ -334,7 +338,7 @@ def test_a_template_that_breaks_an_assumption_is_exact_or_refused(name, kind):
     tokenizer = tokenizer_of(KINDS[kind], template)
     if wanted not in ("exact", "blanks"):
         with fails_with(wanted):
-            check_dialect(ChatFormat(tokenizer), EnvConfig(), True, cached=False)
+            check_dialect(studied_chat(tokenizer), EnvConfig(), True, cached=False)
         return
     sentence = check_dialect(ChatFormat(tokenizer), EnvConfig(), True, cached=False)
     assert sentence.startswith("exact") and (wanted == "exact" or wanted in sentence)
@@ -342,12 +346,12 @@ def test_a_template_that_breaks_an_assumption_is_exact_or_refused(name, kind):
 
 
 def test_only_a_template_that_copies_keeps_its_skeletons():
-    def copies(template) -> bool:
-        return ChatFormat(tokenizer_of(KINDS["bytes"], template)).template.copies
-
-    assert copies(chatml()) and copies(chatml("{{ m.content or '' }}"))
-    for name in ("trimmed", "compared", "through a macro", "message as a whole", "cut", "named"):
-        assert not copies(SYNTHETIC[name][0]), name
+    assert only_copies(chatml()) and only_copies(chatml("{{ m.content or '' }}"))
+    assert only_copies(CHAT_TEMPLATE) and only_copies(tools_template())
+    for name in ("trimmed", "compared", "through a macro", "message as a whole", "cut"):
+        assert not only_copies(SYNTHETIC[name][0]), name
+    ours = ChatFormat(train_tokenizer(["Oslo"], 300)).template
+    assert ours.facts.copies and study(ours).needs_call is False
 
 
 def test_a_turn_is_closed_once():
@@ -358,9 +362,10 @@ def test_a_turn_is_closed_once():
     assert {user, observation} <= set(chat.stop_ids) and chat.turn_end_id == user
     whole = chat.continuation_ids(result, closed=False)
     assert whole[0] == observation
-    assert chat.reply_ids([observation], result) == whole[1:]
-    assert chat.reply_ids([user], result) == whole  # the wrong one was sampled
-    assert chat.reply_ids([], result) == chat.reply_ids([chat.control_ids[END]], result) == whole
+    reply = Observation(result)
+    assert chat.reply_ids([observation], reply) == whole[1:]
+    assert chat.reply_ids([user], reply) == whole  # the wrong one was sampled
+    assert chat.reply_ids([], reply) == chat.reply_ids([chat.control_ids[END]], reply) == whole
 
 
 def test_llama_may_end_a_turn_with_its_other_token():
@@ -368,7 +373,7 @@ def test_llama_may_end_a_turn_with_its_other_token():
     result = [{"role": "tool", "content": "r"}]
     for end in ("<|eot_id|>", "<|eom_id|>"):
         assert chat.control_ids[end] in chat.stop_ids
-        ids = chat.reply_ids([chat.control_ids[end]], result)
+        ids = chat.reply_ids([chat.control_ids[end]], Observation(result))
         assert chat.decode(ids).startswith("<|start_header_id|>ipython")
 
 

@@ -23,7 +23,6 @@ Only Qwen2 has the bias b_qkv. Only Qwen3 normalises each head's q and k before 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -42,26 +41,6 @@ In the last layer, q has only the positions `at`: [B, H, A, head_dim]."""
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """Llama 3.1's change of the rotary frequencies, for contexts longer than those of pretraining."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: int
-    """Context of pretraining, in tokens."""
-
-    def apply(self, frequency: Tensor) -> Tensor:
-        """Divide low frequencies by `factor`, keep high ones, and blend between them."""
-        turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
-        # A pair that turned fewer than `low` times in pretraining would meet new angles in a longer
-        # context; one that turned more than `high` times has seen all of them.
-        span = self.high_freq_factor - self.low_freq_factor
-        share = ((turns - self.low_freq_factor) / span).clamp(0, 1)
-        return share * frequency + (1 - share) * frequency / self.factor
-
-
-@dataclass(frozen=True)
 class DecoderShape:
     """The sizes in a config.json that determine the arithmetic."""
 
@@ -77,7 +56,8 @@ class DecoderShape:
     tied: bool = True  # one matrix is both the embedding and the output projection
     family: str = "qwen2"
     head_width: int | None = None  # width of a head; None: hidden_size / heads
-    rope_scaling: RopeScaling | None = None  # Llama 3.1 and 3.2
+    rope_scaling: Callable[[Tensor], Tensor] | None = None
+    """Changes the rotary frequencies of Llama 3.1 and 3.2 (`rope_scaling.py`)."""
 
     @property
     def head_dim(self) -> int:
@@ -230,7 +210,7 @@ def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
     head_dim]."""
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     if shape.rope_scaling is not None:
-        frequency = shape.rope_scaling.apply(frequency)
+        frequency = shape.rope_scaling(frequency)
     angle = torch.outer(torch.arange(shape.max_position).float(), frequency)
     return angle.cos().repeat(1, 2), torch.cat((-angle.sin(), angle.sin()), dim=1)
 

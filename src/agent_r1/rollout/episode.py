@@ -233,9 +233,7 @@ class AgentEnvLoop(AgentFlowBase):
         last = steps[-1]
         # A turn that was cut off lacks its end token. The format adds it, as part of the
         # observation: the policy did not sample it, so its mask is 0 (lesson 3).
-        reply = self.chat.reply_ids(
-            last.action_ids, observation.messages, observation.calls, observation.tools
-        )
+        reply = self.chat.reply_ids(last.action_ids, observation)
         return last.observation_ids + last.action_ids + reply
 
     def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:

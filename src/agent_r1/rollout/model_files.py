@@ -18,7 +18,8 @@ from torch import Tensor
 
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.decoder import Decoder, DecoderShape, RopeScaling
+from agent_r1.rollout.decoder import Decoder, DecoderShape
+from agent_r1.rollout.rope_scaling import RopeScaling
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Supported architectures: `model_type` in config.json -> the class in `transformers`."""
@@ -80,7 +81,7 @@ def save_model(
         "pad_token_id": pad_token_id,
         "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
     }
-    if s.rope_scaling is not None:
+    if isinstance(s.rope_scaling, RopeScaling):
         config["rope_scaling"] = {"rope_type": "llama3", **dataclasses.asdict(s.rope_scaling)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     generation = (published or {}) | {
