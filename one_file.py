@@ -1,11 +1,12 @@
 """Train a search agent with multi-turn reinforcement learning (GRPO), in one file.
 
 Read it from top to bottom: the world, the rollout, the rows, the advantages, the loss, the update.
-The task is TinyHop. A language model with 0.4 million parameters is asked "In which city is the
-publisher of Sosnum based?". It may call a search tool, as often as it wants; then it must answer.
-No single passage has the answer, so it has to learn to search twice.
+The task is TinyHop, a made-up world. A language model with 0.44 million parameters is asked "In
+which city is the publisher of Sosnum based?". It may call a search tool, then it must answer. No
+single passage has the answer (a quarter of the questions are easier), so it must learn to search,
+read, and search again.
 
-    .venv/bin/python one_file.py        # about a minute on one CPU core, then exact match .53 -> .83
+    .venv/bin/python one_file.py [SEED]      # exact match .510 -> .817 (seed 0), .490 -> .727 (1)
 
 What makes agents different from chat models is all here: several turns, tokens that the agent did
 not write, and one reward at the end. What is left out, and where the project does it:
@@ -30,9 +31,9 @@ except ImportError as error:
     sys.exit(f"one_file.py needs the package agent_r1 ({error}); see the README's three commands")
 
 PROMPTS, SAMPLES, STEPS = 12, 8, 30  # questions per step, attempts at each question, steps
-MAX_TURN, MAX_CONTEXT = 48, 320  # tokens
-LR = 1e-3
-CLIP_LOW, CLIP_HIGH = 0.2, 0.28
+MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a search takes 9 or 10, its result about 35
+LR = 1e-3  # high, because the model is tiny; it falls to a tenth
+CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # more room upwards: a rare good token may become likelier
 
 # ------------------------------------------------------------------------------------- 1. the world
 
@@ -41,7 +42,7 @@ class World:
     """Everything that RL starts from: questions, a search tool, and a model that plays badly."""
 
     def __init__(self, seed):
-        # Makes what is missing, in AGENT_R1_HOME or here: 27 s the first time, then nothing.
+        # Makes what is missing, in AGENT_R1_HOME or here, and prints one line with the seconds.
         files = open_run("smoke", "grpo", seed=seed).prepare()
         self.train = files.load_rows("train")
         self.test = files.load_rows("test")  # 300 questions; training never has their names
@@ -58,7 +59,17 @@ class World:
 
 
 class Episode:
-    """One attempt at one question: a list of token ids, and for each token who wrote it."""
+    """One attempt at a question: token ids, and for each token who wrote it.
+
+        read     In which city is the company that Lumlir works for based?       mask 0
+        sampled  <think>find the employer</think><tool_call>... "Lumlir" ...     mask 1
+        read     Lumlir from Pirdir works for Rospir and married Girfir. ...     mask 0
+        sampled  <think>find the headquarters</think> ... "Rospir" ...           mask 1
+        read     Rospir in Velnum was founded by Fosfax. ...                     mask 0
+        sampled  <think>answer</think><answer>Velnum</answer>                    mask 1, reward 1
+
+    That is one list of 123 tokens, 28 of them sampled.
+    """
 
     def __init__(self, world, row):
         self.chat = world.chat
@@ -99,7 +110,8 @@ class Episode:
 
     def finish(self):
         """Ask for the outcome: 1 for the right answer, less 0.2 for a malformed ending."""
-        # Asked once, however the episode ended: nobody escapes the penalty by never ending.
+        # Asked once, however the episode ended. Otherwise the agent could avoid a penalty by never
+        # ending its episode.
         outcome = self.env.outcome(self.stop_reason)
         self.reward += outcome.reward
         self.exact_match = outcome.metrics["em"]
@@ -172,10 +184,13 @@ def compute_advantages(rewards):
     """Compare each attempt with the others at the same question. In and out: [B]."""
     group = rewards.view(-1, SAMPLES)  # one line per question
     deviation = group - group.mean(dim=1, keepdim=True)
-    # If all attempts earned the same, the deviation is 0 and the question teaches nothing; the 1e-6
-    # keeps 0 / 0 away. Every token of an attempt gets the attempt's advantage: GRPO does not know
-    # which of the turns was the good one.
-    return (deviation / (group.std(dim=1, keepdim=True) + 1e-6)).flatten()
+    # Every token of an attempt gets the attempt's advantage: GRPO does not know which turn was the
+    # good one. If all attempts earned the same, the question teaches nothing, and the advantage
+    # must be exactly 0. In float32 the mean of eight times -0.2 is not -0.2. Divided by its own
+    # size, that error would be an advantage of 0.015.
+    agree = (group == group[:, :1]).all(dim=1, keepdim=True)
+    advantage = deviation / (group.std(dim=1, keepdim=True) + 1e-6)
+    return torch.where(agree, 0.0, advantage).flatten()
 
 
 def compute_loss(model, episodes):
@@ -187,9 +202,12 @@ def compute_loss(model, episodes):
     logp = model(ids[:, :-1]).logits.log_softmax(-1).gather(2, ids[:, 1:, None])[:, :, 0]
     mask = mask[:, 1:]  # of the token that is predicted, not of the one that predicts it
     # How much likelier is each token now than when it was sampled? With one update per batch the
-    # ratio is 1, up to rounding; the clip acts only in a second update. Its gradient is not 0.
+    # ratio is 1, up to rounding (the step's line says 1e-5), and the clip never acts. The gradient
+    # of the ratio is that of log pi, and not 0. A second update on this batch would need the clip.
     ratio = torch.where(mask, logp - old_logp[:, 1:], 0.0).exp()
     clipped = ratio.clamp(1 - CLIP_LOW, 1 + CLIP_HIGH)
+    # The smaller of the two is the pessimistic one. A token that has moved far enough in the
+    # direction of its advantage gets no gradient. One that moved the wrong way keeps its gradient.
     loss = -torch.min(advantage * ratio, advantage * clipped)
     return loss[mask].sum() / mask.sum(), ratio[mask]  # the mean over sampled tokens
 
@@ -234,3 +252,6 @@ def main(seed=0):
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+
+# A reader knows the types from the lines above; the rest of the project states them.
+# pyright: reportMissingParameterType=false

@@ -5,8 +5,8 @@
     .venv/bin/python .ci/rates.py --root ../other_checkout --by-file src
 
 The rates tell how densely code is written. A code line is not blank, not a comment alone and not
-part of a docstring. With `--docstrings` each docstring counts as one line, as in surveys that count
-lines on which a token starts; the rates are then a tenth lower. Files in a folder `tests` are not
+part of a docstring. With `--docstrings` each docstring counts as one line; surveys often count so,
+and the rates are then a tenth lower. Files in a folder `tests` are not
 counted, unless PATH is such a folder or a file. No test enforces the rates.
 """
 

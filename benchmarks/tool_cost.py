@@ -64,15 +64,17 @@ class InABatch(BatchTool):
         return [args["text"] for args in many_args]
 
 
-async def spent(one: Callable[[], Awaitable], calls: int, at_once: int) -> tuple[float, float]:
+async def spent(
+    one: Callable[[], Awaitable], calls: int, max_concurrent: int
+) -> tuple[float, float]:
     """Return milliseconds per call, of wall and processor time, for calls in rounds of
-    `at_once`."""
+    `max_concurrent`."""
     await one()  # the first call opens connections
-    wall, cpu, rounds = time.perf_counter(), time.process_time(), calls // at_once
+    wall, cpu, rounds = time.perf_counter(), time.process_time(), calls // max_concurrent
     for _ in range(rounds):
-        await asyncio.gather(*(one() for _ in range(at_once)))
+        await asyncio.gather(*(one() for _ in range(max_concurrent)))
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
-    return 1000 * wall / (rounds * at_once), 1000 * cpu / (rounds * at_once)
+    return 1000 * wall / (rounds * max_concurrent), 1000 * cpu / (rounds * max_concurrent)
 
 
 def main() -> None:
@@ -91,29 +93,35 @@ def main() -> None:
         def through(name: str) -> Callable[[], Awaitable]:
             return lambda: call_tool(tools, ToolCall(name, {"text": "hello"}), 60, 1000)
 
-        async def directly(client, at_once: int) -> tuple[float, float]:
+        async def directly(client, max_concurrent: int) -> tuple[float, float]:
             return await spent(
-                lambda: client.call_tool("remote", {"text": "hello"}), a.calls, at_once
+                lambda: client.call_tool("remote", {"text": "hello"}), a.calls, max_concurrent
             )
 
         print(
-            f"| ms a call | one by one | cpu | {a.at_once} at once | cpu |\n| --- | --- | --- | "
+            f"| ms a call | one by one | cpu | {a.max_concurrent} at once | cpu |\n| --- | --- | --- | "
             "--- | --- |"
         )
         for name in ("in_the_loop", "in_a_thread", "in_a_batch", "remote"):
-            show(name, *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.at_once)))
+            show(
+                name,
+                *(asyncio.run(spent(through(name), a.calls, n)) for n in (1, a.max_concurrent)),
+            )
         program = ToolCall("python", {"code": "print(6 * 7)"})
         sandboxed = make_tools(["python"])
-        few = max(a.at_once, a.calls // 10)
+        few = max(a.max_concurrent, a.calls // 10)
 
         async def run() -> None:
             assert (await call_tool(sandboxed, program, 60, 1000)).content == "42"
 
-        show("python, in its sandbox", *(asyncio.run(spent(run, few, n)) for n in (1, a.at_once)))
+        show(
+            "python, in its sandbox",
+            *(asyncio.run(spent(run, few, n)) for n in (1, a.max_concurrent)),
+        )
         session = tools["remote"].session
         show(
             "asked directly",
-            *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.at_once)),
+            *(session.ask(lambda c, n=n: directly(c, n)).result() for n in (1, a.max_concurrent)),
         )
 
 

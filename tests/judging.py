@@ -23,7 +23,13 @@ def stand_in(asked: list[dict]) -> FastAPI:
         grade = (
             "10" if any(right in answer for right in rights) or "reply with 10" in answer else "0"
         )
-        content = {"it cannot say": "Difficult.", "late": grade}.get(answer.strip(), grade)
-        return {"choices": [{"message": {"role": "assistant", "content": content}}]}
+        content = {
+            "it cannot say": "Difficult.",
+            "it thinks": "<think>Let me see,",
+            "late": grade,
+        }.get(answer.strip(), grade)
+        reason = "length" if content.startswith("<think>") else "stop"
+        message = {"role": "assistant", "content": content}
+        return {"choices": [{"message": message, "finish_reason": reason}]}
 
     return app

@@ -197,9 +197,9 @@ def test_no_circle():
 
 MOST_FILES = 30
 """Files that one has to be able to read to run the training loop."""
-MOST_LINES = 2640
+MOST_LINES = 2870
 """Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1500
+PATH_LINES = 1545
 """Code lines of the twelve files that README.md lists for reading, and 5 %."""
 
 
@@ -268,7 +268,7 @@ def test_the_reading_path_is_short():
     assert sum(lines.values()) <= PATH_LINES, lines
 
 
-# ------------------------------------------------------------------------- comments, splats, widths
+# ------------------------------------------------------------------------- comments and splats
 
 CODE_PER_COMMENT = 5
 """On the reading path, at most this many code lines per comment."""
@@ -327,6 +327,22 @@ def test_what_counts_as_a_comment():
         '        """Of the function."""\n'
     )
     assert comment_lines(text) == {3, 4, 5, 13}
+
+
+def test_the_reading_path_is_commented():
+    shares = {}
+    for file in reading_path():
+        text = file.read_text()
+        shares[file.name] = len(code_lines(text)), len(comment_lines(text))
+    bare = {
+        name: (code, comments)
+        for name, (code, comments) in shares.items()
+        if comments * CODE_PER_COMMENT_OF_A_FILE < code
+    }
+    assert not bare, f"(code lines, comments): {bare}"
+    code = sum(code for code, _ in shares.values())
+    comments = sum(comments for _, comments in shares.values())
+    assert comments * CODE_PER_COMMENT >= code, shares
 
 
 def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
@@ -403,7 +419,13 @@ def sources() -> list[Path]:
     return [*PACKAGE.rglob("*.py"), *recipes]
 
 
-MOST_COLUMNS = 100
+def test_no_arguments_are_packed_to_be_splatted():
+    found = {
+        f"{path.relative_to(PACKAGE.parents[1])}:{line}"
+        for path in sources()
+        for line in packed(path.read_text())
+    }
+    assert not found, "name the arguments at the call"
 
 
 DEEP, LAZILY = "from agent_r1.env.hermes import HERMES", "from agent_r1 import HermesToolEnv"

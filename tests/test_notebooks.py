@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+import agent_r1
 from agent_r1.config import load_config
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.data.storage import ROW_KEYS
@@ -138,3 +139,80 @@ def test_commands_on_the_laptop_page_are_possible(line):
         preset[1] if preset else "laptop", [a or b for a, b in overrides], algorithm=algorithm
     )
     assert config.algorithm == (algorithm or "ppo")
+
+
+# ------------------------------------------------------------------------- what pages and notebooks import
+
+TEACHES_THE_PATH = ("02_advantages_and_losses", "04_open_the_agent")
+"""Notebooks that may also import from the twelve files of the README."""
+
+
+def code_of(path: Path) -> list[str]:
+    """The Python of a page (its blocks) or of a notebook (its cells, with files that they write)."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        return re.findall(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    cells = nbformat.reads(text, as_version=4).cells
+    return [cell.source for cell in cells if cell.cell_type == "code"]
+
+
+def deep_imports(blocks: list[str], allowed: frozenset[str] = frozenset()) -> set[str]:
+    """What the blocks import from agent_r1 beyond users' names and the `allowed` modules."""
+    users = {name for names in agent_r1.USERS.values() for name in names}
+    found = set()
+    for block in blocks:
+        lines = [line for line in block.splitlines() if not line.lstrip().startswith(("%", "!"))]
+        source = "\n".join(line.removeprefix(">>> ").removeprefix("... ") for line in lines)
+        for module, names in re.findall(
+            r"^\s*from (agent_r1[\w.]*) import (\([^)]*\)|.*)$", source, re.MULTILINE
+        ):
+            imported = {name.split(" as ")[0].strip() for name in names.strip("() ").split(",")}
+            imported.discard("")
+            if module == "agent_r1":
+                found |= {f"agent_r1.{name}" for name in imported - users}
+            elif module not in allowed and (module, imported) != ("agent_r1.tool", {"tool"}):
+                found |= {f"{module}.{name}" for name in imported}
+        found |= set(re.findall(r"^\s*import (agent_r1\.[\w.]+)", source, re.MULTILINE))
+    return found
+
+
+def the_twelve() -> frozenset[str]:
+    """Modules of the README's reading path."""
+    listed = re.findall(
+        r"^\d+\. \[[\w./]+\]\(src/([\w/]+)\.py\)", (ROOT / "README.md").read_text(), re.MULTILINE
+    )
+    return frozenset(path.replace("/", ".") for path in listed)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ROOT / "README.md",
+        ROOT / "docs/python.md",
+        *sorted((ROOT / "docs/tutorial").glob("your-*.md")),
+        *NOTEBOOKS,
+    ],
+    ids=lambda path: path.stem,
+)
+def test_newcomers_see_users_names_only(path):
+    allowed = the_twelve() if path.stem in TEACHES_THE_PATH else frozenset()
+    blocks = code_of(path)
+    assert any("agent_r1" in block for block in blocks) or path.suffix == ".md"
+    assert deep_imports(blocks, allowed) == set()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("from agent_r1 import Estimator", {"agent_r1.Estimator"}),
+        ("from agent_r1.training.loop import train", {"agent_r1.training.loop.train"}),
+        (
+            "from agent_r1 import (\n    open_run,\n    whiten,\n)",
+            {"agent_r1.whiten"},
+        ),
+        ("import agent_r1.training.loop", {"agent_r1.training.loop"}),
+        ("from agent_r1.tool import tool", set()),
+    ],
+)
+def test_a_planted_deep_import_is_found(line, found):
+    assert deep_imports([line]) == found

@@ -21,7 +21,16 @@ import pytest
 import torch
 from runs import ROOT, environment
 
-from agent_r1 import BaseTool, Generation, Sampling, Task, ToolOutput, load_chat, make_env
+from agent_r1 import (
+    BaseTool,
+    Generation,
+    Sampling,
+    Task,
+    ToolOutput,
+    load_chat,
+    make_env,
+    standardize,
+)
 from agent_r1.config import load_config
 from agent_r1.rollout.model_files import load_model, to_hf
 from agent_r1.rollout.policies import load_transformers
@@ -208,6 +217,15 @@ def test_a_shifted_mask_is_caught(chat, env_of, by_the_loop, right, wrong):
     assert SOURCE.count(right) == 1
     with pytest.raises(AssertionError):
         check_against_the_loop(load_file(SOURCE.replace(right, wrong)), chat, env_of, *by_the_loop)
+
+
+def test_groups_that_agree_have_exactly_no_advantage():
+    groups = torch.tensor([[-0.2] * 8, [0.8] * 8, [1.0, 0.0] * 4, [0.3] * 8])
+    one_file = load_file()
+    one_file.SAMPLES = 8
+    advantages = one_file.compute_advantages(groups.flatten()).view(4, 8)
+    assert torch.equal(advantages, torch.stack([standardize(group, True) for group in groups]))
+    assert (advantages == 0).all(dim=1).tolist() == [True, True, False, True]
 
 
 def test_importing_it_runs_nothing(tmp_path):

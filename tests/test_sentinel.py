@@ -18,7 +18,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
-from agent_r1.training.run import refuse_collapse
+from agent_r1.training.run import stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.sentinel import Sign, new_signs, signs
 
@@ -112,10 +112,10 @@ def test_a_run_that_collapses_is_ended_and_its_healthy_checkpoint_is_kept(tmp_pa
         (run.checkpoints / f"step_{step:06d}").mkdir(parents=True)
     for line in lines[:9]:
         run.metrics.append(line)
-    refuse_collapse(run)  # not yet
+    stop_and_roll_back(run)  # not yet
     run.metrics.append(lines[9])
     with pytest.raises(AgentR1Error, match="step_000004"):
-        refuse_collapse(run)
+        stop_and_roll_back(run)
     assert [checkpoint.name for checkpoint in run.checkpoints.iterdir()] == ["step_000004"]
 
 

@@ -164,3 +164,10 @@ def test_an_extra_can_be_asked_for_where_the_wheel_is(installed):
     packages."""
     said = pip(installed, "install", "--dry-run", "agent-r1[math]")
     assert "already satisfied: math-verify" in said and "agent-r1[math]" in said
+
+
+def test_one_file_needs_nothing_of_the_repository(installed, tmp_path):
+    """A copy of one_file.py finds its preset in the wheel."""
+    shutil.copy(ROOT / "one_file.py", tmp_path)
+    opens = "import one_file; print(one_file.open_run('smoke', 'grpo').name)"
+    assert run(installed / "venv/bin/python", "-c", opens, cwd=tmp_path) == "smoke-grpo\n"

@@ -10,7 +10,7 @@ import sys
 from openai import OpenAI
 
 from agent_r1.inference.agent import find_model, make_tools_of
-from agent_r1.tool import ToolCall, call_tool
+from agent_r1 import ToolCall, call_tool
 
 client, tools = OpenAI(), make_tools_of(find_model()[1])  # the newest run's tools; yours can be any functions
 messages = [{"role": "user", "content": sys.argv[1]}]

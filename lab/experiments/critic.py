@@ -80,7 +80,10 @@ def main(preset: str = "smoke", count: str = "16") -> None:
         tasks = tasks_of_step(rows, step, r, config.seed)
         played = asyncio.run(
             run_episodes(
-                loop, tasks, Sampling(r.max_tokens_per_turn), at_once=r.max_concurrent_episodes
+                loop,
+                tasks,
+                Sampling(r.max_tokens_per_turn),
+                max_concurrent=r.max_concurrent_episodes,
             )
         )
         batch = make_batch(played, get_estimator("ppo"))

@@ -231,7 +231,7 @@ class Talk:
         while not answer.endswith(b"\n"):
             piece = b""
             if _has_output(self._process, until):
-                piece = os.read(self._process.stdout.fileno(), 1 << 16)  # empty at its end
+                piece = _read(self._process, 1 << 16)  # empty at its end
             if not piece or len(answer) > MAX_OUTPUT:
                 raise TimeoutError("no answer")
             answer += piece
@@ -262,7 +262,7 @@ print(could)
 
 
 @functools.cache
-def shared(unconfined: bool = False) -> Sandbox:
+def get_sandbox(unconfined: bool = False) -> Sandbox:
     """Return this process's sandbox. It reports its protections once, on standard error."""
     sandbox = Sandbox(unconfined)
     print(
@@ -364,7 +364,19 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
         "packages": _packages(),
     }
     inside = Path(__file__).with_name("sandbox_child.py").read_text(encoding="utf-8")
-    return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
+    return [
+        *prefix,
+        str(_python()),
+        "-I",
+        "-S",
+        "-B",
+        "-u",
+        "-X",
+        "utf8",
+        "-c",
+        inside,
+        json.dumps(plan),
+    ]
 
 
 def _bubblewrap_paths() -> list[str]:
@@ -437,7 +449,7 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
         if _has_output(process, until):
             default_reason = "it ended"
             # One byte at a time: what follows the line belongs to the program's output.
-            piece = os.read(process.stdout.fileno(), 1)
+            piece = _read(process, 1)
         if not piece:
             reason = _last_line(line.decode(errors="replace")) or default_reason
             raise AgentR1Error(reason, code="process_did_not_start")
@@ -460,7 +472,7 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) ->
         if not _has_output(process, until):
             limit = "time"
             break
-        piece = os.read(process.stdout.fileno(), 1 << 16)
+        piece = _read(process, 1 << 16)
         if not piece:
             break
         output += piece
@@ -478,6 +490,12 @@ def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) ->
 
 def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
     process.stdin.write(b"%d\n%s" % (len(program), program))
+
+
+def _read(process: subprocess.Popen[bytes], most: int) -> bytes:
+    """Read what there is, up to `most` bytes. Empty at the end of the output."""
+    assert process.stdout is not None, "a pipe, see `_start`"
+    return os.read(process.stdout.fileno(), most)
 
 
 def _has_output(process: subprocess.Popen[bytes], until: float) -> bool:

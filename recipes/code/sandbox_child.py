@@ -39,7 +39,7 @@ TRUNCATE = 1 << 14
 
 def system_call(number: int, *arguments: object) -> int:
     """Make a system call and return its result. Raises OSError."""
-    words = [ctypes.c_long(number)]
+    words: list[object] = [ctypes.c_long(number)]
     for argument in arguments:
         # ctypes passes an int as a C int, of 32 bits; the kernel reads 64.
         words.append(ctypes.c_long(argument) if isinstance(argument, int) else argument)
@@ -125,10 +125,10 @@ def run_program(source: str) -> int:
     interpreter = code.InteractiveInterpreter(vars(main))
     failures: list[str] = []
 
-    def write(text: str) -> None:
+    def write(data: str) -> None:
         """Print a traceback, and remember that there was one."""
-        failures.append(text)
-        sys.stdout.write(text)
+        failures.append(data)
+        sys.stdout.write(data)
 
     interpreter.write = write
     try:
@@ -164,5 +164,6 @@ if __name__ == "__main__":
     if size:  # it is empty if the parent discards this process
         status = run_program(sys.stdin.buffer.read(int(size)).decode())
         with contextlib.suppress(Exception):  # the program may have closed it
-            sys.__stdout__.flush()
+            if sys.__stdout__ is not None:
+                sys.__stdout__.flush()
         os._exit(status & 255)  # Python's normal exit takes ten times as long as most programs

@@ -182,14 +182,14 @@ class Harmony(Dialect):
             message.to for message in said
         )
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:
         before = (
             f"<|channel|>analysis<|message|>{thought}<|end|><|start|>assistant" if thought else ""
         )
-        if isinstance(said, str):
-            return f"{before}<|channel|>final<|message|>{said}"
-        arguments = json.dumps(said.arguments, ensure_ascii=False)
-        return f"{before}<|channel|>commentary to=functions.{said.name} <|constrain|>json<|message|>{arguments}"
+        if isinstance(message, str):
+            return f"{before}<|channel|>final<|message|>{message}"
+        arguments = json.dumps(message.arguments, ensure_ascii=False)
+        return f"{before}<|channel|>commentary to=functions.{message.name} <|constrain|>json<|message|>{arguments}"
 
     def end_token(self, turn: str) -> str:
         return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

@@ -115,11 +115,11 @@ class MathTir(Dialect):
             return None, False
         return boxes[-1], len(boxes) == 1 and not blocks
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
-        if isinstance(said, str):
-            return f"{thought}\n\\boxed{{{said}}}".lstrip()
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:
+        if isinstance(message, str):
+            return f"{thought}\n\\boxed{{{message}}}".lstrip()
         return (
-            f"{thought}\n```python\n{said.arguments['code']}\n```".lstrip()
-            if "code" in said.arguments
+            f"{thought}\n```python\n{message.arguments['code']}\n```".lstrip()
+            if "code" in message.arguments
             else None
         )

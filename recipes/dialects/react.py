@@ -116,9 +116,9 @@ class ReAct(Dialect):
             return None, False
         return answers[-1], labels == ["Final Answer"] and sections[-1][0] == "Final Answer"
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:
         thought = f"Thought: {thought or 'go on'}"
-        if isinstance(said, str):
-            return f"{thought}\nFinal Answer: {said}"
-        arguments = json.dumps(said.arguments, ensure_ascii=False)
-        return f"{thought}\nAction: {said.name}\nAction Input: {arguments}"
+        if isinstance(message, str):
+            return f"{thought}\nFinal Answer: {message}"
+        arguments = json.dumps(message.arguments, ensure_ascii=False)
+        return f"{thought}\nAction: {message.name}\nAction Input: {arguments}"

@@ -56,12 +56,12 @@ class ReTool(Hermes):
             ]
         return [ToolCall("python", {"code": _without_fence(part.text)})]
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str | None:
-        if isinstance(said, str):
-            return super().write_turn(said, thought)
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:
+        if isinstance(message, str):
+            return super().write_turn(message, thought)
         return (
-            f"{thought}\n<code>\n{said.arguments['code']}\n</code>".lstrip()
-            if "code" in said.arguments
+            f"{thought}\n<code>\n{message.arguments['code']}\n</code>".lstrip()
+            if "code" in message.arguments
             else None
         )
 

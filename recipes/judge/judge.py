@@ -42,8 +42,10 @@ same as a right answer, and nothing else), and with nothing else."""
 class Judge:
     """Ask for each case once. A request that failed is repeated when its case recurs."""
 
-    def __init__(self, url: str, model: str):
-        self.url, self.model = url.rstrip("/"), model
+    def __init__(self, url: str, model: str, max_tokens: int = 1024):
+        self.url = url.rstrip("/")
+        self.model = model
+        self.max_tokens = max_tokens
         self._asked: dict[Case, Future[Any]] = {}
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -59,14 +61,12 @@ class Judge:
             if len(self._asked) > REMEMBERED:
                 del self._asked[next(iter(self._asked))]
         try:
-            found = await asyncio.shield(
-                asyncio.wrap_future(self._asked[case])
-            )  # others may wait for it, too
-            if found.status != 200:
-                raise ValueError(f"HTTP {found.status}")
-            said = found.json()["choices"][0]["message"]["content"]
-            if (grade := re.fullmatch(r"\s*(10|\d)\s*\.?\s*", said)) is None:
-                raise ValueError(f"no number: {said[:60]!r}")
+            # Shielded, because other episodes may wait for the same verdict.
+            response = await asyncio.shield(asyncio.wrap_future(self._asked[case]))
+            if response.status != 200:
+                raise ValueError(f"HTTP {response.status}")
+            choice = response.json()["choices"][0]
+            grade = self._grade(choice["message"].get("content") or "", choice)
         except (
             httpx.HTTPError,
             httpx.InvalidURL,
@@ -74,12 +74,25 @@ class Judge:
             ValueError,
             LookupError,
             TypeError,
+            AttributeError,
         ) as error:
             self._asked.pop(case, None)
             raise AgentR1Error(
                 f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
             ) from None
-        return int(grade[1]) / 10
+        return grade / 10
+
+    def _grade(self, reply: str, choice: dict[str, Any]) -> float:
+        """Return the grade in a reply. Raises ValueError, with the setting if it was cut off."""
+        grade = read_grade(reply)
+        if grade is None and choice.get("finish_reason") == "length":
+            raise ValueError(
+                f"the reply was cut off after {self.max_tokens} tokens; raise "
+                "env.judge_max_tokens, or choose a model that thinks less"
+            )
+        if grade is None:
+            raise ValueError(f"no number: {reply[-60:]!r}")
+        return grade
 
     def _ask(self, case: Case) -> Future[Any]:
         question, targets, answer = case
@@ -89,20 +102,72 @@ class Judge:
             {"role": "system", "content": TASK.format(mark=mark)},
             {"role": "user", "content": shown},
         ]
-        wanted = {"model": self.model, "messages": messages, "temperature": 0, "max_tokens": 8}
-        bounds = {"within_s": VERDICT_TIMEOUT_S, "max_bytes": MAX_VERDICT_BYTES}
+        wanted = {"model": self.model, "messages": messages, "temperature": 0}
+        wanted["max_tokens"] = self.max_tokens
         return send(
-            "POST", f"{self.url}/chat/completions", body=wanted, headers=self._headers, **bounds
+            "POST",
+            f"{self.url}/chat/completions",
+            body=wanted,
+            headers=self._headers,
+            within_s=VERDICT_TIMEOUT_S,
+            max_bytes=MAX_VERDICT_BYTES,
         )
+
+
+THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)
+"""Everything up to the last end of a thought. A template may have written its beginning."""
+LABEL = re.compile(
+    r"(?:score|grade|rating|verdict|points?)\b[\s*_`\"':=-]*(?:is\b|of\b)?", re.IGNORECASE
+)
+NUMBER = re.compile(r"(?<![\w.,/-])(\d+(?:\.\d+)?)(?![\d%])")
+"""A number that stands alone: no part of a word, of a fraction or of a negative number."""
+OUT_OF = re.compile(r"[\s*_`]*(?:/|out of)[\s*_`]*(\d+)\b", re.IGNORECASE)
+BEST = 10
+
+
+def read_grade(reply: str) -> float | None:
+    """Return the grade from 0 to 10 in a reply; None without one.
+
+    `8`, `8/10`, `**8**`, `Score: 8` and `<think>...</think> 8` are 8. Several numbers are a grade
+    only if one of them has a label; the last label counts, because a reply may quote the answer.
+    """
+    text = THOUGHTS.sub("", reply)
+    if "<think" in text:  # cut off while it thought
+        return None
+    labels = list(LABEL.finditer(text))
+    if labels:
+        labelled = _grades(text[labels[-1].end() :])
+        if labelled and labelled[0][0] == 0:
+            return labelled[0][1]
+    grades = _grades(text)
+    return grades[0][1] if len(grades) == 1 else None
+
+
+def _grades(text: str) -> list[tuple[int, float]]:
+    """List the numbers of a text as grades, with the words before each.
+
+    The result has no grade if a number is not from 0 to 10 or out of another number.
+    """
+    grades, end = [], 0
+    for found in NUMBER.finditer(text):
+        if found.start() < end:  # the 10 of 8/10
+            continue
+        scale = OUT_OF.match(text, found.end())
+        value = float(found[1])
+        if value > BEST or (scale and int(scale[1]) != BEST):
+            return []
+        words = len(re.findall(r"\w+", text[end : found.start()]))
+        grades.append((words, value))
+        end = scale.end() if scale else found.end()
+    return grades
 
 
 async def reward(answer: str, targets: list[str], row: Row, config: JudgeSettings) -> float:
     """Pay what the judge at `env.judge_url` says."""
-    return await _judge_at(config.judge_url, config.judge_model).score(
-        row["prompt"][-1]["content"], targets, answer
-    )
+    judge = _judge_at(config.judge_url, config.judge_model, config.judge_max_tokens)
+    return await judge.score(row["prompt"][-1]["content"], targets, answer)
 
 
 @functools.cache
-def _judge_at(url: str, model: str) -> Judge:
-    return Judge(url, model)
+def _judge_at(url: str, model: str, max_tokens: int) -> Judge:
+    return Judge(url, model, max_tokens)

@@ -94,7 +94,7 @@ class Demonstrator(Policy):
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        script = self._scripts[session]
+        script = self._scripts[session or ""]
         start = 0
         if prompt_ids[: len(script.history_ids)] == script.history_ids:
             # Decode only what is new. If the context was rewritten (env.context), all of it is.

@@ -1,11 +1,9 @@
-"""Reward answers that equal the right one in any notation. In: an answer, accepted answers. Out: 1
-or 0.
+"""Reward answers that equal the right one. In: an answer, accepted answers. Out: 1 or 0.
 
-`math-verify` compares (1/2 is \\frac{1}{2} is 0.5) in a separate process with a deadline, because a
-policy may write 9^{9^{9^9}}. The whole answer must be one expression, which "71 or 72" is not. If
-the right answer is a number, an unevaluated sum or quotient is wrong: "497/7" may be copied from
-the question. A fraction in lowest terms is accepted if the right answer is a fraction. 50% is read
-as 50.
+An answer is compared in a separate process with a deadline, because a policy may write
+9^{9^{9^9}}. `notation.py` reads formatting, units and numbers, and `math_inside.py` compares. The
+whole answer must be one expression, which "71 or 72" is not. If the right answer is a numeral, a
+sum or quotient is wrong: "497/7" may be copied from the question. README.md has the rules.
 """
 
 from __future__ import annotations
@@ -46,34 +44,50 @@ class MathWorker:
         if len(answer) > MAX_ANSWER_CHARS or nesting(answer) > MAX_NESTING:
             return False
         with self._lock:
-            if self._talk is None:
-                self._talk = self._started()
+            talk = self._talk or self._start()
+            self._talk = talk
             try:
-                return (
-                    self._talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S).strip()
-                    == "true"
-                )
+                verdict = talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S)
             except TimeoutError:
-                self._talk.close()
+                talk.close()
                 self._talk = None
                 return False
+            return verdict.strip() == "true"
 
-    def _started(self) -> Talk:
-        talk = self._sandbox.talk(
-            Path(__file__).with_name("math_inside.py").read_text(encoding="utf-8")
-        )
+    def _start(self) -> Talk:
+        talk = self._sandbox.talk(program())
         try:
-            said = talk.ask(json.dumps(["1", ["1"]]), WORKER_START_S).strip()
+            verdict = talk.ask(json.dumps(["1", ["1"]]), WORKER_START_S).strip()
         except TimeoutError:
-            said = "no answer"
-        if said != "true":
+            verdict = "no answer"
+        if verdict != "true":
             talk.close()
             raise AgentR1Error(
-                f"the process that compares answers does not start ({said}); pip install "
+                f"the process that compares answers does not start ({verdict}); pip install "
                 "'agent-r1[math]'",
                 code="process_did_not_start",
             )
         return talk
+
+
+PROGRAM = """
+import sys, types
+notation = types.ModuleType("agent_r1_recipes.math.notation")
+sys.modules[notation.__name__] = notation
+exec(compile({notation!r}, "notation.py", "exec"), vars(notation))
+{inside}"""
+
+
+def program() -> str:
+    """Return the program of the process.
+
+    A sandbox sees no file of ours, so both travel as text.
+    """
+    notation, inside = [
+        Path(__file__).with_name(name).read_text(encoding="utf-8")
+        for name in ("notation.py", "math_inside.py")
+    ]
+    return PROGRAM.format(notation=notation, inside=inside)
 
 
 def nesting(text: str) -> int:

@@ -106,6 +106,7 @@ class RenamedSearch(BaseTool):
         self.names = names
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
+        assert self.names is not None, "set before each world is played"
         output = await self._search.execute({"query": self.names.restore(args["query"])})
         return replace(output, content=self.names.rename(output.content))
 

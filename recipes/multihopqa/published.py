@@ -105,7 +105,8 @@ class Dataset(RecordSource):
             parts[split] = self.records(config, split, files.get(split, []), skipped)
         if len(parts) == 1:
             # Only training questions are published: the core takes the other splits from them.
-            return {"all": parts[split]}
+            [records] = parts.values()
+            return {"all": records}
         return parts
 
     def asked(self, config: DataConfig, record: Record) -> Asked:
@@ -219,6 +220,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
             f"reading {where} needs datasets: pip install 'agent-r1[qa]', {remedy}",
             code="missing_extra",
         ) from None
+    table: Any
     try:
         if files:
             data_files = {"train": [str(path) for path in files]}

@@ -59,9 +59,10 @@ def convert(name: str, folder: Path) -> str:
             "it was not kept",
             code="wrong_conversion",
         )
+    package = packages.PACKAGES[name.removeprefix(packages.PREFIX)]
     return (
         f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
-        f"{packages.described(name)['weights']}; log-probabilities of 252 "
+        f"{package.weights}; log-probabilities of 252 "
         f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
     )
 

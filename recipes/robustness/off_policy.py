@@ -28,6 +28,7 @@ class MismatchedPolicy(LocalPolicy):
 
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
         dial = rollout.mismatch
+        assert dial is not None, "recipe.toml names this policy for the setting alone"
         dtype = torch.bfloat16 if dial.bf16 else torch.float32
         model = copy.deepcopy(actor).to(dtype)
         super().__init__(

@@ -130,6 +130,7 @@ def _rooms_of_boxes(world: TinyQuest) -> dict[str, str]:
 
 def _way(world: TinyQuest, room: str | None = None) -> str:
     """Return the next room on the way to `room`, or to the nearest unseen room."""
+    rooms = set(world.doors) - world.visited_rooms
     if room:
-        return world._door({room})
-    return world._door(set(world.doors) - world.visited_rooms)
+        rooms = {room}
+    return world._door(rooms)

@@ -47,12 +47,10 @@ class StopReason(StrEnum):
     ANSWERED = "answered"  # the agent gave its final answer, or the environment reached its goal
     NO_ANSWER = "no_answer"  # the last turn has neither a call nor an answer
     MAX_TURNS = "max_turns"  # the last allowed turn still called a tool
-    MAX_TOKENS = (
-        "max_tokens"  # a turn reached its token limit; no call in a cut-off turn is executed
-    )
-    CONTEXT_OVERFLOW = (
-        "context_overflow"  # the next observation, or one more token after it, does not fit
-    )
+    MAX_TOKENS = "max_tokens"
+    """A turn reached its token limit; no call in a cut-off turn is executed."""
+    CONTEXT_OVERFLOW = "context_overflow"
+    """The next observation, or one more token after it, does not fit."""
     TOOL_BUDGET = "tool_budget"  # the agent asked for more tool calls than allowed
     INVALID_CALLS = "invalid_calls"  # too many consecutive calls could not be parsed or validated
     TIME_OUT = "time_out"  # the episode's wall-clock budget ran out
@@ -84,11 +82,12 @@ class Sampling:
 class Generation:
     """What a policy returns for one turn."""
 
-    token_ids: list[int]  # including the stop token, if one was sampled
-    logprobs: list[
-        float
-    ]  # log pi(token | all tokens before it) at the sampling temperature, in nats
-    finish_reason: Literal["stop", "length"]  # a stop token ended the turn, or the limit cut it off
+    token_ids: list[int]
+    """Including the stop token, if one was sampled."""
+    logprobs: list[float]
+    """log pi(token | all tokens before it) at the sampling temperature, in nats."""
+    finish_reason: Literal["stop", "length"]
+    """A stop token ended the turn, or the limit cut it off."""
 
 
 class Policy(Protocol):
@@ -163,10 +162,9 @@ class ToolErrorKind(StrEnum):
     `ToolResult.content`."""
 
     MALFORMED_CALL = "malformed_call"  # the call could not be parsed
-    UNKNOWN_TOOL = "unknown_tool"  # no tool has that name
-    INVALID_ARGUMENTS = (
-        "invalid_arguments"  # the arguments do not fit the schema, or the tool refused them
-    )
+    UNKNOWN_TOOL = "unknown_tool"  # the agent made a name up, or env.tools lacks the tool
+    INVALID_ARGUMENTS = "invalid_arguments"
+    """The arguments do not fit the schema, or the tool refused them."""
     TIME_OUT = "time_out"  # the tool missed its deadline
     TOOL_ERROR = "tool_error"  # the tool raised an exception
 
@@ -283,7 +281,11 @@ class Trajectory:
     @property
     def process(self) -> float:
         """The sum of the process rewards: the return without the outcome."""
-        return sum(reward for step in self.steps for _, reward in step.token_rewards)
+        total = 0
+        for step in self.steps:
+            for _, reward in step.token_rewards:
+                total += reward
+        return total
 
     @property
     def score(self) -> float:

@@ -20,14 +20,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.config import Config, fingerprint, plugins, tables, trusted, user_code
+from agent_r1.config import (
+    Config,
+    fingerprint,
+    plugins,
+    preset_title,
+    tables,
+    trusted_settings,
+    user_code,
+)
 from agent_r1.config.recipes import recipe_code
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import Dialect, dialect_of, wants_answers
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
@@ -72,7 +80,7 @@ class Workspace:
     @cached_property
     def cold_start(self) -> Path:
         c = self.config
-        parts = (
+        digest = fingerprint(
             c.model,
             c.cold_start,
             c.env,
@@ -80,15 +88,13 @@ class Workspace:
             c.rollout.max_context,
             c.rollout.max_tokens_per_turn,
             c.seed,
+            self.data.name,
+            *code(*user_code(c, updates=False)),
         )
-        return (
-            self.root
-            / "artifacts"
-            / f"cold-start-{fingerprint(*parts, self.data.name, *code(*user_code(c, updates=False)))}"
-        )
+        return self.root / "artifacts" / f"cold-start-{digest}"
 
     @cached_property
-    def fetched(self) -> Path:
+    def fetch_folder(self) -> Path:
         """Return the folder of a converted package, or of the facts about a hub model.
 
         See `app/cold_start.py`.
@@ -107,20 +113,22 @@ class Workspace:
         """Return the folder of the model that RL starts from."""
         c = self.config
         return (
-            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.base_model
         )
 
     @property
-    def pretrained(self) -> Path:
+    def base_model(self) -> Path:
         """Return the folder of `model.path`."""
         path = self.config.model.path
         if tables.scheme_of(path):
-            return self.fetched
+            return self.fetch_folder
         if not hub.is_repo_name(path):
             return Path(path)
-        manifest = self.fetched / "manifest.json"
+        manifest = self.fetch_folder / "manifest.json"
         return (
-            Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
+            Path(json.loads(manifest.read_text())["folder"])
+            if manifest.exists()
+            else self.fetch_folder
         )
 
     def run(self, name: str) -> Path:
@@ -227,7 +235,7 @@ class Workspace:
             for facts in tables.entries("reward").values()
             if "address" in facts
         }
-        for setting, place in trusted(config).items():
+        for setting, place in trusted_settings(config).items():
             if (
                 setting not in paid_later
             ):  # of a reward that is asked when an answer is paid (reward/named.py)
@@ -336,6 +344,19 @@ class Workspace:
                 code="missing_stage",
             )
         return path
+
+
+def run_name(config: Config, name: str | None) -> str:
+    """Return the folder name of a run: `name`, or preset, algorithm, engine and seed."""
+    if name is None:
+        name = f"{preset_title(config.preset)}-{config.algorithm}"
+        name += "-verl" if config.engine == "verl" else ""
+        name += f"-s{config.seed}" if config.seed else ""
+    if name.startswith(".") or "/" in name or "\\" in name:
+        raise ConfigError(
+            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
+        )
+    return name
 
 
 def code(*names: str) -> list[dict[str, str]]:

@@ -10,7 +10,7 @@ from judging import stand_in
 from serving import serving
 
 from agent_r1 import Action, AgentR1Error, ConfigError, Hermes, load_config, make_env
-from agent_r1_recipes.judge.judge import Judge
+from agent_r1_recipes.judge.judge import Judge, read_grade
 from agent_r1_recipes.judge.settings import JudgeSettings
 
 
@@ -52,6 +52,27 @@ def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
             asyncio.run(Judge(url, "wise").score("Where?", ["Bumvel"], said))
     with pytest.raises(AgentR1Error, match="gives no verdict"):
         asyncio.run(Judge("http://127.0.0.1:9/v1", "wise").score("Where?", ["Bumvel"], "x"))
+
+
+@pytest.mark.parametrize(("reply", "grade"), [
+    ("8", 8), (" 10. ", 10), ("0", 0), ("8/10", 8), ("8 / 10", 8), ("**8**", 8), ("**8/10**", 8), ("Score: 8", 8),
+    ("Score: **8** out of 10", 8), ("The score is 8.", 8), ("Grade - 7/10", 7), ("`3`", 3), ("8 out of 10", 8),
+    ("<think>Perhaps 3, or 4.</think>\n\n8", 8), ("It is 3? No.</think>Score: 2/10", 2), ("I give it 9.", 9), ("8.5", 8.5),
+    ("\\boxed{6}", 6), ("It says 1999, as it should. Score: 10", 10), ("He writes Score: 10, but it is wrong. Score: 1", 1),
+    ("Rating: 4/10 (two of three parts are wrong)", 4), ("{\"score\": 5}", 5), ("<thinking>7</thinking> 6", 6),
+    ("", None), ("Difficult.", None), ("8 or 9", None), ("80", None), ("11", None), ("4/5", None), ("-3", None), ("80%", None),
+    ("<think>8", None), ("between 3 and 7", None), ("v2", None),
+])  # fmt: skip
+def test_what_a_reply_says(reply, grade):
+    assert read_grade(reply) == grade
+
+
+def test_a_judge_that_thinks_too_long_is_told_apart(judge):
+    url, asked = judge
+    short = Judge(url, "wise", max_tokens=5)
+    with pytest.raises(AgentR1Error, match="cut off after 5 tokens; raise env.judge_max_tokens"):
+        asyncio.run(short.score("Where?", ["Bumvel"], "it thinks"))
+    assert asked[-1]["max_tokens"] == 5
 
 
 def test_the_reward_and_its_address_go_together():

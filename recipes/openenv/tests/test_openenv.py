@@ -56,7 +56,14 @@ def row(answer: str = "7", text: str = "Guess my number.", **changes) -> dict:
 
 
 def play(
-    chat, url: str, script, rows=None, at_once=None, tools=None, timeout_s: float = 20.0, **config
+    chat,
+    url: str,
+    script,
+    rows=None,
+    max_concurrent=None,
+    tools=None,
+    timeout_s: float = 20.0,
+    **config,
 ) -> list[Trajectory]:
     """An episode of each row, side by side."""
     settings = OpenEnvSettings(
@@ -68,7 +75,7 @@ def play(
         policy, lambda row: make_env(row, tools or {}, settings), timeout_s=timeout_s
     )
     tasks = [Task(r, str(i), f"s{i}") for i, r in enumerate(rows or [row()])]
-    return asyncio.run(run_episodes(loop, tasks, Sampling(400), at_once=at_once))
+    return asyncio.run(run_episodes(loop, tasks, Sampling(400), max_concurrent=max_concurrent))
 
 
 def results(trajectory: Trajectory) -> list[str]:
@@ -455,3 +462,16 @@ def test_an_observation_of_one_text_is_shown_as_it_is(observation):
         assert set(json.loads(text_of(observation)).values()) >= set(said)
     else:
         assert text_of(observation) == ""
+
+
+def test_the_text_of_an_embedded_resource_is_text():
+    parts = [
+        {"type": "text", "text": "downloaded"},
+        {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "THE BODY"}},
+        {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "iVBO"}},
+        {"type": "image", "data": "iVBO"},
+    ]
+    observation = {"tool_name": "get", "result": {"content": parts}}
+    assert text_of(observation) == (
+        "downloaded\nTHE BODY\n[resource, which cannot be shown]\n[image, which cannot be shown]"
+    )

@@ -95,7 +95,7 @@ def play_python(
         Task(rows[e["number"]], str(i), f"page-{i}", int(e["seed"])) for i, e in enumerate(episodes)
     ]
     sampling = Sampling(config.rollout.max_tokens_per_turn, episodes[0]["temperature"])
-    return asyncio.run(run_episodes(loop, tasks, sampling, at_once=64))
+    return asyncio.run(run_episodes(loop, tasks, sampling, max_concurrent=64))
 
 
 def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:

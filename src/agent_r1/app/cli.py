@@ -17,7 +17,6 @@ import time
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1.app.open_run import run_name
 from agent_r1.app.parser import (
     BACKEND,
     COMMANDS,
@@ -36,7 +35,7 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, changed, from_yaml, load_config, tables
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -51,7 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
     try:
-        for words in _split(sys.argv[1:] if argv is None else argv, "then"):
+        if argv is None:
+            argv = sys.argv[1:]
+        for words in _split(argv, "then"):
             code = run_command(words)
             if code:
                 return code
@@ -59,7 +60,10 @@ def main(argv: list[str] | None = None) -> int:
     except AgentR1Error as error:
         return _fail(str(error), error.exit_code)
     except KeyboardInterrupt as interrupt:
-        return _fail(f"interrupted{f': {interrupt}' if str(interrupt) else ''}", 130)
+        message = "interrupted"
+        if str(interrupt):
+            message += f": {interrupt}"
+        return _fail(message, 130)
     except BrokenPipeError:  # `agent-r1 ... | head`
         return 0
     except OSError as error:
@@ -216,6 +220,8 @@ def cold_start(a: Namespace) -> None:
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
+    from agent_r1.workspace import run_name
+
     name = run_name(config, a.run)
     if a.dry_run:
         from agent_r1.app.own_code import check_own
@@ -260,14 +266,16 @@ def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
-    name = run_name(config, a.run)
     from agent_r1.app import stages
+    from agent_r1.workspace import run_name
+
+    name = run_name(config, a.run)
 
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
     if any(value is not None for value in other):
-        return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
+        return _evaluate_models(a, stages.model_to_evaluate(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
 
 
@@ -277,11 +285,15 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     from agent_r1.inference import agent, compare
     from agent_r1.workspace import Workspace
 
-    file = Path(a.dataset) if (a.dataset or "").endswith(".parquet") else None
-    other = [f"data.name={a.dataset}"] if a.dataset and not file else []
+    file = None
+    other = []
+    if (a.dataset or "").endswith(".parquet"):
+        file = Path(a.dataset)
+    elif a.dataset:
+        other = [f"data.name={a.dataset}"]
     if model and config:
         models = [model]
-        config = changed(config, other)
+        config = apply_overrides(config, other)
     else:
         settings = [word if "=" in word else f"algorithm={word}" for word in a.settings]
         if a.engine is not None:
@@ -324,6 +336,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
 @command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
+    from agent_r1.workspace import run_name
 
     with extra("report", "report.html"):
         from agent_r1.viewer.report import write_report

@@ -61,7 +61,7 @@ def make_cold_start(paths: Workspace) -> None:
             check_free_memory(config)
         _fetch_model(paths, config.model.path)
         if teach:
-            check_network(config, paths.pretrained)
+            check_network(config, paths.base_model)
         if config.cold_start.warm_steps:
             title = f"warm start: teach {config.model.path} the format"
             stage(title, paths.cold_start, lambda part: _teach(paths, part))
@@ -79,7 +79,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
     if scheme:
         return stage(
             f"start model: {name}, as a model folder",
-            paths.fetched,
+            paths.fetch_folder,
             lambda part: scheme.convert(name, part),
         )
     if not hub.is_repo_name(name):
@@ -88,10 +88,10 @@ def _fetch_model(paths: Workspace, name: str) -> None:
             say(f"cold start: not needed, the run starts from {name}")
         return
     # The hub's cache was emptied, or a part of it.
-    if paths.fetched.exists() and hub.damage(paths.pretrained):
-        manifest_of_fetch = json.loads((paths.fetched / "manifest.json").read_text())
+    if paths.fetch_folder.exists() and hub.damage(paths.base_model):
+        manifest_of_fetch = json.loads((paths.fetch_folder / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{manifest_of_fetch['revision']}"
-        shutil.rmtree(paths.fetched)
+        shutil.rmtree(paths.fetch_folder)
 
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
@@ -104,7 +104,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
-    stage(f"start model: fetch {name} from the hub", paths.fetched, make)
+    stage(f"start model: fetch {name} from the hub", paths.fetch_folder, make)
 
 
 def _teach(paths: Workspace, out: Path) -> str:
@@ -118,7 +118,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     model_chat = None
     precision = []
     if config.model.path:
-        base = paths.pretrained
+        base = paths.base_model
         model_chat = chat_with_tools(base)
     check_dialect(model_chat or byte_chat(), config.env, tools=False)
     # This takes up to half a minute, before the bar below appears.

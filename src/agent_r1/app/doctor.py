@@ -88,7 +88,7 @@ def run_checks(config: Config) -> list[Check]:
         )  # imported here, so that a broken FAISS stops no other check
 
         try:
-            shape = find_shape(config.model.path or "", Workspace(config).pretrained)
+            shape = find_shape(config.model.path or "", Workspace(config).base_model)
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
             trouble = trouble or (
@@ -116,9 +116,7 @@ def run_checks(config: Config) -> list[Check]:
         }
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
-    if trouble is None:
-        found["chat template"] = check_template(config)
-    found["preset"] = trouble or ("ok", f"{config.preset}: its model is available")
+    found["preset"] = trouble or check_template(config)
     return [Check(name, *finding) for name, finding in found.items()]
 
 
@@ -395,9 +393,12 @@ def check_template(config: Config) -> Finding:
         detail, _, remedy = str(error).rpartition("; ")
         return "fail", detail, remedy
     except Exception as error:  # a broken package: its own check names it
-        return "warn", f"not checked ({type(error).__name__}: {first_line(error)})"
-    seen = not text.startswith("not seen")
-    return ("ok", text) if seen else ("warn", text, "connect to the network and try again")
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return "warn", f"the chat template was not checked ({why})", "repair the packages above"
+    detail = f"{config.preset}: its model is available; chat template: {text}"
+    if text.startswith("not seen"):
+        return "warn", detail, "connect to the network and try again"
+    return "ok", detail
 
 
 def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:

@@ -57,7 +57,8 @@ def write_recipe(folder: Path) -> None:
         command, *rest = words.split()
         say(f"  agent-r1 {' '.join([command, *rest])} --recipe {shell_name}")
     say(
-        f"and at any time: agent-r1 tools --recipe {shell_name}; agent-r1 try --recipe {shell_name}; "
+        f"and at any time: agent-r1 tools --recipe {shell_name}; "
+        f"agent-r1 try --recipe {shell_name}; "
         f"python -m pytest {shell_name}"
     )
 

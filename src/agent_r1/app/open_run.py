@@ -1,4 +1,4 @@
-"""Train, evaluate and chat from Python: the stages of the command line as methods of one object.
+"""Train, evaluate and chat from Python, by the stages of the command line.
 
 In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in this process.
 
@@ -14,21 +14,17 @@ A run is a name and a configuration. Everything else is on disk, where `agent-r1
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import io
 import json
 import sys
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, load_config, preset_title
+from agent_r1.config import Config, load_config
 from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.event_loop import own_event_loop
 from agent_r1.ground.machine import raise_file_limit
-from agent_r1.workspace import Workspace
+from agent_r1.workspace import Workspace, run_name
 
 # The stages are imported by the methods: they load PyTorch, which takes seconds.
 
@@ -76,12 +72,8 @@ class Run:
         """
         from agent_r1.app import stages
 
-        if not stages.is_prepared(self.workspace):
-            print("making data, index and start model ...", end=" ", flush=True)
-            start = time.perf_counter()
-            with own_event_loop(), contextlib.redirect_stdout(io.StringIO()):
-                stages.make_missing(self.workspace)
-            print(f"{time.perf_counter() - start:.1f} s, in {self.workspace.root / 'artifacts'}")
+        with own_event_loop():
+            stages.prepare(self.workspace)
         return self.workspace
 
     def train(self) -> Training:
@@ -95,7 +87,9 @@ class Run:
         with own_event_loop():
             stages.run_train(self.config, self.name, self.resume, plain=False)
         folder = stages.run_dir(self.config, self.name)
-        return Training(folder.latest_checkpoint(), folder.metrics.read())
+        checkpoint = folder.latest_checkpoint()
+        assert checkpoint is not None  # run_train raises otherwise
+        return Training(checkpoint, folder.metrics.read())
 
     def evaluate(self, before: bool = False) -> Evaluation:
         """Evaluate the trained model on the test questions; with `before`, the start model.
@@ -113,7 +107,7 @@ class Run:
         return Evaluation(card["score"], (low, high), card["n"], card)
 
     def chat(self, question: str | None = None) -> None:
-        """Talk to the trained agent in the terminal; with a `question`, print the answer to it.
+        """Talk to the trained agent in the terminal, or print its answer to `question`.
 
         Raises ConfigError without a terminal, such as in a notebook, unless there is a question.
         """
@@ -151,7 +145,10 @@ def open_run(
     Raises ConfigError for an unknown setting or value, and AgentR1Error if `run` was started with
     other settings.
     """
-    overrides = [f"{key}={as_yaml(value)}" for key, value in settings.items()]
+    overrides = []
+    for key, value in settings.items():  # written as on the command line
+        text = str(value) if isinstance(value, str | Path) else json.dumps(value)
+        overrides.append(f"{key}={text}")
     config = load_config(str(preset_or_path), overrides, algorithm=algorithm, seed=seed)
     raise_file_limit()
     opened = Run(config, run_name(config, run), resume)
@@ -159,36 +156,3 @@ def open_run(
 
     check_same_settings(RunDir(opened.workspace.run(opened.name)), config)
     return opened
-
-
-def as_yaml(value: Any) -> str:
-    """Write a value of a setting as the command line would."""
-    return str(value) if isinstance(value, str | Path) else json.dumps(value)
-
-
-def run_name(config: Config, name: str | None) -> str:
-    """Return the folder name of a run: `name`, or preset, algorithm, engine and seed."""
-    if name is None:
-        name = f"{preset_title(config.preset)}-{config.algorithm}"
-        name += "-verl" if config.engine == "verl" else ""
-        name += f"-s{config.seed}" if config.seed else ""
-    if name.startswith(".") or "/" in name or "\\" in name:
-        raise ConfigError(
-            f"--run {name!r}: give a plain folder name, such as my-first-run", code="bad_run_name"
-        )
-    return name
-
-
-@contextlib.contextmanager
-def own_event_loop() -> Iterator[None]:
-    """Let the stages call `asyncio.run`, also in a notebook, whose event loop is running already.
-
-    The notebook's loop rests until the stage is over, as it does during any cell of plain code.
-    Ctrl-C, or the notebook's stop button, still reaches the stage, because no thread is started.
-    """
-    outer = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(outer)

@@ -206,7 +206,8 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
     argparse itself accepts positionals in one place only. Raises ConfigError for a recipe that does
     not exist.
     """
-    argv = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
     _add_recipes(argv)
     parser = _Parser(
         prog="agent-r1",
@@ -238,9 +239,10 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
         if name not in COMMANDS:  # listed, not imported
             commands.add_parser(name, help=facts.get("help"))
     arguments, rest = parser.parse_known_args(argv)
-    unknown = [item for item in rest if item.startswith("-") or not hasattr(arguments, "settings")]
-    if unknown:
-        commands.choices[arguments.command].refuse(unknown)
+    takes_settings = hasattr(arguments, "settings")
+    wrong_words = [word for word in rest if word.startswith("-") or not takes_settings]
+    if wrong_words:
+        commands.choices[arguments.command].refuse(wrong_words)
     if rest:
         arguments.settings += rest
     if "recipe" in arguments:

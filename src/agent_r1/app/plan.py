@@ -334,7 +334,8 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         else local_plan(config)
     )
     template = ""
-    if config.model.path or config.env.name != type(config.env)().name:
+    packaged = tables.scheme_of(config.model.path) is not None
+    if (config.model.path and not packaged) or config.env.name != type(config.env)().name:
         from agent_r1.training.start_chat import describe_start_chat  # imports PyTorch
 
         template = describe_start_chat(config)  # raises before anything is printed
@@ -379,7 +380,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     from agent_r1.workspace import Workspace
 
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace(config).pretrained)
+    shape = find_shape(config.model.path or "", Workspace(config).base_model)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))

@@ -14,10 +14,13 @@ to a temporary name and renames at the end: an interrupted stage leaves nothing 
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
@@ -31,7 +34,6 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.inference.agent import model_folder
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
@@ -54,10 +56,16 @@ def make_missing(paths: Workspace) -> None:
         make_cold_start(paths)
 
 
-def is_prepared(paths: Workspace) -> bool:
-    """Return whether `make_missing` has nothing to do."""
+def prepare(paths: Workspace) -> None:
+    """Run `make_missing`, and print one line if there was anything to do."""
     has_index = paths.index.exists() or not paths.needs_index
-    return paths.data.exists() and has_index and paths.start_model.exists()
+    if paths.data.exists() and has_index and paths.start_model.exists():
+        return
+    print("making data, index and start model ...", end=" ", flush=True)
+    start = time.perf_counter()
+    with contextlib.redirect_stdout(io.StringIO()):  # the stages have many lines
+        make_missing(paths)
+    say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
@@ -77,7 +85,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     """
     config = paths.config
     check_run(run, config, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         return
     if config.engine == "verl":
         with extra("verl", "--engine verl"):
@@ -91,7 +99,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         # A stage fetches these models, and repairs damaged ones.
         fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
-            check_network(config, paths.pretrained)
+            check_network(config, paths.base_model)
     check_start_chat(config)
 
 
@@ -103,7 +111,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
     make_missing(paths)
@@ -116,8 +124,15 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
 
         checkpoint = launch.train_with_verl(run, config, model, resume, plain)
     else:
-        rows = paths.load_rows("train"), paths.load_rows("val")
-        checkpoint = run_training(run, config, model, paths.load_tools(), *rows, plain)
+        checkpoint = run_training(
+            run,
+            config,
+            model,
+            paths.load_tools(),
+            questions=paths.load_rows("train"),
+            val=paths.load_rows("val"),
+            plain=plain,
+        )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -126,11 +141,13 @@ def run_dir(config: Config, name: str) -> RunDir:
     return RunDir(Workspace(config).run(name))
 
 
-def evaluate_run(config: Config, name: str, before: bool, condition: str | None = None) -> dict:
+def evaluate_run(
+    config: Config, name: str, before: bool, condition: str | None = None
+) -> dict[str, Any]:
     """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
     paths = Workspace(config)
     run = run_dir(config, name)
-    model = evaluated_model(config, name, before)
+    model = model_to_evaluate(config, name, before)
     paths.make_task()
     if not before:
         return run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
@@ -139,22 +156,26 @@ def evaluate_run(config: Config, name: str, before: bool, condition: str | None 
     return card
 
 
-def evaluated_model(config: Config, name: str, before: bool) -> Path:
+def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
     """Return the folder of a run's trained model, or with `before` of its start model.
 
     Raises AgentR1Error if the run has other settings, or is not finished.
     """
+    from agent_r1.inference.agent import model_folder
+
     run = run_dir(config, name)
     check_same_settings(run, config)
     if before:
         return start_model(Workspace(config))
-    if not run.finished(config.trainer.steps):
+    if not run.is_finished(config.trainer.steps):
         state = "does not exist"
-        if run.begun():
+        if run.has_begun():
             state = f"has not finished its {config.trainer.steps} steps"
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
-    verify_checkpoint(run.latest_checkpoint())
-    return model_folder(run.latest_checkpoint())
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None  # a finished run has one
+    verify_checkpoint(checkpoint)
+    return model_folder(checkpoint)
 
 
 def run_eval(

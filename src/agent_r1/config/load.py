@@ -29,7 +29,7 @@ from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED, copy_sections, translate_keys
 from agent_r1.config.settings import Engine, OutsideFingerprint
-from agent_r1.config.whole import Config, declared_settings
+from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -67,7 +67,7 @@ def load_config(
     files = _read_preset(preset)
     if _is_file(preset):
         preset = str(Path(preset).resolve())
-    default = {"algorithm": declared_settings().config.model_fields["algorithm"].default}
+    default = {"algorithm": all_settings().config.model_fields["algorithm"].default}
     final_algorithm = str(_merge(default, *files, overriding)["algorithm"])
     layers: list[dict[str, Any]] = []
     for file in files:
@@ -80,7 +80,7 @@ def load_config(
     return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
 
 
-def changed(config: Config, overrides: list[str]) -> Config:
+def apply_overrides(config: Config, overrides: list[str]) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
     does."""
     return _validate(
@@ -112,7 +112,9 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
     if isinstance(values, dict):
         preset = str(values.get("preset", ""))
         values = translate_keys(values)
-    table = Path(preset).parent / "recipe.toml" if _is_file(preset) else None
+    table = None
+    if _is_file(preset):
+        table = Path(preset).parent / "recipe.toml"
     if written_here and table:
         add(table)
     try:
@@ -191,7 +193,7 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     The user wrote this layer, so its code may be imported.
     """
     layer = copy_sections(layer)
-    settings = declared_settings()
+    settings = all_settings()
     for key in (*settings.code, *settings.files, *settings.trusted):
         section, name = key.split(".")
         values = layer.get(section)
@@ -234,14 +236,14 @@ def _strings(value: Any) -> list[str]:
 def all_code(config: Config) -> list[str]:
     """List everything that needs the user's trust: names of user-defined code, and `Trusted`
     settings."""
-    return [*user_code_names(config), *trusted(config).values()]
+    return [*user_code_names(config), *trusted_settings(config).values()]
 
 
-def trusted(config: Config) -> dict[str, str]:
+def trusted_settings(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their
     default."""
     places = {}
-    for key, field in declared_settings().trusted.items():
+    for key, field in all_settings().trusted.items():
         value = _value(config, key)
         if value == field.default:
             continue
@@ -264,7 +266,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
     Args:
         updates: False for a cold start, which uses no estimator.
     """
-    names = {
+    names: dict[str, list[Any]] = {
         "data": [config.data.name],
         "env": [config.env.name],
         "tool": config.env.tools,
@@ -278,7 +280,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
 def user_code_names(config: Config) -> dict[str, str]:
     """Map each name of user-defined code to the setting that names it."""
     settings = {}
-    for key in declared_settings().code:
+    for key in all_settings().code:
         value = _value(config, key)
         names = value if isinstance(value, list) else [value]
         for name in names:
@@ -307,7 +309,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             raise ConfigError(
                 f"override {override!r} is not valid YAML after the =", code="bad_override"
             ) from None
-        table = ".".join(key.split(".")[:2]) in declared_settings().tables and key.count(".") > 1
+        table = ".".join(key.split(".")[:2]) in all_settings().tables and key.count(".") > 1
         dots = 2 if table else 1  # env.mcp.NAME=COMMAND sets one entry of a table
         for name in reversed(key.split(".", dots)):
             value = {name: value}
@@ -321,7 +323,7 @@ def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            if both and name not in declared_settings().replaced:
+            if both and name not in all_settings().replaced:
                 value = _merge(result[name], value)
             result[name] = value
     return result
@@ -330,7 +332,7 @@ def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
 def _validate(values: Any, trains: bool = True) -> Config:
     """Build the configuration and check its conflicts. Raises ConfigError."""
     try:
-        config = declared_settings().config.model_validate(values)
+        config = all_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
     config = _resolve_auto(config)
@@ -376,7 +378,7 @@ def _resolve_auto(config: Config) -> Config:
 def keep_stored(config: Config, stored: Config) -> Config:
     """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
     kept = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
-    return changed(config, kept) if kept else config
+    return apply_overrides(config, kept) if kept else config
 
 
 def _explain(error: ValidationError) -> ConfigError:
@@ -391,7 +393,7 @@ def _explain(error: ValidationError) -> ConfigError:
         if isinstance(new, str):
             hint = f"; it is {new} now"
         else:
-            settings = declared_settings()
+            settings = all_settings()
             hint = nearest(key, [*settings.fields, *settings.config.model_fields])
         return ConfigError(
             f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
@@ -573,8 +575,8 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
         )
     if r.prompts_per_step > config.data.train:
         yield ConfigError(
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than data.train={config.data.train} "
-            "questions; "
+            f"rollout.prompts_per_step={r.prompts_per_step} is more than "
+            f"data.train={config.data.train} questions; "
             "raise the second or lower the first",
             code="too_few_questions",
         )

@@ -151,7 +151,7 @@ def recipe_folders() -> list[Traversable]:
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []
     # Its path, not `resources.files`: in a checkout the package's own file is not in recipes/.
-    [place] = importlib.import_module("agent_r1_recipes").__path__
+    [place] = import_by_name("agent_r1_recipes").__path__
     folders = Path(place).iterdir()
     return sorted((folder for folder in folders if folder.is_dir()), key=lambda folder: folder.name)
 
@@ -173,7 +173,9 @@ def code_hashes(names: Iterable[str]) -> dict[str, str]:
     hashes: dict[str, str] = {}
     todo: list[Path] = []
     for name in names:
-        path = _file_of(name.rpartition(":")[0]) if is_user_code(name) else None
+        if not is_user_code(name):
+            continue
+        path = _file_of(name.rpartition(":")[0])
         if path:
             todo.append(path)
     while todo:
@@ -193,7 +195,9 @@ def _file_of(place: str) -> Path | None:
         spec = importlib.util.find_spec(place)
     except (ImportError, ValueError):
         return None
-    return Path(spec.origin) if spec and spec.origin else None
+    if spec is None or not spec.origin:
+        return None
+    return Path(spec.origin)
 
 
 def _imports(code: bytes) -> set[str]:

@@ -25,7 +25,9 @@ def preset_files() -> dict[str, Traversable]:
         for file in folder.iterdir():
             if file.name.endswith(".yaml"):
                 stem = file.name.removesuffix(".yaml")
-                name = folder.name.replace("_", "-") if stem == "preset" else stem
+                name = stem
+                if stem == "preset":
+                    name = folder.name.replace("_", "-")
                 files[name] = file
     return dict(sorted(files.items()))
 

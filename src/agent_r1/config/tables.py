@@ -26,12 +26,12 @@ from agent_r1.ground.errors import ConfigError, nearest
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
     """Read all tables: kind -> name -> `code` and facts."""
-    merged: dict[str, dict[str, dict[str, Any]]] = {}
+    entries_by_kind: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
         for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
-            refuse_twice(file, kind, merged.get(kind, {}).keys() & entries.keys())
-            merged.setdefault(kind, {}).update(entries)
-    return merged
+            refuse_twice(file, kind, entries_by_kind.get(kind, {}).keys() & entries.keys())
+            entries_by_kind.setdefault(kind, {}).update(entries)
+    return entries_by_kind
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -41,7 +41,9 @@ def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
     for kind, names in tomllib.loads(text).items():
         table[kind] = {}
         for name, entry in names.items():
-            table[kind][name] = {"code": entry} if isinstance(entry, str) else entry
+            if isinstance(entry, str):
+                entry = {"code": entry}
+            table[kind][name] = entry
     return table
 
 

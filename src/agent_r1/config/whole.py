@@ -70,8 +70,8 @@ def join_sections() -> type[NamedConfig]:
             for key in get_annotations(part):
                 if key in declared_by:
                     raise ConfigError(
-                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare it; "
-                        "rename one",
+                        f"{section}.{key}: both {declared_by[key]} and {part.__module__} declare "
+                        "it; rename one",
                         code="name_taken",
                     )
                 declared_by[key] = part.__module__
@@ -117,7 +117,7 @@ class DeclaredSettings:
         return {key: field for key, field in self.fields.items() if mark in field.metadata}
 
 
-def declared_settings() -> DeclaredSettings:
+def all_settings() -> DeclaredSettings:
     """Return the settings, including those of a user's added recipe (recipes.py)."""
     return _settings_of(tuple(tables.names("settings")))
 
@@ -130,4 +130,4 @@ def _settings_of(names: tuple[str, ...]) -> DeclaredSettings:
 if TYPE_CHECKING:
     Config = NamedConfig
 else:
-    Config = declared_settings().config
+    Config = all_settings().config

@@ -1,7 +1,7 @@
 """Compare titles and questions that are equal in spite of different bytes.
 
 In: a title or a question. Out: a key, which is equal for equal texts. Used by `build.py`,
-`env/hermes.py`, `search/index.py` and demonstrators.
+`env/questions.py`, `search/index.py` and demonstrators.
 """
 
 from __future__ import annotations

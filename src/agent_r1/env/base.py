@@ -226,9 +226,9 @@ def _normalize(value: Any) -> Any:
     new call."""
     # "Paris?" and "paris " are one search: the index would return the same passages.
     if isinstance(value, dict):
-        return {key: _normalize(item) for key, item in value.items()}
+        return {key: _normalize(element) for key, element in value.items()}
     if isinstance(value, list):
-        return [_normalize(item) for item in value]
+        return [_normalize(element) for element in value]
     if not isinstance(value, str):
         return value
     # NFKC makes look-alikes one form (full-width letters, ligatures); Z and C are the categories of

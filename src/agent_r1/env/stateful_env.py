@@ -88,7 +88,9 @@ class WorldEnv(BaseToolEnv):
         """
         extra = row.get("extra_info") or {}
         own = row.get("env_kwargs") or {}
-        question = row["prompt"][-1]["content"] if len(row["prompt"]) else ""
+        question = ""
+        if len(row["prompt"]):
+            question = row["prompt"][-1]["content"]
         answers = list((row.get("reward_model") or {}).get("ground_truth") or [])
         facts = {
             "question": question,

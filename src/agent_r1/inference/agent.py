@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent_r1.config import Config, changed, from_yaml, load_config, plugins, tables
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -191,7 +191,8 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     return (
         f"{short_name(agent.model)}, {backend}; tools: {', '.join(tools) or 'none'}{world}; "
         f"prompt: {prompt}; "
-        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, {r.max_context} in all"
+        f"temperature {temperature:g}, {r.max_tokens_per_turn} tokens a turn, "
+        f"{r.max_context} in all"
     )
 
 
@@ -328,7 +329,9 @@ def newest_step(folder: Path) -> Path:
 
 def hub_model(name: str) -> Path:
     """Return a model's folder, after a download if needed."""
-    return model_folder(Path(name)) if Path(name).is_dir() else hub.fetch_model(name)
+    if Path(name).is_dir():
+        return model_folder(Path(name))
+    return hub.fetch_model(name)
 
 
 def model_folder(checkpoint: Path) -> Path:
@@ -379,7 +382,7 @@ def settings_for(
     else:
         config = own
     if own is not None:
-        return changed(config, list(overrides))
+        return apply_overrides(config, list(overrides))
     r = config.rollout
     model_settings = config.model
     room = {
@@ -391,7 +394,7 @@ def settings_for(
     sections = {"rollout": r.model_copy(update=room), "model": other}
     if preset is None:  # the laptop preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
-    config = changed(config.model_copy(update=sections), list(overrides))
+    config = apply_overrides(config.model_copy(update=sections), list(overrides))
     return config.model_copy(update={"model": model_settings})
 
 

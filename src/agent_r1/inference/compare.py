@@ -81,7 +81,9 @@ def evaluate_models(
             if as_trained and prompt is None:
                 agent.lead = None
             say(describe(agent, backend, temperature))
-            facts = {"condition": condition} if condition else {}
+            facts = {}
+            if condition:
+                facts["condition"] = condition
             records = out / f"{number}.jsonl" if out else None
             card, done = _evaluate(agent, rows, split, temperature, records, facts)
         before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
@@ -122,7 +124,7 @@ def play_rows(
         temperature=temperature,
         seed=c.seed,
         on_done=on_done,
-        at_once=agent.max_concurrent,
+        max_concurrent=agent.max_concurrent,
         done=done,
     )
 
@@ -162,7 +164,9 @@ def _evaluate(
     start = time.perf_counter()
     if agent.lead is not None:
         rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
-    before = _restore(records, rows) if records else []
+    before = []
+    if records:
+        before = _restore(records, rows)
     scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None

@@ -208,8 +208,11 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
         call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars)
     )
     console().print(clean(result.content), markup=False)
+    outcome = result.error
+    if result.ok:
+        outcome = "ok"
     console().print(
-        f"{'ok' if result.ok else result.error}, {1000 * result.seconds:.1f} ms",
+        f"{outcome}, {1000 * result.seconds:.1f} ms",
         style="bright_black",
     )
     return result.ok

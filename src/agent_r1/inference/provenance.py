@@ -95,12 +95,16 @@ def _index(config: Config, workspace: Workspace, data_manifest: dict[str, Any]) 
 
 def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
-    return json.loads(path.read_text()) if path.is_file() else {}
+    if not path.is_file():
+        return {}
+    return json.loads(path.read_text())
 
 
 def _revision(model: Path) -> str | None:
     """Return the commit of a model in the hub's cache, from its folder's name."""
-    return model.name if model.parent.name == "snapshots" else None
+    if model.parent.name != "snapshots":
+        return None
+    return model.name
 
 
 def train_command(config: Config, *program: str) -> str:
@@ -164,4 +168,6 @@ NO_FACT = "unknown"
 def describe_name(text: str | None) -> dict[str, str] | None:
     """Describe the origin of a name such as package:NAME; None for other names."""
     scheme = tables.scheme_of(text)
-    return scheme.described(text) if scheme else None
+    if not scheme:
+        return None
+    return scheme.described(text)

@@ -26,8 +26,8 @@ LABELS = {
     "answer": ("answer: ", "bold green"),
 }
 """Text before a part of a turn, and its style."""
-SHOWN_LINES = 12
-SHOWN_CHARS = 1500
+MAX_LINES = 12
+MAX_CHARS = 1500
 """Most lines and characters of a tool's result to print."""
 
 
@@ -88,7 +88,7 @@ def call_text(call: dict[str, Any]) -> Text:
     for name, value in call["arguments"].items():
         text = value if isinstance(value, str) else json.dumps(value)
         arguments.append(f"{name}: {text}")
-    lines = call["content"][:SHOWN_CHARS].splitlines()[:SHOWN_LINES]
+    lines = call["content"][:MAX_CHARS].splitlines()[:MAX_LINES]
     hidden = len(call["content"]) - sum(map(len, lines)) - max(0, len(lines) - 1)
     if hidden > 0:
         lines.append(f"... {hidden} more characters, which /trace shows")

@@ -44,7 +44,7 @@ class Episode:
     """Calls in order, as in rollouts/: `name`, `arguments`, `ok`, `error`, `seconds`, `content`."""
 
 
-async def named_outcome(
+async def score_by_name(
     answer: str | None,
     well_formed: bool,
     row: Row,
@@ -52,25 +52,26 @@ async def named_outcome(
     episode: Episode | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Return (reward, parts) of the answer by the reward that `config` names."""
-    paid = 0.0
+    reward = 0.0
     if answer is not None and plugins.is_user_code(config.reward):
-        paid = _call_user_reward(
+        reward = _call_user_reward(
             config.reward, {"answer": answer, "row": row, "episode": episode or Episode()}
         )
     elif answer is not None:
         targets = [str(target) for target in row["reward_model"]["ground_truth"]]
-        if key := tables.entry_of("reward", config.reward, "env.reward").get("address"):
+        key = tables.entry_of("reward", config.reward, "env.reward").get("address")
+        if key:
             plugins.check_trusted(
                 getattr(config, key), f"env.{key}"
             )  # its server receives answers and a key
-        paid = await tables.resolve("reward", config.reward, "env.reward")(
+        reward = await tables.resolve("reward", config.reward, "env.reward")(
             answer, targets, row, config
         )
-    parts = {"answer": float(paid), "format": 0.0 if well_formed else -config.format_penalty}
+    parts = {"answer": float(reward), "format": 0.0 if well_formed else -config.format_penalty}
     return sum(parts.values()), parts
 
 
-GIVEN = ("answer", "row", "episode")
+REWARD_ARGUMENTS = ("answer", "row", "episode")
 """Names of the arguments for user-defined reward functions."""
 
 
@@ -78,36 +79,37 @@ GIVEN = ("answer", "row", "episode")
 def reward_of(name: str) -> tuple[Callable[..., float], list[str]]:
     """Load a user-defined reward function and the names of its arguments.
 
-    Raises ConfigError if it requires others than `GIVEN`.
+    Raises ConfigError if it requires others than `REWARD_ARGUMENTS`.
     """
     function = plugins.load_trusted(name, "env.reward")
-    wanted = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
+    usage = "write `def reward(answer, row)` or `def reward(answer, row, episode)`"
     if not callable(function):
         raise ConfigError(
-            f"env.reward={name} is {type(function).__name__}; {wanted}", code="wrong_code"
+            f"env.reward={name} is {type(function).__name__}; {usage}", code="wrong_code"
         )
     try:
         signature = inspect.signature(function)
-        taken = [key for key in signature.parameters if key in GIVEN]
-        signature.bind(**dict.fromkeys(taken))
+        arguments = [key for key in signature.parameters if key in REWARD_ARGUMENTS]
+        signature.bind(**dict.fromkeys(arguments))
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            f"env.reward={name}: {error}; {wanted}; row['reward_model']['ground_truth'] has the "
+            f"env.reward={name}: {error}; {usage}; row['reward_model']['ground_truth'] has the "
             "right answers",
             code="wrong_signature",
         ) from None
-    if inspect.iscoroutinefunction(function) or not taken:
+    if inspect.iscoroutinefunction(function) or not arguments:
         raise ConfigError(
-            f"env.reward={name}: {signature} cannot be called with {', '.join(GIVEN)}; {wanted}",
+            f"env.reward={name}: {signature} cannot be called with "
+            f"{', '.join(REWARD_ARGUMENTS)}; {usage}",
             code="wrong_signature",
         )
-    return function, taken
+    return function, arguments
 
 
-def _call_user_reward(name: str, given: dict[str, Any]) -> float:
+def _call_user_reward(name: str, values: dict[str, Any]) -> float:
     """Call a user-defined function. Raise ValueError unless it returns a finite number."""
-    function, taken = reward_of(name)
-    paid = function(**{key: given[key] for key in taken})
-    if not isinstance(paid, numbers.Real) or not math.isfinite(paid):
-        raise ValueError(f"env.reward={name} returned {paid!r}; it must be a finite number")
-    return float(paid)
+    function, arguments = reward_of(name)
+    reward = function(**{key: values[key] for key in arguments})
+    if not isinstance(reward, numbers.Real) or not math.isfinite(reward):
+        raise ValueError(f"env.reward={name} returned {reward!r}; it must be a finite number")
+    return float(reward)

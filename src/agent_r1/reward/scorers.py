@@ -76,7 +76,10 @@ def sub_em(answer: str, targets: list[str]) -> float:
     the two. A target that normalises to nothing matches only an equal answer.
     """
     normalized = normalize_answer(answer)
-    wanted = [normalize_answer(target) for target in targets]
-    return float(
-        exact_match(answer, targets) or any(target and target in normalized for target in wanted)
-    )
+    if exact_match(answer, targets):
+        return 1.0
+    for target in targets:
+        part = normalize_answer(target)
+        if part and part in normalized:
+            return 1.0
+    return 0.0

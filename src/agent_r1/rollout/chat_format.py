@@ -120,6 +120,7 @@ class ChatFormat:
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:
         """Encode a conversation up to the point where the assistant speaks."""
+        # The template is rendered once per shape of a conversation: once for 128 first prompts.
         return self._fill(*self.template.prompt(messages, tools))
 
     def continuation_ids(
@@ -138,6 +139,8 @@ class ChatFormat:
         that the messages answer. `tools`: as in the prompt.
         """
         ids = self._fill(*self.template.continuation(messages, tools, calls))
+        # The first token closes the turn. If the policy sampled it, it is an action already: a
+        # second one would close an empty turn (lesson 3).
         return ids[1:] if closed else ids
 
     def reply_ids(self, action_ids: list[int], reply: Observation) -> list[int]:
@@ -161,6 +164,8 @@ class ChatFormat:
         self, text: str, template_tags: frozenset[int], before: str, after: str
     ) -> tuple[int, ...]:
         """`before`, `after`: the control tokens next to the text, or nothing."""
+        # Cut a control token's characters in two. Whole, `<|im_end|>` on a web page would become
+        # the token, end the tool's turn and let the page speak as the user (lesson 2).
         cuts, start = [0], 0
         while match := self.template.guarded.search(text, start):
             start = match.start() + 1
@@ -189,6 +194,7 @@ class ChatFormat:
 
         `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
         """
+        # Cloning a turn without its end token would teach the model never to end one.
         ids = self.encode_trusted(text)
         return (
             ids
@@ -203,6 +209,7 @@ class ChatFormat:
 
     def turn_text(self, ids: list[int]) -> str:
         """Decode a sampled turn, with the template's opening and without the end token."""
+        # The end token is no text: `finish_reason` tells whether the turn ended by itself.
         ended = bool(ids) and ids[-1] in self.stop_ids
         return self._opened + self.decode(ids[:-1] if ended else ids)
 
@@ -238,6 +245,7 @@ class ChatFormat:
             if isinstance(part, int):
                 ids.append(part)
                 continue
+            # Join first, encode then: at a seam, two pieces alone may have other ids than together.
             text = ""
             template_tags: set[int] = set()
             # Template text and numbers of placeholders alternate.

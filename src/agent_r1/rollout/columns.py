@@ -39,7 +39,8 @@ class Column:
         if not self.of_tokens:
             columns[self.name] = value
             return
-        if len(value) != (n := len(owner.action_ids)):
+        n = len(owner.action_ids)
+        if len(value) != n:
             raise ValueError(
                 f"column {self.name}: {len(value)} values for a step of {n} action tokens"
             )

@@ -48,10 +48,10 @@ class _OneDNNProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        padded = _whole_blocks(x)
-        ctx.save_for_backward(padded, weight)
+        x_blocks = _whole_blocks(x)
+        ctx.save_for_backward(x_blocks, weight)
         ctx.has_bias = bias is not None
-        return _onednn(padded, weight, bias)[: len(x)]
+        return _onednn(x_blocks, weight, bias)[: len(x)]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:

@@ -152,11 +152,11 @@ class Decoder(nn.Module):
         """
         x = self.embed(ids_BT)
         rope = self.cos[positions_BT].unsqueeze(1), self.sin[positions_BT].unsqueeze(1)
-        again = self.recompute and torch.is_grad_enabled()
+        recompute = self.recompute and torch.is_grad_enabled()
         last = len(self.blocks) - 1
         for layer, block in enumerate(self.blocks):
             at = at_BA if layer == last else None
-            if again:
+            if recompute:
                 x = checkpoint(block, x, rope, layer, attention, at, use_reentrant=False)
             else:
                 x = block(x, rope, layer, attention, at)
@@ -181,9 +181,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Te
     one_query = q.shape[2] == 1
     if q.device.type == "cpu" and (one_query or q.dtype is torch.bfloat16):
         return attend_by_products(q, k, v, visible)
-    grouped = q.shape[1] != k.shape[1]  # several query heads share a key-value head
+    shares_heads = q.shape[1] != k.shape[1]  # several query heads share a key-value head
     return F.scaled_dot_product_attention(
-        q, k, v, visible, is_causal=visible is None, enable_gqa=grouped
+        q, k, v, visible, is_causal=visible is None, enable_gqa=shares_heads
     )
 
 

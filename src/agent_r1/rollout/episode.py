@@ -270,10 +270,10 @@ class AgentEnvLoop(AgentFlowBase):
         return bisect_left(range(len(action_ids) - 1), end, key=text_length)
 
     def on_action(self, action: Action) -> None:
-        """Hook: called with a turn of the agent, before the environment processes it."""
+        """Process a turn of the agent before the environment does (a hook)."""
 
     def on_result(self, result: StepResult) -> None:
-        """Hook: called with the environment's result of a turn."""
+        """Process the environment's result of a turn (a hook)."""
 
 
 class EnvironmentFailure(Exception):
@@ -296,16 +296,18 @@ def finite(reward: float) -> float:
 def count_calls(steps: list[Step]) -> dict[str, int]:
     """Count all tool calls, the agent's invalid ones, and those that a tool failed."""
     # Three numbers, because each has another remedy: teach the agent the format, or fix the tool.
-    errors = [call["error"] for step in steps for call in step.info.get("tool_calls", ())]
-    invalid = sum(error in INVALID for error in errors)
-    failed = sum(error is not None for error in errors) - invalid
-    return {"tool_calls": len(errors), "invalid_calls": invalid, "failed_calls": failed}
+    errors: list[str | None] = []
+    for step in steps:
+        errors += [call["error"] for call in step.info.get("tool_calls", ())]
+    invalid_calls = sum(error in INVALID for error in errors)
+    failed_calls = sum(error is not None for error in errors) - invalid_calls
+    return {"tool_calls": len(errors), "invalid_calls": invalid_calls, "failed_calls": failed_calls}
 
 
 def derive_seed(*parts: int | str) -> int:
     """Derive a 64-bit seed from a path such as (run seed, step, group, sample, turn)."""
-    # Not `hash()`, which differs from process to process, and not a sum, which would give step 1,
-    # group 2 the noise of step 2, group 1.
+    # Not `hash()`, which differs from process to process. Not a sum, which would give step 1, group
+    # 2 the noise of step 2, group 1.
     path = "/".join(str(part) for part in parts)
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -29,24 +29,25 @@ def evaluate(
     temperature: float,
     seed: int,
     on_done: Callable[[Trajectory], None] | None = None,
-    at_once: int | None = None,
+    max_concurrent: int | None = None,
     done: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Play one episode per row, in order. Temperature 0 is greedy; `at_once`: see `run_episodes`.
+    """Play one episode per row, in order. Temperature 0 is greedy.
 
-    `done`: finished trajectories, not played again. Seeds depend on a row's number only, so the
-    rest comes out the same.
+    `max_concurrent`: see `run_episodes`. `done`: finished trajectories, not played again. Seeds
+    depend on a row's number only, so the others come out the same.
     """
-    found = {trajectory.group_id: trajectory for trajectory in done}
-    tasks = [
-        Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)) for i, row in enumerate(rows)
-    ]
+    by_number = {trajectory.group_id: trajectory for trajectory in done}
+    tasks: list[Task] = []
+    for i, row in enumerate(rows):
+        tasks.append(Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)))
     sampling = Sampling(max_tokens=loop.limits.max_tokens_per_turn, temperature=temperature)
-    missing = [task for task in tasks if task.group_id not in found]
-    found |= {
-        t.group_id: t for t in asyncio.run(run_episodes(loop, missing, sampling, on_done, at_once))
-    }
-    return [found[task.group_id] for task in tasks]
+    unplayed_tasks = [task for task in tasks if task.group_id not in by_number]
+    for trajectory in asyncio.run(
+        run_episodes(loop, unplayed_tasks, sampling, on_done, max_concurrent)
+    ):
+        by_number[trajectory.group_id] = trajectory
+    return [by_number[task.group_id] for task in tasks]
 
 
 def eval_card(
@@ -66,14 +67,20 @@ def eval_card(
 
     calls = total("tool_calls")
     stops = Counter(t.stop_reason.value for t in trajectories)
-    cut = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW, StopReason.MAX_TURNS)
     by_kind: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
-    measured = {
-        key: [t.metrics[key] for t in trajectories if key in t.metrics]
-        for key in ("evidence", "malformed")
-    }
+    shares: dict[str, float] = {}
+    for key, name in (("evidence", "evidence"), ("malformed", "malformed_rate")):
+        values = [t.metrics[key] for t in trajectories if key in t.metrics]
+        if values:
+            shares[name] = fmean(values)
+    kinds: dict[str, dict[str, Any]] = {}
+    for kind, members in sorted(by_kind.items()):
+        averages = scores(members)
+        kinds[kind] = {"n": len(members)}
+        kinds[kind] |= {key: averages[key] for key in averages if key in ("score", "em")}
+    cut_off = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW, StopReason.MAX_TURNS)
     return {
         "model": model,
         "dataset": trajectories[0].row["data_source"],
@@ -81,25 +88,18 @@ def eval_card(
         "n": n,
         "seed": seed,
         **scores(trajectories),
-        **{
-            f"{key}_rate" if key == "malformed" else key: fmean(found)
-            for key, found in measured.items()
-            if found
-        },
+        **shares,
         "search_rate": fmean(t.metrics.get("tool_calls", 0) > 0 for t in trajectories),
         "mean_turns": fmean(len(t.steps) for t in trajectories),
         "mean_tool_calls": calls / n,
         "invalid_call_rate": total("invalid_calls") / max(calls, 1),
-        "truncated_rate": sum(stops[reason.value] for reason in cut) / n,
+        "truncated_rate": sum(stops[reason.value] for reason in cut_off) / n,
         "stop_reasons": dict(stops),
         "retriever": retriever,
         "rows_hash": rows_hash(trajectories),
         "prompt_hash": prompt_hash(trajectories),
         "wall_seconds": round(time.perf_counter() - started, 2),
-        "by_kind": {
-            kind: {"n": len(some)} | {k: v for k, v in scores(some).items() if k in ("score", "em")}
-            for kind, some in sorted(by_kind.items())
-        },
+        "by_kind": kinds,
     }
 
 
@@ -109,18 +109,22 @@ def scores(trajectories: list[Trajectory]) -> dict:
     `score_name` names the averaged metric: em, reward, or the environment's own. A metric is
     measured if every episode reports it, except those whose environment failed; they count as 0.
     """
-    whole = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
-    measured = [
-        name for name in ("em", "sub_em", "f1") if whole and all(name in t.metrics for t in whole)
-    ]
-    own = [t.score_name for t in whole if t.score_name]
-    name = next(iter(own), "em" if "em" in measured else "reward")
+    complete = [t for t in trajectories if t.stop_reason is not StopReason.ERROR]
+    metrics = []
+    for metric in ("em", "sub_em", "f1"):
+        if complete and all(metric in t.metrics for t in complete):
+            metrics.append(metric)
+    own_names = [t.score_name for t in complete if t.score_name]
+    name = next(iter(own_names), "em" if "em" in metrics else "reward")
     values = [score_of(t, name) for t in trajectories]
     rewards = [t.reward for t in trajectories]
-    found = {"score": fmean(values), "score_ci95": mean_interval(values), "score_name": name}
-    found |= {"reward": fmean(rewards), "reward_ci95": mean_interval(rewards)}
-    found |= {name: fmean(t.metrics.get(name, 0.0) for t in trajectories) for name in measured}
-    return found | ({"em_ci95": found["score_ci95"]} if name == "em" else {})
+    averages = {"score": fmean(values), "score_ci95": mean_interval(values), "score_name": name}
+    averages |= {"reward": fmean(rewards), "reward_ci95": mean_interval(rewards)}
+    for metric in metrics:
+        averages[metric] = fmean(t.metrics.get(metric, 0.0) for t in trajectories)
+    if name == "em":
+        averages["em_ci95"] = averages["score_ci95"]
+    return averages
 
 
 def score_of(trajectory: Trajectory, name: str) -> float:
@@ -130,8 +134,8 @@ def score_of(trajectory: Trajectory, name: str) -> float:
 
 def calls_line(card: dict) -> str:
     """Format `1.98 calls per question`. Without tools, calls are only attempts."""
-    tried = " tried, without a tool" if card.get("condition") == "closed-book" else ""
-    return f"{card['mean_tool_calls']:.2f} calls per question{tried}"
+    suffix = " tried, without a tool" if card.get("condition") == "closed-book" else ""
+    return f"{card['mean_tool_calls']:.2f} calls per question{suffix}"
 
 
 def score_line(card: dict) -> str:
@@ -142,20 +146,14 @@ def score_line(card: dict) -> str:
     """
     name = card["score_name"]
     words = {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
-    others = [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
-    paid = (
-        [_with_interval("reward", card["reward"], card["reward_ci95"])] if name != "reward" else []
-    )
-    failed = card["stop_reasons"].get(StopReason.ERROR)
-    lost = [f"episodes that failed, and counted as wrong: {failed}"] if failed else []
-    return ", ".join(
-        [
-            _with_interval(words.get(name, name), card["score"], card["score_ci95"]),
-            *others,
-            *paid,
-            *lost,
-        ]
-    )
+    figures = [_with_interval(words.get(name, name), card["score"], card["score_ci95"])]
+    figures += [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
+    if name != "reward":
+        figures.append(_with_interval("reward", card["reward"], card["reward_ci95"]))
+    failures = card["stop_reasons"].get(StopReason.ERROR)
+    if failures:
+        figures.append(f"episodes that failed, and counted as wrong: {failures}")
+    return ", ".join(figures)
 
 
 def _with_interval(name: str, mean: float, interval: list[float]) -> str:
@@ -166,28 +164,23 @@ def _with_interval(name: str, mean: float, interval: list[float]) -> str:
 def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
     """Score the baseline that always gives the commonest training answer of a question's kind."""
 
-    def by_kind(some: list[Row]) -> dict[str, list[list[str]]]:
-        found: dict[str, list[list[str]]] = {}
-        for row in some:
-            found.setdefault(row["extra_info"].get("kind", "all"), []).append(
-                list(row["reward_model"]["ground_truth"])
-            )
-        return found
+    def answers_by_kind(questions: list[Row]) -> dict[str, list[list[str]]]:
+        answers: dict[str, list[list[str]]] = {}
+        for row in questions:
+            kind = row["extra_info"].get("kind", "all")
+            answers.setdefault(kind, []).append(list(row["reward_model"]["ground_truth"]))
+        return answers
 
-    said = by_kind(train)
-    asked = by_kind(rows)
-    commonest = {
-        kind: Counter(answers[0] for answers in said.get(kind, []) if answers) for kind in asked
-    }
-    best = {
-        kind: max(sorted(counts), key=counts.get, default="") for kind, counts in commonest.items()
-    }
-    right = {
-        kind: [exact_match(best[kind], answers) for answers in asked[kind]]
-        for kind in sorted(asked)
-    }
-    kinds = {kind: {"answer": best[kind], "em": fmean(hits)} for kind, hits in right.items()}
-    return {"em": fmean(hit for hits in right.values() for hit in hits), "by_kind": kinds}
+    train_answers = answers_by_kind(train)
+    kinds: dict[str, dict[str, Any]] = {}
+    hits: list[float] = []
+    for kind, targets in sorted(answers_by_kind(rows).items()):
+        counts = Counter(answers[0] for answers in train_answers.get(kind, []) if answers)
+        best = max(sorted(counts), key=counts.get, default="")
+        hits_of_kind = [exact_match(best, answers) for answers in targets]
+        kinds[kind] = {"answer": best, "em": fmean(hits_of_kind)}
+        hits += hits_of_kind
+    return {"em": fmean(hits), "by_kind": kinds}
 
 
 def rows_hash(trajectories: list[Trajectory]) -> str:
@@ -239,20 +232,20 @@ def compare(first: list[float], second: list[float], name: str = "em") -> dict[s
     only_second = sum(d > 0 for d in differences)
     p = mcnemar(only_first, only_second)  # for other scores this is the sign test
     if name == "em":
-        found = {
+        effect = {
             "difference": (only_second - only_first) / n,
             "ci95": paired_interval(only_first, only_second, n),
         }
     else:
         mean = fmean(differences)
         half = 1.96 * pstdev(differences) / math.sqrt(n)
-        found = {"difference": mean, "ci95": [mean - half, mean + half]}
+        effect = {"difference": mean, "ci95": [mean - half, mean + half]}
     better = {
         "only_first": only_first,
         "only_second": only_second,
         "p_mcnemar" if name == "em" else "p_sign": p,
     }
-    return {"n": n, "score_name": name, name: [fmean(first), fmean(second)]} | found | better
+    return {"n": n, "score_name": name, name: [fmean(first), fmean(second)]} | effect | better
 
 
 def mcnemar(b: int, c: int) -> float:

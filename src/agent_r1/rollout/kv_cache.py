@@ -48,10 +48,11 @@ class KVCache:
         self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
         self.values[:, target, :, begin:end] = self.values[:, source, :, begin:end]
         self.lengths[target] = self.lengths[source]
-        moved = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
-        for slot, (ids, known) in zip(targets, moved, strict=True):
+        # All sources are read before any target is written: a slot may be both.
+        copies = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
+        for slot, (ids, ids_hash) in zip(targets, copies, strict=True):
             self.ids[slot] = ids
-            self.hashes[slot] = known
+            self.hashes[slot] = ids_hash
 
     @torch.inference_mode()
     def read(self, slots: list[int], prompts: list[list[int]]) -> tuple[Tensor, int]:
@@ -65,8 +66,8 @@ class KVCache:
             for slot, prompt in zip(slots, prompts, strict=True)
         ]
         first_with: dict[tuple[int, tuple[int, ...]], int] = {}
-        asked = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
-        leaders = [first_with.setdefault(key, i) for i, key in enumerate(asked)]
+        requests = [(keep, tuple(prompt)) for keep, prompt in zip(keeps, prompts, strict=True)]
+        leaders = [first_with.setdefault(request, i) for i, request in enumerate(requests)]
         # At least one token must be read, because the cache has no hidden states.
         new = {
             i: prompts[i][min(keeps[i], len(prompts[i]) - 1) :]
@@ -81,13 +82,15 @@ class KVCache:
                 self._extend([slots[i] for i in rows], starts, [new[i] for i in rows]),
                 strict=True,
             )
-        for slot, (_, prompt) in zip(slots, asked, strict=True):
+        for slot, (_, prompt) in zip(slots, requests, strict=True):
             self.ids[slot] = list(prompt)
             self.hashes[slot] = hash(prompt)
-        if twins := [i for i, leader in enumerate(leaders) if i != leader]:
+        twins = [i for i, leader in enumerate(leaders) if i != leader]
+        if twins:
             begin = min(keeps[i] for i in twins)
             self.copy([slots[leaders[i]] for i in twins], [slots[i] for i in twins], begin)
-        return torch.stack([hidden[leader] for leader in leaders]), sum(map(len, new.values()))
+        tokens = sum(len(ids) for ids in new.values())
+        return torch.stack([hidden[leader] for leader in leaders]), tokens
 
     def _extend(self, slots: list[int], starts: list[int], new: list[list[int]]) -> Tensor:
         """Read the new tokens of several conversations in one pass. Return each last hidden state
@@ -113,10 +116,9 @@ class KVCache:
             values = self.values[layer]
             keys[rows, :, positions_BT] = k.transpose(1, 2)
             values[rows, :, positions_BT] = v.transpose(1, 2)
-            seen = (
-                bias if q.shape[2] == T else bias_of_last
-            )  # the last layer has only the last token's query
-            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], seen)
+            # The last layer has only the last token's query.
+            visible = bias if q.shape[2] == T else bias_of_last
+            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], visible)
 
         self.lengths[slots_B] = starts_B + last_B + 1
         return self.model(ids_BT, positions_BT, attention, last_B[:, None])[:, 0]
@@ -132,8 +134,8 @@ class KVCache:
         ]
         rows = sorted(first_with.values())
         # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
-        gathered = 2 * len(rows) <= slots[-1] + 1
-        if not gathered:
+        few = 2 * len(rows) <= slots[-1] + 1
+        if not few:
             rows = range(slots[-1] + 1)
             leaders = slots
         place = {slot: i for i, slot in enumerate(rows)}
@@ -152,8 +154,8 @@ class KVCache:
             values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
-            read = rows_R if gathered else slice(len(rows))
-            return attend(q, keys[read, :, :end], values[read, :, :end], bias)
+            sources = rows_R if few else slice(len(rows))
+            return attend(q, keys[sources, :, :end], values[sources, :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1

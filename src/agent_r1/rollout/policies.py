@@ -52,21 +52,22 @@ def load_transformers(
     raw = model_files.read_config(folder)
     try:
         sizes = model_files.sizes_in(sorted(folder.glob("*.safetensors")))
-        wanted = raw.get("vocab_size"), raw.get("hidden_size")
-        layers = 1 + max(
-            (int(n) for name in sizes for n in re.findall(r"\.(\d+)\.", name)), default=-1
-        )
+        sizes_in_config = raw.get("vocab_size"), raw.get("hidden_size")
+        numbers: list[int] = []
+        for name in sizes:
+            numbers += [int(n) for n in re.findall(r"\.(\d+)\.", name)]
+        layers = 1 + max(numbers, default=-1)
         # transformers fills missing weights with random numbers, however much memory that takes.
         if sizes and (
-            None not in wanted
-            and wanted not in sizes.values()
+            None not in sizes_in_config
+            and sizes_in_config not in sizes.values()
             or layers < raw.get("num_hidden_layers", 0)
         ):
             raise ValueError(
                 "config.json has another vocab_size, hidden_size or num_hidden_layers than its "
                 "weights"
             )
-        model, told = AutoModelForCausalLM.from_pretrained(
+        model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=dtype,
             local_files_only=True,
@@ -78,7 +79,7 @@ def load_transformers(
         raise AgentR1Error(
             f"{folder} cannot be loaded by transformers ({first_line(error)})", code="damaged_model"
         ) from None
-    if missing := sorted(told["missing_keys"]):  # transformers would continue with random numbers
+    if missing := sorted(report["missing_keys"]):  # transformers would continue with random numbers
         raise AgentR1Error(
             f"{folder} lacks {len(missing)} weights of its model, the first {missing[0]}; make it "
             "again",
@@ -171,7 +172,7 @@ class ServerPolicy(Policy):
                 return await self._ask(request, session)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if self._diagnose() or attempt + 1 == self.ATTEMPTS:
-                    raise self._gone(f"does not answer ({first_line(error)})") from None
+                    raise self._server_error(f"does not answer ({first_line(error)})") from None
                 await asyncio.sleep(0.5)
             except (
                 httpx.HTTPError,
@@ -184,7 +185,7 @@ class ServerPolicy(Policy):
                 await asyncio.sleep(
                     0.2
                 )  # a process that has just closed the connection may take a moment to die
-                raise self._gone(
+                raise self._server_error(
                     f"broke off ({type(error).__name__}: {first_line(error)})"
                 ) from None
         raise AssertionError("unreachable")
@@ -248,14 +249,14 @@ class ServerPolicy(Policy):
                 del self._clients[loop]
                 await client.aclose()
 
-    def _gone(self, what: str) -> AgentR1Error:
+    def _server_error(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         hint = cause or "is it running? its log may say more"
-        said = f"the model server at {self.url} {what}; {hint}"
+        message = f"the model server at {self.url} {what}; {hint}"
         return (
-            AgentR1Error(said, code="server_gone")
+            AgentR1Error(message, code="server_gone")
             if cause
-            else LostConnection(said, code="lost_connection")
+            else LostConnection(message, code="lost_connection")
         )
 
 
@@ -265,13 +266,13 @@ async def _choices(response: httpx.Response, stream: bool) -> AsyncIterator[dict
         yield json.loads(await response.aread())["choices"][0]
         return
     async for line in response.aiter_lines():
-        data = line.removeprefix("data:").strip()
-        if not line.startswith("data:") or data == "[DONE]":
+        event_text = line.removeprefix("data:").strip()
+        if not line.startswith("data:") or event_text == "[DONE]":
             continue
-        event = json.loads(data)
+        event = json.loads(event_text)
         if "error" in event:
             raise AgentR1Error(
-                f"the model server failed in mid-answer: {_reason(data.encode())}",
+                f"the model server failed in mid-answer: {_reason(event_text.encode())}",
                 code="server_failed",
             )
         if event["choices"]:

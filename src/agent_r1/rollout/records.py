@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.files import RESUME, json_line, whole, writing
 from agent_r1.rollout.chat_format import ChatFormat
@@ -45,6 +47,20 @@ def trajectory_record(
     values: list[list[float]] | None = None,
 ) -> dict[str, Any]:
     """Make one line of a rollouts file."""
+    row_records = []
+    for i, training_row in enumerate(rows):
+        record = {
+            "input_ids": training_row.input_ids,
+            "tokens": [chat.decode([token]) for token in training_row.input_ids],
+            "action_mask": training_row.action_mask,
+            "logprobs": training_row.logprobs,
+            "rewards": training_row.rewards,
+            "process": training_row.columns[PROCESS.name],
+            "advantages": advantages[i] if advantages else None,
+            "step_ids": training_row.step_ids,
+            "values": values[i] if values else None,
+        }
+        row_records.append(record)
     row = trajectory.row
     return {
         "step": step,
@@ -59,20 +75,7 @@ def trajectory_record(
         "metrics": trajectory.metrics,
         "score_name": trajectory.score_name,
         "error": trajectory.error,
-        "rows": [
-            {
-                "input_ids": r.input_ids,
-                "tokens": [chat.decode([i]) for i in r.input_ids],
-                "action_mask": r.action_mask,
-                "logprobs": r.logprobs,
-                "rewards": r.rewards,
-                "process": r.columns[PROCESS.name],
-                "advantages": advantages[i] if advantages else None,
-                "step_ids": r.step_ids,
-                "values": values[i] if values else None,
-            }
-            for i, r in enumerate(rows)
-        ],
+        "rows": row_records,
         "steps": step_records(trajectory, chat),
     }
 
@@ -80,19 +83,24 @@ def trajectory_record(
 def training_records(batch: Batch, chat: ChatFormat, step: int) -> Iterator[dict[str, Any]]:
     """Yield the records of a training step, with advantages."""
     for number, trajectory in enumerate(batch.trajectories):
-        mine = (batch.trajectory_B == number).nonzero()[:, 0].tolist()
-        advantages, values = (
-            None if x_BT is None else [x_BT[i, : batch.lengths_B[i]].tolist() for i in mine]
-            for x_BT in (batch.advantages_BT, batch.values_BT)
-        )
         yield trajectory_record(
             trajectory,
             trajectory_rows(trajectory, number, [PROCESS]),
-            advantages,
+            _numbers_of_rows(batch, batch.advantages_BT, number),
             chat,
             step,
-            values,
+            _numbers_of_rows(batch, batch.values_BT, number),
         )
+
+
+def _numbers_of_rows(
+    batch: Batch, numbers_BT: Tensor | None, trajectory: int
+) -> list[list[float]] | None:
+    """Return one number per token of each row of a trajectory, without padding."""
+    if numbers_BT is None:
+        return None
+    rows = (batch.trajectory_B == trajectory).nonzero()[:, 0].tolist()
+    return [numbers_BT[row, : batch.lengths_B[row]].tolist() for row in rows]
 
 
 def evaluation_records(

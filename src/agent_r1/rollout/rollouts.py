@@ -32,30 +32,45 @@ async def run_episodes(
     tasks: Iterable[Task],
     sampling: Sampling,
     on_done: Callable[[Trajectory], None] | None = None,
-    at_once: int | None = None,
+    max_concurrent: int | None = None,
 ) -> list[Trajectory]:
     """Run tasks concurrently, and return their trajectories in the same order.
 
-    At most `at_once` run at a time. This keeps thousands of episodes from reaching their deadline
-    while they wait for the policy.
+    At most `max_concurrent` run at a time. This keeps thousands of episodes from reaching their
+    deadline while they wait for the policy.
 
     A lost connection to a model server ends one episode; any other exception of a policy is raised
     unchanged. Raises AgentR1Error if most episodes failed through no fault of the agent.
     """
     tasks = list(tasks)
-    lost = []
-    gate = asyncio.Semaphore(at_once) if at_once else contextlib.nullcontext()
+    connection_errors = []
+    run = asyncio.current_task()
+    is_ending = False
+    gate = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
+
+    async def play(task: Task) -> Trajectory:
+        try:
+            return await flow.run(task, sampling)
+        except asyncio.CancelledError:
+            # A tool or an environment may cancel its own episode. Only if another one failed or the
+            # run is stopped, the run ends.
+            if is_ending or run.cancelling():
+                raise
+            cause = "the episode was cancelled by its own code, such as a tool"
+        except LostConnection as error:
+            connection_errors.append(str(error))
+            refuse_lost(connection_errors, len(tasks))
+            cause = str(error)
+        return Trajectory([], task.group_id, StopReason.ERROR, task.row, error=cause)
 
     async def one(task: Task) -> Trajectory:
-        async with gate:
-            try:
-                trajectory = await flow.run(task, sampling)
-            except LostConnection as error:
-                lost.append(str(error))
-                refuse_lost(lost, len(tasks))
-                trajectory = Trajectory(
-                    [], task.group_id, StopReason.ERROR, task.row, error=str(error)
-                )
+        nonlocal is_ending
+        try:
+            async with gate:
+                trajectory = await play(task)
+        except BaseException:
+            is_ending = True
+            raise
         if on_done is not None:
             on_done(trajectory)
         return trajectory
@@ -121,14 +136,16 @@ class Rollouts:
         r = self.rollout
         G = r.samples_per_prompt
         tasks = self.tasks(step, again)
-        tasks = [
-            t
-            for i, t in enumerate(tasks)
-            if i // G < (prompts or len(tasks)) and i % G < (samples or G)
-        ]
+        chosen_tasks: list[Task] = []
+        for i, task in enumerate(tasks):
+            prompt, sample = divmod(i, G)
+            if prompt < (prompts or len(tasks)) and sample < (samples or G):
+                chosen_tasks.append(task)
         sampling = Sampling(r.max_tokens_per_turn, 0.0 if greedy else r.temperature)
         return asyncio.run(
-            run_episodes(self.flow, tasks, sampling, at_once=r.max_concurrent_episodes)
+            run_episodes(
+                self.flow, chosen_tasks, sampling, max_concurrent=r.max_concurrent_episodes
+            )
         )
 
 
@@ -137,30 +154,23 @@ def tasks_of_step(
 ) -> list[Task]:
     """List the episodes of a step, prompt by prompt.
 
-    `again` counts the rounds that replace groups (recipes/credit/refill.py). An episode's
+    `again` counts the rounds that replace groups (recipes/credit/dynamic_sampling.py). An episode's
     randomness depends only on (seed, step, prompt, sample), so a resumed run repeats it.
     """
     n = len(questions)
     per_step = rollout.prompts_per_step
-    chosen = _places(n, step, per_step, seed)
+    places = _places(n, step, per_step, seed)
     if again:  # asking a question twice in a step would make two groups with two baselines
-        asked = set(chosen)
-        others = [
-            place
-            for place in epoch_order(n, step, derive_seed(seed, "again"))
-            if place not in asked
-        ]
-        chosen = others[(again - 1) * per_step : again * per_step]
-    return [
-        Task(
-            questions[place],
-            f"{step}-{p}",
-            f"{step}-{p}-{g}",
-            derive_seed(seed, "rollout", step, p, g),
-        )
-        for p, place in enumerate(chosen, start=again * per_step)
-        for g in range(rollout.samples_per_prompt)
-    ]
+        places_before = set(places)
+        order = epoch_order(n, step, derive_seed(seed, "again"))
+        other_places = [place for place in order if place not in places_before]
+        places = other_places[(again - 1) * per_step : again * per_step]
+    tasks: list[Task] = []
+    for p, place in enumerate(places, start=again * per_step):
+        for g in range(rollout.samples_per_prompt):
+            noise_seed = derive_seed(seed, "rollout", step, p, g)
+            tasks.append(Task(questions[place], f"{step}-{p}", f"{step}-{p}-{g}", noise_seed))
+    return tasks
 
 
 def prompts_of_step(questions: list[Row], step: int, per_step: int, seed: int) -> list[Row]:
@@ -175,9 +185,8 @@ def _places(n: int, step: int, per_step: int, seed: int) -> list[int]:
 
 @functools.lru_cache(maxsize=4)
 def epoch_order(n: int, epoch: int, seed: int) -> list[int]:
-    return torch.randperm(
-        n, generator=torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
-    ).tolist()
+    g = torch.Generator().manual_seed(derive_seed(seed, "epoch", epoch) % 2**63)
+    return torch.randperm(n, generator=g).tolist()
 
 
 GREEDY = "greedy_score"
@@ -212,16 +221,17 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 
     Then a tool, a service or a deadline is wrong, and the remaining episodes are a biased sample.
     """
-    broken = [t for t in trajectories if t.stop_reason.failed]
-    if len(broken) * 2 > len(trajectories):
-        cause = broken[0].error or broken[0].stop_reason
+    failed_episodes = [t for t in trajectories if t.stop_reason.failed]
+    if len(failed_episodes) * 2 > len(trajectories):
+        cause = failed_episodes[0].error or failed_episodes[0].stop_reason
         raise AgentR1Error(
-            f"{len(broken)} of {len(trajectories)} episodes failed, the first: {cause}",
+            f"{len(failed_episodes)} of {len(trajectories)} episodes failed, the first: {cause}",
             code="episodes_failed",
         )
     calls = sum(t.metrics.get("tool_calls", 0) for t in trajectories)
-    failed = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
-    refuse_broken_tools(calls, failed, next(filter(None, map(first_failed_call, trajectories)), ""))
+    failed_calls = sum(t.metrics.get("failed_calls", 0) for t in trajectories)
+    examples = [first_failed_call(t) for t in trajectories]
+    refuse_broken_tools(calls, failed_calls, next((text for text in examples if text), ""))
 
 
 def refuse_lost(causes: list[str], episodes: int) -> None:
@@ -233,12 +243,12 @@ def refuse_lost(causes: list[str], episodes: int) -> None:
         )
 
 
-def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
+def refuse_broken_tools(calls: float, failed_calls: float, example: str) -> None:
     """Raise AgentR1Error if most of many tool calls failed through no fault of the agent."""
-    if failed > max(4, calls / 2):  # a few may always fail
+    if failed_calls > max(4, calls / 2):  # a few may always fail
         raise AgentR1Error(
-            f"{failed:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix the "
-            "tool",
+            f"{failed_calls:.0f} of {calls:.0f} tool calls failed, the first with {example!r}; fix "
+            "the tool",
             code="tools_failed",
         )
 
@@ -246,6 +256,9 @@ def refuse_broken_tools(calls: float, failed: float, example: str) -> None:
 def first_failed_call(trajectory: Trajectory) -> str | None:
     """Return the message of the first tool failure, or None. An invalid call is the agent's fault
     and not counted."""
-    calls = (call for step in trajectory.steps for call in step.info.get("tool_calls", ()))
-    failed = next((call for call in calls if call["error"] and call["error"] not in INVALID), None)
-    return failed and failed["content"] + (f" ({failed['at']})" if failed.get("at") else "")
+    for step in trajectory.steps:
+        for call in step.info.get("tool_calls", ()):
+            if call["error"] and call["error"] not in INVALID:
+                place = f" ({call['at']})" if call.get("at") else ""
+                return call["content"] + place
+    return None

@@ -25,6 +25,7 @@ import asyncio
 import itertools
 import time
 from dataclasses import dataclass, field
+from operator import itemgetter
 
 import torch
 from torch import Tensor
@@ -140,7 +141,7 @@ class LocalPolicy(Policy):
     async def _run(self) -> None:
         """Read new prompts, decode one token per request, let the episodes act; repeat."""
         idle = 0
-        reading = []
+        new_requests = []
         SAMPLING_HERE.add(asyncio.get_running_loop())
         try:
             while self._waiting or self._running:
@@ -148,8 +149,8 @@ class LocalPolicy(Policy):
                 # for some more while others are being decoded.
                 start = time.perf_counter()
                 if len(self._waiting) >= max(1, len(self._running) // 2):
-                    reading = self._admit()
-                    self._prefill(reading)
+                    new_requests = self._admit()
+                    self._prefill(new_requests)
                 idle = 0 if self._running else idle + 1
                 if self._running:
                     self._decode()
@@ -162,11 +163,11 @@ class LocalPolicy(Policy):
                 # idle turns a tool is really waiting: sleep.
                 await asyncio.sleep(0 if idle < IDLE_TURNS else 0.001)
         except Exception as error:
-            self._fail(error, reading)
+            self._fail(error, new_requests)
 
-    def _fail(self, error: Exception, reading: list[_Request]) -> None:
+    def _fail(self, error: Exception, new_requests: list[_Request]) -> None:
         """Pass a failure to every waiting request; otherwise they would wait for ever."""
-        for request in [*reading, *self._waiting, *self._running.values()]:
+        for request in [*new_requests, *self._waiting, *self._running.values()]:
             if not request.future.done():
                 request.future.set_exception(error)
         self._waiting = []
@@ -176,35 +177,37 @@ class LocalPolicy(Policy):
         """Return the waiting requests that have, or get, a slot. The rest keep waiting."""
         self._compact()
         free = sorted(set(range(self.slots)) - set(self._slot_of.values()), reverse=True)
-        admitted = []
-        rest = []
+        requests_with_slot = []
+        still_waiting = []
         for request in self._waiting:
             if request.session not in self._slot_of and free:
                 self._slot_of[request.session] = free.pop()
                 self.cache.ids[self._slot_of[request.session]] = []
-            (admitted if request.session in self._slot_of else rest).append(request)
-        self._waiting = rest
-        return admitted
+            (requests_with_slot if request.session in self._slot_of else still_waiting).append(
+                request
+            )
+        self._waiting = still_waiting
+        return requests_with_slot
 
     def _compact(self) -> None:
         """Move live slots to the front if finished episodes left gaps. Decoding covers slots
         0..n-1."""
-        live = sorted(self._slot_of.items(), key=lambda item: item[1])
+        live = sorted(self._slot_of.items(), key=itemgetter(1))
         if not live or len(live) > 0.75 * (live[-1][1] + 1):
             return
         old = [slot for _, slot in live]
         self.cache.copy(old, list(range(len(old))))
-        moved = dict(zip(old, range(len(old)), strict=True))
-        self._slot_of = {session: moved[slot] for session, slot in live}
-        self._running = {moved[slot]: request for slot, request in self._running.items()}
+        new_slot = dict(zip(old, range(len(old)), strict=True))
+        self._slot_of = {session: new_slot[slot] for session, slot in live}
+        self._running = {new_slot[slot]: request for slot, request in self._running.items()}
 
     def _prefill(self, requests: list[_Request]) -> None:
         """Read the requests' new tokens, and sample each first token."""
         if not requests:
             return
         slots = [self._slot_of[r.session] for r in requests]
-        hidden_BD, read = self.cache.read(slots, [r.prompt_ids for r in requests])
-        self.stats.prefill_tokens += read
+        hidden_BD, tokens = self.cache.read(slots, [r.prompt_ids for r in requests])
+        self.stats.prefill_tokens += tokens
         self._running |= zip(slots, requests, strict=True)
         self._sample(requests, hidden_BD)
 

@@ -33,14 +33,14 @@ def make_flow(
 
 def load_flow(name: str) -> type[AgentFlowBase]:
     """Load a user-defined flow. Raise ConfigError if `name` is not a subclass of AgentFlowBase."""
-    found = plugins.load_trusted(name, "rollout.flow")
-    if not (isinstance(found, type) and issubclass(found, AgentFlowBase)):
+    flow = plugins.load_trusted(name, "rollout.flow")
+    if not (isinstance(flow, type) and issubclass(flow, AgentFlowBase)):
         raise ConfigError(
             f"rollout.flow={name} is not a flow; write a subclass of AgentFlowBase "
             "(agent_r1.rollout.episode)",
             code="wrong_code",
         )
-    return found
+    return flow
 
 
 def make_loop(
@@ -60,10 +60,11 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = 
     Raises ConfigError if the model cannot write this dialect, is not shown its tools, or has a chat
     template that cannot be followed exactly.
     """
-    spoken = dialect_of(env)
-    if missing := [token for token in spoken.control_tokens if token not in chat.control_ids]:
+    dialect = dialect_of(env)
+    lacks = [token for token in dialect.control_tokens if token not in chat.control_ids]
+    if lacks:
         raise ConfigError(
-            f"env.name={env.name} requires the control token {missing[0]}, which this model lacks; "
+            f"env.name={env.name} requires the control token {lacks[0]}, which this model lacks; "
             "set model.path to a model that "
             "was trained with it (GPT-OSS for harmony), or choose another dialect, such as "
             "env.name=hermes",

@@ -24,7 +24,7 @@ from agent_r1.rollout.template import Template
 from agent_r1.rollout.template_facts import Study, study
 
 CONTENTS = {
-    "plain words": "Vexlor was founded in 1930.",
+    "plain words": "It was founded in 1930.",
     "blanks at both ends": "  \n Marn was born in Tulo. \n\n",
     "several lines": "one\ntwo\n\nthree\r\n\tfour",
     "quotes": "say \"r\" and 'q' now",

@@ -92,7 +92,7 @@ def trajectory_rows(
             # before (lesson 4).
             row.rewards[token - len(step.action_ids)] += reward
         # A step may have sampled nothing. Its reward goes to the last sampled token before it, or
-        # else to the next one: on a token with mask 0, every later formula would drop it.
+        # else to the next one. On a token with mask 0, every later formula would drop it.
         unassigned_reward += step.reward - sum(reward for _, reward in step.token_rewards)
         if step.action_ids:
             last_action = row, len(row.rewards) - 1
@@ -182,14 +182,14 @@ class Batch:
         where_BT = self.mask_BT.bool()
         # The state at position t - 1 predicts token t. The mask without its first column, read from
         # position 0, is true exactly there. Position 0 itself is never an action.
-        before_BA, used_BA = places_of(where_BT[:, 1:])
+        before_BA, real_BA = places_of(where_BT[:, 1:])
         hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-        chosen_A = self.ids_BT[where_BT]
-        return hidden_BAD[used_BA], chosen_A, torch.arange(len(chosen_A), device=chosen_A.device)
+        tokens_A = self.ids_BT[where_BT]
+        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 
-    def numbered(self) -> tuple[Tensor, int]:
+    def number_trajectories(self) -> tuple[Tensor, int]:
         """Return [B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N.
 
         Raises ValueError if the rows of a trajectory are not consecutive.
@@ -201,7 +201,7 @@ class Batch:
 
     def members(self) -> dict[str, list[int]]:
         """Map each group to the numbers of its trajectories."""
-        index_B, _ = self.numbered()
+        index_B, _ = self.number_trajectories()
         # A trajectory with several rows counts once: two votes would move its group's mean.
         pairs = dict.fromkeys(zip(self.groups, index_B.tolist(), strict=True))
         members: dict[str, list[int]] = {}
@@ -215,7 +215,7 @@ class Batch:
         Raises ConfigError for truncated trajectories.
         """
         self.refuse_truncated()
-        index_B, N = self.numbered()
+        index_B, N = self.number_trajectories()
         reward_B = torch.where(self.mask_BT.bool(), self.rewards_BT.float(), 0.0).sum(dim=1)
         return index_B, reward_B.new_zeros(N).index_add_(0, index_B, reward_B)
 

@@ -106,7 +106,7 @@ class Coalescer(Generic[Key, Value]):
             answer = self._recall(key, len(futures))
             if answer is not None:
                 answers[key] = answer
-        new: Futures = {}
+        new: Futures[Any] = {}
         for key, futures in batch.items():
             if key not in answers and _still_waiting(futures):
                 new[key] = futures

@@ -39,7 +39,7 @@ import numpy as np
 
 from agent_r1.data.spellings import title_key
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.ground.files import locked, sha256, write_whole
+from agent_r1.ground.files import hold_lock, sha256, write_whole
 from agent_r1.ground.ui import progress
 from agent_r1.search.encoders import Encoder, make_encoder
 
@@ -120,7 +120,7 @@ def build_index(
     name = f"vectors-{hashlib.sha256(inputs).hexdigest()[:16]}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(out.parent / f".lock-{name}"):
+        with hold_lock(out.parent / f".lock-{name}"):
             vectors_file = out.parent / f".{name}.npy"
             vectors = encode_corpus(pairs, encoder, vectors_file)
             out.mkdir(exist_ok=True)
@@ -156,7 +156,9 @@ def choose_kind(count: int, dim: int, memory: float) -> str:
     if size + 300 * count <= memory / 2:
         return "HNSW32"
     lists = 2 ** round(math.log2(4 * math.sqrt(count)))  # FAISS recommends 4 to 16 times the root
-    return f"IVF{lists},PQ{dim // 8}" if dim % 8 == 0 else f"IVF{lists},SQ8"
+    if dim % 8 == 0:
+        return f"IVF{lists},PQ{dim // 8}"
+    return f"IVF{lists},SQ8"
 
 
 def encode_corpus(pairs: list[tuple[str, str]], encoder: Encoder, path: Path) -> np.ndarray:
@@ -194,7 +196,9 @@ def _empty_index(kind: str, dim: int, count: int) -> faiss.Index:
         least = getattr(index, "nlist", 0)  # a centre per cell
         if "PQ" in kind:
             least = max(least, 256)  # and 256 per code
-        problem = f"it takes {least} passages to learn from" if count < least else ""
+        problem = ""
+        if count < least:
+            problem = f"it takes {least} passages to learn from"
     except RuntimeError as error:  # FAISS's only exception; its text begins with a source location
         problem = str(error).splitlines()[0].rpartition(": ")[2]
     if problem:
@@ -254,7 +258,9 @@ class PassageIndex:
         # A small corpus is stored again by column for sparse queries, whose zeros FAISS would
         # multiply.
         by_columns = flat and encoder.sparse and vectors.size <= BY_COLUMN_NUMBERS
-        self._columns = np.ascontiguousarray(vectors.T) if by_columns else None
+        self._columns = None
+        if by_columns:
+            self._columns = np.ascontiguousarray(vectors.T)
         self._spare = SPARE["Flat" if flat else "approximate"]
 
     @classmethod

@@ -229,7 +229,7 @@ class RetrieveAnswer(BaseModel):
     def hits(self) -> list[list[Hit]]:
         results = []
         for row in self.result:
-            results.append([_hit(retrieved) for retrieved in row])
+            results.append([_hit(passage) for passage in row])
         return results
 
 
@@ -264,9 +264,11 @@ class RemoteIndex:
         self._start = "start it with `agent-r1 search-server`"
         if self._foreign:
             self._start = "start it again"
-        self.deadline_s = wait_s + 2 * timeout_s if wait_s else None
+        self.deadline_s: float | None = None
         """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch
         takes time too."""
+        if wait_s:
+            self.deadline_s = wait_s + 2 * timeout_s
         self._index: tuple[str, str] | None = None  # encoder and corpus that `check` confirmed
         self._base = self.url.removesuffix("/retrieve")
         self._timeout_s = timeout_s

@@ -78,14 +78,14 @@ def make_tools(
                 make = make(env=env, **resources)
             new_tools = [make]
         else:
-            names_of_tools = sorted([*tables.names("tool"), *servers])
+            choices = sorted([*tables.names("tool"), *servers])
             hints = [
                 ", " + entry["hint"].format(name=server)
                 for entry in tables.entries("tool_server").values()
             ]
             raise ConfigError(
-                f"unknown tool {name!r}{nearest(name, names_of_tools)}; choose from {', '.join(names_of_tools)}, or "
-                "name your own as "
+                f"unknown tool {name!r}{nearest(name, choices)}; choose from "
+                f"{', '.join(choices)}, or name your own as "
                 f"FILE.py:NAME{''.join(hints)}",
                 code="unknown_tool",
             )
@@ -118,10 +118,10 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
             code="wrong_code",
         )
     try:
-        if is_tool_class:
-            return body()
         if isinstance(body, BaseTool):
             return body
+        if is_tool_class:
+            return body()
         return tool(body)
     except ConfigError as error:
         raise ConfigError(

@@ -67,8 +67,11 @@ class SchemaChecker:
             )
         # An empty registry: a remote reference must not be fetched, certainly not while an episode
         # waits.
-        outline = _outline(schema) if self._foreign else schema
-        return Draft202012Validator(outline, registry=Registry()), _signature(schema)
+        if self._foreign:
+            schema_to_check = _outline(schema)
+        else:
+            schema_to_check = schema
+        return Draft202012Validator(schema_to_check, registry=Registry()), _signature(schema)
 
     def complaint(self, arguments: Any) -> str | None:
         """Describe what is wrong with `given`, and what is accepted; None if it fits."""
@@ -119,7 +122,9 @@ def _signature(schema: dict[str, Any]) -> str:
             traits.append(str(value["type"]))
         if key in schema.get("required", []):
             traits.append("required")
-        parts.append(f"{key} ({', '.join(traits)})" if traits else key)
+        if traits:
+            key = f"{key} ({', '.join(traits)})"
+        parts.append(key)
     return f"accepts: {', '.join(parts) or 'no arguments'}"
 
 

@@ -111,7 +111,9 @@ def _factorial(n: Number) -> int:
 def _round(number: Number, digits: int = 0) -> Number:
     if abs(digits) > 400:  # round(1, -10**9) computes 10**10**9
         raise ValueError("round takes up to 400 digits")
-    return round(number, digits) if digits else round(number)
+    if not digits:  # an integer, also of a float
+        return round(number)
+    return round(number, digits)
 
 
 OPERATORS: dict[type, Callable[..., Number]] = {

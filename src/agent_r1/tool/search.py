@@ -67,5 +67,7 @@ def make(
 def _line(hit: Hit) -> str:
     """Format a passage on one line. Its title comes first, unless the text begins with it: tokens
     cost time."""
-    text = hit.text if hit.text.startswith(hit.title) else f"{hit.title}: {hit.text}"
+    text = hit.text
+    if not text.startswith(hit.title):
+        text = f"{hit.title}: {text}"
     return " ".join(text.split())

@@ -99,10 +99,10 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
     # dividing such an error by (0 + 1e-6) would give an advantage of 0.05.
     if score_G.max() - score_G.min() <= 1e-6 * score_G.abs().max():
         return torch.zeros_like(score_G)
-    centered_G = score_G - score_G.mean()
+    deviation_G = score_G - score_G.mean()
     if not normalize_std:
-        return centered_G
-    return centered_G / (score_G.std() + 1e-6)
+        return deviation_G
+    return deviation_G / (score_G.std() + 1e-6)
 
 
 # ---------------------------------------------------------------------------------------------- ppo
@@ -138,7 +138,7 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         )
     # Keep action tokens only. Row-major order is time order, also across the rows of a trajectory.
     action_BT = batch.mask_BT.bool()
-    index_B, _ = batch.numbered()
+    index_B, _ = batch.number_trajectories()
     row_A = action_BT.nonzero()[:, 0]
     trajectory_A = index_B[row_A]
     reward_A = batch.rewards_BT[action_BT].float()

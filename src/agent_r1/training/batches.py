@@ -19,9 +19,9 @@ from agent_r1.rollout.training_rows import Batch, TrainingRow, collate, trajecto
 from agent_r1.training.advantages import Estimator
 
 
-def make_batch(played: list[Trajectory], estimator: Estimator) -> Batch:
+def make_batch(trajectories: list[Trajectory], estimator: Estimator) -> Batch:
     """Make the batch of a step from its usable episodes, with the estimator's columns."""
-    usable = usable_trajectories(played, estimator.groups)
+    usable = usable_trajectories(trajectories, estimator.groups)
     rows: list[TrainingRow] = []
     for number, trajectory in enumerate(usable):
         rows += trajectory_rows(trajectory, number, estimator.columns)
@@ -33,9 +33,12 @@ def usable_trajectories(trajectories: list[Trajectory], groups: bool) -> list[Tr
 
     Raises AgentR1Error if none remains.
     """
-    usable = [
-        t for t in trajectories if not t.stop_reason.failed and any(s.action_ids for s in t.steps)
-    ]
+    usable: list[Trajectory] = []
+    for trajectory in trajectories:
+        # A time-out or a lost server says nothing about the policy.
+        sampled_something = any(step.action_ids for step in trajectory.steps)
+        if sampled_something and not trajectory.stop_reason.failed:
+            usable.append(trajectory)
     if groups:
         members = Counter(t.group_id for t in usable)
         usable = [t for t in usable if members[t.group_id] > 1]

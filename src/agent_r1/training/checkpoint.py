@@ -50,14 +50,14 @@ def save_checkpoint(
             part.mkdir()
             write_model(part / "model")
             _write_state(state, part / "trainer.pt")
-            found = sorted(f for f in part.rglob("*") if f.is_file())
+            paths = sorted(f for f in part.rglob("*") if f.is_file())
             with (
                 ThreadPoolExecutor() as pool
             ):  # with verl these are 25 GB and more, while GPUs wait
                 files = dict(
                     zip(
-                        (str(f.relative_to(part)) for f in found),
-                        pool.map(sha256, found),
+                        (str(f.relative_to(part)) for f in paths),
+                        pool.map(sha256, paths),
                         strict=True,
                     )
                 )

@@ -106,13 +106,12 @@ class Dashboard:
         for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
-            *(
-                TextColumn("step {task.completed}/{task.total}"),
-                BarColumn(),
-                TimeElapsedColumn(),
-                TextColumn("passed"),
-            ),
-            *(TimeRemainingColumn(), TextColumn("to go")),
+            TextColumn("step {task.completed}/{task.total}"),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("passed"),
+            TimeRemainingColumn(),
+            TextColumn("to go"),
             console=screen,
             # the pace of all steps here, evaluations and checkpoints included
             speed_estimate_period=math.inf,
@@ -150,11 +149,11 @@ class Dashboard:
         if self.plain:
             self._say(plain_line(metrics, self.steps, self._progress.tasks[0].time_remaining))
         self._paint()
-        found = [sign for sign in new_signs(self._lines) if sign.name not in self._signs]
-        self._signs |= {sign.name for sign in found}
-        for sign in found:
+        new = [sign for sign in new_signs(self._lines) if sign.name not in self._signs]
+        self._signs |= {sign.name for sign in new}
+        for sign in new:
             self.note(str(sign))
-        return found
+        return new
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
         """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info":
@@ -180,8 +179,8 @@ class Dashboard:
 
     def finishing(self) -> None:
         """Acknowledge Ctrl-C at once: the current step ends and is saved first."""
-        left = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
-        about = f", about {duration(left)}" if left >= 1 else ""
+        seconds = self._last.get("timing_s/step", 0) - (time.monotonic() - self._began)
+        about = f", about {duration(seconds)}" if seconds >= 1 else ""
         self.note(
             f"finishing step {self._last.get(STEP_KEY, 0) + 1}{about}; press Ctrl-C again to stop "
             "now"
@@ -272,8 +271,8 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
     Example: `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta
     54 s`.
     """
-    shown = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
-    numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in shown)
+    values = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
+    numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in values)
     line = f"step {metrics[STEP_KEY]:>{len(str(steps))}}/{steps}{numbers}"
     return line if eta is None else f"{line}  eta {duration(eta)}"
 
@@ -298,8 +297,8 @@ _STYLES = {"think": "dim italic", "tool_call": "cyan", "answer": "bold green", "
 
 def style_turn(parts: Sequence[Part]) -> Text:
     """Format a turn on one line, with styles instead of tags."""
-    styled = [(_one_line(part.text), _STYLES[part.kind]) for part in parts]
-    return Text(" ").join(Text(words, style) for words, style in styled if words)
+    words_and_styles = [(_one_line(part.text), _STYLES[part.kind]) for part in parts]
+    return Text(" ").join(Text(words, style) for words, style in words_and_styles if words)
 
 
 def _one_line(text: str) -> str:

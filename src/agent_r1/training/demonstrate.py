@@ -95,9 +95,8 @@ class _Played(AgentEnvLoop, Policy):
         self.rng = rng
         self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
-        self.contexts: list[
-            list[Message]
-        ] = []  # messages in the context, from one rewrite to the next
+        self.contexts: list[list[Message]] = []
+        """Messages in the context, from one rewrite to the next."""
         self.tools: list[dict[str, Any]] | None = None
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
@@ -115,17 +114,17 @@ class _Played(AgentEnvLoop, Policy):
         try:
             text = self.demonstrate(self.row, list(self.history), *rest)
         except Exception as error:
-            asked = self.row["prompt"][-1]["content"]
+            question = self.row["prompt"][-1]["content"]
             raise ConfigError(
-                f"the demonstrator failed on {asked[:80]!r}: "
+                f"the demonstrator failed on {question[:80]!r}: "
                 f"{plugins.error_location(error)}{type(error).__name__}: {error}",
                 code="broken_code",
             ) from error
         if not isinstance(text, str) or not text.strip():
-            asked = self.row["prompt"][-1]["content"]
+            question = self.row["prompt"][-1]["content"]
             raise ConfigError(
                 f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} "
-                f"on {asked[:80]!r}; it "
+                f"on {question[:80]!r}; it "
                 "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
                 "or Hermes.answer('...')",
                 code="wrong_return_value",
@@ -138,15 +137,15 @@ class _Played(AgentEnvLoop, Policy):
 
 def demonstrator_of(name: str) -> Demonstrate:
     """Load the demonstrator `name`. Raise ConfigError if it is not one."""
-    found = plugins.load_trusted(name, "cold_start.demonstrator")
-    if not callable(found) or not 2 <= len(inspect.signature(found).parameters) <= 3:
+    demonstrator = plugins.load_trusted(name, "cold_start.demonstrator")
+    if not callable(demonstrator) or not 2 <= len(inspect.signature(demonstrator).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, "
             "history, rng)`, which returns the "
             "agent's next turn",
             code="wrong_code",
         )
-    return found
+    return demonstrator
 
 
 class _Plays(AgentFlowBase):
@@ -158,12 +157,12 @@ class _Plays(AgentFlowBase):
         super().__init__(None, chat, limits, make_env)
         self.demonstrate = demonstrate
         self.seed = seed
-        self.played: dict[str, _Played] = {}
+        self.plays: dict[str, _Played] = {}
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         rng = random.Random(derive_seed(self.seed, task.session))
         player = _Played(self.demonstrate, self.chat, self.limits, self.make_env, task.row, rng)
-        self.played[task.session] = player
+        self.plays[task.session] = player
         return await player.run(task, sampling)
 
 
@@ -191,24 +190,28 @@ def play_demonstrations(
     )
     requests: set[str | None] = set()
 
-    def made(row: Row) -> AgentEnv:
+    def make_and_watch(row: Row) -> AgentEnv:
         world = make_env(row, tools, env)
         requests.add(world.asks)
         return world
 
-    flow = _Plays(demonstrate, chat, limits, made, seed)
+    flow = _Plays(demonstrate, chat, limits, make_and_watch, seed)
     tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
     trajectories = asyncio.run(
         run_episodes(
-            flow, tasks, Sampling(max_tokens=10**6), at_once=rollout.max_concurrent_episodes
+            flow, tasks, Sampling(max_tokens=10**6), max_concurrent=rollout.max_concurrent_episodes
         )
     )
-    played = [(flow.played[task.session], t) for task, t in zip(tasks, trajectories, strict=True)]
-    episodes = [
-        Demonstration(messages, p.tools, t.score) for p, t in played for messages in p.contexts
-    ]
-    turns = (pair for e in episodes for pair in pairwise(e.messages))
-    for text in (said["content"] for asked, said in turns if asked["content"] in requests):
+    episodes: list[Demonstration] = []
+    replies: list[str] = []  # to requests for plain text
+    for task, trajectory in zip(tasks, trajectories, strict=True):
+        play = flow.plays[task.session]
+        for messages in play.contexts:
+            episodes.append(Demonstration(messages, play.tools, trajectory.score))
+            for request, reply in pairwise(messages):
+                if request["content"] in requests:
+                    replies.append(reply["content"])
+    for text in replies:
         if any(part.kind in ("tool_call", "answer") for part in dialect_of(env).parts(text)):
             raise ConfigError(
                 f"the demonstrator ({plugins.source_location(demonstrate)}) was asked for plain "
@@ -216,11 +219,11 @@ def play_demonstrations(
                 f"return text where history[-1]['content'] is {min(filter(None, requests))!r}",
                 code="wrong_return_value",
             )
-    unfinished = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
-    if 2 * len(unfinished) > len(trajectories):
+    other_ends = [t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED]
+    if 2 * len(other_ends) > len(trajectories):
         raise ConfigError(
-            f"{len(unfinished)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unfinished[0]}); the demonstrator "
+            f"{len(other_ends)} of {len(trajectories)} demonstrations ended without an answer "
+            f"({other_ends[0]}); the demonstrator "
             f"({plugins.source_location(demonstrate)}) must answer within "
             f"env.max_turns={env.max_turns} turns",
             code="unfinished_demonstration",
@@ -281,8 +284,8 @@ def _message(message: dict[str, Any]) -> Message:
     content = message.get("content") or ""
     if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
         raise ValueError(f"a message of role {role!r} with content {content!r:.60}")
-    for item in message.get("tool_calls") or []:
-        function = item.get("function", item)
+    for call in message.get("tool_calls") or []:
+        function = call.get("function", call)
         arguments = function["arguments"]
         body = {
             "name": function["name"],
@@ -303,9 +306,9 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """
     names: set[str] = set()
     for episode in episodes:
-        offered = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
+        tool_names = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
         for text in (
-            f"system\ntools: {offered}",
+            f"system\ntools: {tool_names}",
             *(f"{m['role']}\n{m['content']}" for m in episode.messages),
         ):
             names.update(CAPITALISED.findall(text))
@@ -315,25 +318,26 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
 
 
 def sequences(
-    episodes: list[Demonstration], chat: ChatFormat, max_context: int, spoken: Dialect | None = None
+    episodes: list[Demonstration],
+    chat: ChatFormat,
+    max_context: int,
+    dialect: Dialect | None = None,
 ) -> list[TrainingRow]:
     """Make training sequences with the loss on the agent's turns only.
 
-    `spoken`: the dialect, which defines the end of a turn. Raises ConfigError if most exceed
-    `max_context`.
+    `dialect` defines the end of a turn; without one, a turn is plain text. Raises ConfigError if
+    most exceed `max_context`.
     """
     from agent_r1.rollout.training_rows import trajectory_rows
 
-    found = [
-        row
-        for i, e in enumerate(episodes)
-        for row in trajectory_rows(_trajectory(e, chat, spoken or Dialect()), i)
-    ]
-    fitting = [row for row in found if len(row.input_ids) <= max_context]
-    if 2 * len(fitting) <= len(found):
-        longest = max(len(row.input_ids) for row in found)
+    rows: list[TrainingRow] = []
+    for i, episode in enumerate(episodes):
+        rows += trajectory_rows(_trajectory(episode, chat, dialect or Dialect()), i)
+    fitting = [row for row in rows if len(row.input_ids) <= max_context]
+    if 2 * len(fitting) <= len(rows):
+        longest = max(len(row.input_ids) for row in rows)
         raise ConfigError(
-            f"{len(found) - len(fitting)} of {len(found)} demonstrations are longer than "
+            f"{len(rows) - len(fitting)} of {len(rows)} demonstrations are longer than "
             f"rollout.max_context={max_context} tokens "
             f"(the longest has {longest}); raise it and model.max_position, or shorten tool "
             "results (env.tool_max_chars)",
@@ -342,7 +346,7 @@ def sequences(
     return fitting
 
 
-def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Trajectory:
+def _trajectory(episode: Demonstration, chat: ChatFormat, dialect: Dialect) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
@@ -352,8 +356,8 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, spoken: Dialect) -> Tr
             continue
         reply = Observation(episode.messages[start:i], episode.tools, calls=calls)
         ids = loop.observe(steps, reply)
-        calls = [call.name for call in spoken.calls(message["content"], {})]
-        action = chat.turn_ids(message["content"], spoken.end_token(message["content"]))
+        calls = [call.name for call in dialect.calls(message["content"], {})]
+        action = chat.turn_ids(message["content"], dialect.end_token(message["content"]))
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1
     return Trajectory(steps, "", StopReason.ANSWERED, {})

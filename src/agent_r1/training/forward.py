@@ -41,31 +41,31 @@ def action_logprobs(
     recomputes what the sampler recorded. The entropy is None unless requested: it needs as much
     memory as the logits, and the sampler records it.
     """
-    # States at positions t - 1, which predict the tokens at t, and only for action tokens: in the
+    # States at positions t - 1, which predict the tokens at t, and only for action tokens. In the
     # eight episodes of lesson 3, that is 174 of 764 positions.
-    hidden_AD, chosen_A, action_A = batch.before_actions(model)
+    hidden_AD, tokens_A, action_A = batch.before_actions(model)
 
-    def chunk_logprobs(hidden_CD: Tensor, chosen_C: Tensor) -> tuple[Tensor, Tensor | None]:
+    def chunk_logprobs(hidden_CD: Tensor, tokens_C: Tensor) -> tuple[Tensor, Tensor | None]:
         # float32 before the softmax: bfloat16 keeps 8 bits, too few to compare two policies.
         logprobs_CV = F.log_softmax(model.logits(hidden_CD).float() / temperature, dim=-1)
         entropy_C = None
         if entropy:
             entropy_C = -(logprobs_CV.exp() * logprobs_CV).sum(dim=-1)
         # Of V probabilities, only that of the token that was really sampled.
-        return logprobs_CV.gather(1, chosen_C[:, None])[:, 0], entropy_C
+        return logprobs_CV.gather(1, tokens_C[:, None])[:, 0], entropy_C
 
     # Logits are the largest tensor of training. In Qwen's vocabulary of 151,936 tokens, those of
     # 1,000 action tokens take 0.6 GB. So only one chunk's logits exist at a time (110 tokens), and
     # the backward pass computes them again.
     chunk = max(1, LOGITS // model.shape.vocab_size)
-    if len(chosen_A) <= chunk:
-        logprobs_A, entropy_A = chunk_logprobs(hidden_AD, chosen_A)
+    if len(tokens_A) <= chunk:
+        logprobs_A, entropy_A = chunk_logprobs(hidden_AD, tokens_A)
     else:
         logprobs = []
         entropies = []
-        for hidden_CD, chosen_C in zip(hidden_AD.split(chunk), chosen_A.split(chunk), strict=True):
+        for hidden_CD, tokens_C in zip(hidden_AD.split(chunk), tokens_A.split(chunk), strict=True):
             logprobs_C, entropy_C = checkpoint(
-                chunk_logprobs, hidden_CD, chosen_C, use_reentrant=False
+                chunk_logprobs, hidden_CD, tokens_C, use_reentrant=False
             )
             logprobs.append(logprobs_C)
             entropies.append(entropy_C)

@@ -47,12 +47,10 @@ def process_memory() -> dict[str, float]:
 
 def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Add the validation's exact match under one name; verl's name contains the data set."""
-    found = [
-        value
-        for key, value in metrics.items()
-        if key.startswith("val-core/") and key.endswith("/acc/mean@1")
-    ]
-    return dict(metrics) | ({VAL_EM: found[0]} if found else {})
+    for key, value in metrics.items():
+        if key.startswith("val-core/") and key.endswith("/acc/mean@1"):
+            return {**metrics, VAL_EM: value}
+    return dict(metrics)
 
 
 def with_totals(
@@ -65,9 +63,9 @@ def with_totals(
     """
     episodes = 0
     seconds = 0.0
-    planned = rollout.prompts_per_step * rollout.samples_per_prompt
+    episodes_of_a_step = rollout.prompts_per_step * rollout.samples_per_prompt
     for line in map(with_val_em, lines):
-        episodes += int(line.get("rollout/episodes_played") or planned)
+        episodes += int(line.get("rollout/episodes_played") or episodes_of_a_step)
         episodes += tables.greedy_episodes(algorithm, rollout.prompts_per_step)
         seconds += line["timing_s/step"]
         yield line, episodes, seconds
@@ -136,8 +134,8 @@ class MetricsFile:
     def truncate_after(self, step: int) -> None:
         """Delete the lines of later steps, which a resumed run repeats. Atomic."""
         if self.path.exists():
-            kept = [line for line in self.read() if line.get(STEP_KEY, 0) <= step]
-            write_whole(self.path, "".join(map(json_line, kept)))
+            lines = [json_line(line) for line in self.read() if line.get(STEP_KEY, 0) <= step]
+            write_whole(self.path, "".join(lines))
 
 
 # ------------------------------------------------------------------------------ trackers, by choice

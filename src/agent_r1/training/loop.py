@@ -142,7 +142,8 @@ def train(
         batch.advantages_BT, batch.returns_BT = parts.estimate(batch, config.advantage)
         clock.lap("adv")
 
-        # 5  critic. Only ppo has one. Some estimators fit V at fewer tokens than they credit.
+        # 5  critic. grpo has none: the group's mean is its baseline. Some estimators with one fit
+        # V at fewer tokens than they credit (steppo: once per turn).
         if learner.critic is not None:
             targets = replace(batch, mask_BT=parts.estimate.critic_mask(batch))
             metrics |= update_critic(learner, targets, config, step, dtype)
@@ -155,7 +156,7 @@ def train(
         clock.lap("update_actor")
 
         # 7  record. The step counts as done only now: a checkpoint with this number has its
-        # weights, and resuming continues with the next step (lesson 9 reads the curves).
+        # weights, and a resumed run continues with the next step. Lesson 9 reads the curves.
         learner.step = step
         metrics |= rollout_metrics(episodes.played, batch, parts.policy.stats, clock)
         metrics |= episodes.metrics | batch.metrics
@@ -185,13 +186,14 @@ def predict(
     """
     micro_tokens = config.trainer.max_tokens_per_microbatch
     temperature = config.rollout.temperature
-    checked = batch
+    rows_to_check = batch
     if exact:
         # 1 row in 32: enough to see that sampler and trainer agree, at 3 % of a forward pass.
-        checked = batch[torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)]
-    now_BT = batch_logprobs(learner.actor, checked, temperature, micro_tokens, dtype)
+        rows_B = torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)
+        rows_to_check = batch[rows_B]
+    now_BT = batch_logprobs(learner.actor, rows_to_check, temperature, micro_tokens, dtype)
     # Measured before the recorded values are replaced, so that it always compares with them.
-    gap = sampler_gap(checked, now_BT)
+    gap = sampler_gap(rows_to_check, now_BT)
     if not exact:
         batch.logprobs_BT = now_BT
     if learner.critic is not None:
@@ -216,8 +218,8 @@ def update_critic(
     means = Means()
     # Before the update: afterwards it would say how well V was fitted, not how well it predicted.
     explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
-    order_seed = derive_seed(config.seed, "critic", step)
-    for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, order_seed):
+    shuffle_seed = derive_seed(config.seed, "critic", step)
+    for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, shuffle_seed):
         # Counted over the minibatch, not over a micro-batch: the gradients of its micro-batches
         # add up, so each must divide by the same number (lesson 6).
         normalizer = loss_normalizer(batch.mask_BT[minibatch_B], "token-mean")
@@ -253,8 +255,8 @@ def update_actor(
     """Phase 6: `epochs` x `minibatches` optimiser steps on the clipped surrogate."""
     actor = config.actor
     means = Means()
-    # The learning rate falls linearly to a tenth (`actor.lr_final`). It depends on the step only, so
-    # resuming needs no state of a scheduler.
+    # The learning rate falls linearly to a tenth (`actor.lr_final`). It depends on the step only,
+    # so resuming needs no state of a scheduler.
     lr = actor.lr * linear_decay(step, config.trainer.steps, actor.warmup_steps, actor.lr_final)
     for group in learner.actor_optimizer.param_groups:
         group["lr"] = lr
@@ -263,9 +265,9 @@ def update_actor(
     # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it. In the
     # first step of preset laptop these are 0.4375 of the rows (7 of 16 groups, lesson 7).
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
-    order_seed = derive_seed(config.seed, "actor", step)
+    shuffle_seed = derive_seed(config.seed, "actor", step)
     # Two minibatches by default: the ratio is 1 in the first, and the clip can act in the second.
-    for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, order_seed):
+    for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, shuffle_seed):
         normalizer = loss_normalizer(
             batch.mask_BT[minibatch_B],
             actor.loss_aggregation,

@@ -90,26 +90,28 @@ def explained_variance(values_BT: Tensor, returns_BT: Tensor, mask_BT: Tensor) -
 
 
 def rollout_metrics(
-    played: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock
+    episodes: list[Trajectory], batch: Batch, sampler: SamplerStats, clock: Clock
 ) -> dict[str, float]:
     """Collect a step's metrics.
 
     Episodes count as played. `batch` may be a selection of them with other scores
-    (recipes/credit/refill.py).
+    (recipes/credit/dynamic_sampling.py).
     """
     zero_B = (batch.advantages_BT == 0).all(dim=1)
     return {
-        "response_length/mean": fmean(
-            sum(len(step.action_ids) for step in t.steps) for t in played
-        ),
+        "response_length/mean": fmean(_action_tokens(t) for t in episodes),
         "sequence_length/mean": batch.lengths_B.float().mean().item(),
         "groups/zero_advantage": zero_B.float().mean().item(),
         "rollout/prefill_tokens": sampler.prefill_tokens,
         "rollout/decode_tokens": sampler.decode_tokens,
         "timing_s/env": clock.laps["gen"] - sampler.seconds,
         "perf/agent_tokens_per_s": sampler.decode_tokens / clock.laps["gen"],
-        **episode_metrics([EpisodeNumbers.from_trajectory(t) for t in played]),
+        **episode_metrics([EpisodeNumbers.from_trajectory(t) for t in episodes]),
     }
+
+
+def _action_tokens(trajectory: Trajectory) -> int:
+    return sum(len(step.action_ids) for step in trajectory.steps)
 
 
 @dataclass(frozen=True)
@@ -145,12 +147,16 @@ def episode_metrics(episodes: list[EpisodeNumbers]) -> dict[str, float]:
         "tool_calls/failed_rate": total("failed_calls") / max(calls, 1),
         "num_turns/mean": fmean(e.turns for e in episodes),
     }
-    for kind, values in (
+    for kind, numbers in (
         ("reward", [e.parts for e in episodes]),
         ("episode", [e.metrics for e in episodes]),
     ):
-        for name in dict.fromkeys(name for each in values for name in each):
-            metrics[f"{kind}/{name}"] = fmean(each[name] for each in values if name in each)
+        values_of: dict[str, list[float]] = {}
+        for numbers_of_episode in numbers:
+            for name, value in numbers_of_episode.items():
+                values_of.setdefault(name, []).append(value)
+        for name, values in values_of.items():
+            metrics[f"{kind}/{name}"] = fmean(values)
     if any(e.process for e in episodes):
         metrics["reward/process"] = fmean(e.process for e in episodes)
     for reason, count in Counter(e.stop_reason for e in episodes).items():

@@ -1,4 +1,4 @@
-"""Resolve the names in the settings: this is the door between a configuration and the loop.
+"""Resolve the names in the settings: the door between a configuration and the loop.
 
 In: the configuration. Out: `Parts` for `loop.train`, which then reads no table; estimator and
 ratios for verl's workers, each in its own process. The names are in names.toml and recipe.toml. The

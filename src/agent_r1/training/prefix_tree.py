@@ -74,20 +74,19 @@ class PrefixTree:
     node_BT: Tensor  # int64, p * N + n: the node of each token of a row; any number on padding
 
     def before_actions(self, model: Decoder, where_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the states at the parents of action nodes, the nodes' tokens, and each action's
-        node."""
+        """Return states at the parents of action nodes, the nodes' tokens, each action's node."""
         nodes_A, action_A = self.node_BT[where_BT].unique(return_inverse=True)
         # The state at a node's parent predicts the node, as position t - 1 predicts token t. Rows
         # that share a node share the parent, too, so they all write the same number here.
         parents_A = torch.empty_like(nodes_A)
         parents_A[action_A] = self.node_BT[:, :-1][where_BT[:, 1:]]
-        needed_PN = torch.zeros_like(self.ids_PN, dtype=torch.bool)
-        needed_PN.view(-1)[parents_A] = True
-        at_PA, _ = places_of(needed_PN)
+        parents_PN = torch.zeros_like(self.ids_PN, dtype=torch.bool)
+        parents_PN.view(-1)[parents_A] = True
+        at_PA, _ = places_of(parents_PN)
         attention = tree_attention(self.visible_PNN, at_PA)
         hidden_PAD = model(self.ids_PN, self.depths_PN, attention, at_PA)
         # Several actions may have one parent: count the needed nodes up to it to find its state.
-        rank_A = needed_PN.cumsum(dim=1).view(-1)[parents_A] - 1
+        rank_A = parents_PN.cumsum(dim=1).view(-1)[parents_A] - 1
         hidden_AD = hidden_PAD[parents_A // self.ids_PN.shape[1], rank_A]
         return hidden_AD, self.ids_PN.view(-1)[nodes_A], action_A
 

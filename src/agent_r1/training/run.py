@@ -67,8 +67,9 @@ def run_training(
         device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
         critic = config.critic if config.algorithm_has("critic") else None
         learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
-        for network in filter(None, (learner.actor, learner.critic and learner.critic.trunk)):
-            network.recompute = config.trainer.recompute
+        learner.actor.recompute = config.trainer.recompute
+        if learner.critic is not None:
+            learner.critic.trunk.recompute = config.trainer.recompute
         reference = model_files.load_model(start_model, device) if config.actor.kl_coef else None
         chat = load_chat(start_model)
         run.metrics.truncate_after(learner.step)
@@ -154,10 +155,15 @@ def validation(
     improves."""
     scores = {}
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
-        done = evaluate(
-            loop, rows, temperature=temperature, seed=seed, at_once=rollout.max_concurrent_episodes
+        trajectories = evaluate(
+            loop,
+            rows,
+            temperature=temperature,
+            seed=seed,
+            max_concurrent=rollout.max_concurrent_episodes,
         )
-        scores[f"val-core/{rows[0]['data_source']}/{name}"] = sum(t.score for t in done) / len(done)
+        score = sum(t.score for t in trajectories) / len(trajectories)
+        scores[f"val-core/{rows[0]['data_source']}/{name}"] = score
     return scores
 
 
@@ -184,19 +190,19 @@ class _Recorder:
         if every and (step % every == 0 or step == 1):
             records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
-        found = [sign.stop_reason for sign in self.dashboard.step(metrics) if sign.stop_reason]
-        shown = next((t for t in trajectories if t.stop_reason in found), trajectories[0])
-        if found:
-            self.dashboard.note(f"for example: {step_records(shown, self.chat)[-1]['text']}")
+        reasons = [sign.stop_reason for sign in self.dashboard.step(metrics) if sign.stop_reason]
+        example = next((t for t in trajectories if t.stop_reason in reasons), trajectories[0])
+        if reasons:
+            self.dashboard.note(f"for example: {step_records(example, self.chat)[-1]['text']}")
         self.dashboard.transcript(
-            question_of(shown.row), step_records(shown, self.chat), shown.reward
+            question_of(example.row), step_records(example, self.chat), example.reward
         )
         if self.trainer.stop_on_collapse:
-            refuse_collapse(self.run)
-        over = self.limit.reached() and step < self.trainer.steps
+            stop_and_roll_back(self.run)
+        over = self.limit.would_exceed() and step < self.trainer.steps
         if self.interrupted or over:
             self.save(self.learner)
-            why = "" if self.interrupted else self.limit.said
+            why = "" if self.interrupted else self.limit.message
             raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
     def save(self, learner: Learner) -> None:
@@ -211,27 +217,32 @@ class _Recorder:
         save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
 
 
-def refuse_collapse(run: RunDir) -> None:
+def stop_and_roll_back(run: RunDir) -> None:
     """Raise AgentR1Error if the newest metrics mean collapse. Delete the checkpoints since it
     began."""
-    lines = run.metrics.read()
-    if not (found := [sign for sign in new_signs(lines) if sign.collapse]):
+    collapses = [sign for sign in new_signs(run.metrics.read()) if sign.collapse]
+    if not collapses:
         return
-    healthy = [
-        c for c in list_checkpoints(run.checkpoints) if int(c.name[5:]) <= found[0].step - SPAN
-    ]
-    for checkpoint in list_checkpoints(run.checkpoints) if healthy else ():
-        if checkpoint not in healthy:
-            remove(checkpoint)
-    kept = (
-        f"the last healthy checkpoint is {healthy[-1]}"
-        if healthy
-        else "no checkpoint is older than that"
-    )
+    first = collapses[0]
+    checkpoints = list_checkpoints(run.checkpoints)
+    # A sign compares means over SPAN steps, so it may appear that many steps late.
+    healthy = [c for c in checkpoints if checkpoint_step(c) <= first.step - SPAN]
+    advice = "no checkpoint is older than that"
+    if healthy:
+        # Without a healthy one nothing is deleted: a bad checkpoint is better than none.
+        for checkpoint in checkpoints:
+            if checkpoint not in healthy:
+                remove(checkpoint)
+        advice = f"the last healthy checkpoint is {healthy[-1]}"
     raise AgentR1Error(
-        f"stopped after step {found[0].step} (trainer.stop_on_collapse); {kept}. {found[0]}",
+        f"stopped after step {first.step} (trainer.stop_on_collapse); {advice}. {first}",
         code="collapsed",
     )
+
+
+def checkpoint_step(folder: Path) -> int:
+    """Return the step of a checkpoint's folder, which is called `step_000010`."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
@@ -262,13 +273,13 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
 
     SIGTERM (Slurm, a preempted machine) and SIGHUP (a broken SSH connection) count as Ctrl-C.
     """
-    received: list[int] = []
+    signals: list[int] = []
     terminals = [stream for stream in (1, 2) if os.isatty(stream)]
 
     def on_signal(number, frame):
-        if received:
+        if signals:
             raise KeyboardInterrupt
-        received.append(number)
+        signals.append(number)
         if (
             number == signal.SIGHUP
         ):  # the terminal cannot be written to, and its shell sends the signal again
@@ -283,7 +294,7 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
         numbers.append(signal.SIGHUP)
     previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
-        yield received
+        yield signals
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -294,11 +305,11 @@ class TimeLimit:
 
     def __init__(self, hours: float, started: float):
         self.end = started + 3600 * hours if hours else float("inf")
-        self.said = f"trainer.max_hours={hours:g} would be over in the next step; "
+        self.message = f"trainer.max_hours={hours:g} would be over in the next step; "
         self.last = time.time()
         self.longest = 0.0
 
-    def reached(self) -> bool:
+    def would_exceed(self) -> bool:
         """Return whether another step, as long as the longest so far, would exceed the limit."""
         now = time.time()
         self.last, self.longest = now, max(self.longest, now - self.last)
@@ -307,8 +318,8 @@ class TimeLimit:
 
 def start_model(paths: Workspace) -> Path:
     """Return the folder of the model that RL starts from. Raise AgentR1Error if it is missing."""
-    if path := paths.config.model.path:
-        check_local_model(path)
+    if paths.config.model.path:
+        check_local_model(paths.config.model.path)
     paths.data_folder()  # raises first, so that the first missing stage is named
     if paths.needs_index:
         paths.require(paths.index, "agent-r1 index")
@@ -328,12 +339,12 @@ def check_start_model(paths: Workspace) -> None:
 def check_network(config: Config, model: Path) -> None:
     """Raise AgentR1Error for damaged weights, a too short context, or an unsupported
     architecture."""
-    if trouble := hub.damage(model):
+    trouble = hub.damage(model)
+    if trouble:
         raise AgentR1Error(f"this model cannot be trained: {trouble}", code="damaged_model")
     context = config.rollout.max_context
-    if context > (
-        longest := model_files.read_config(model).get("max_position_embeddings", context)
-    ):
+    longest = model_files.read_config(model).get("max_position_embeddings", context)
+    if context > longest:
         raise ConfigError(
             f"rollout.max_context={context} is more than the model's {longest} positions",
             code="context_exceeds_model",

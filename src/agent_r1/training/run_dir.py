@@ -30,7 +30,7 @@ from agent_r1.config import (
     user_code,
 )
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.files import locked, write_whole, writing
+from agent_r1.ground.files import hold_lock, write_whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.log import MetricsFile
@@ -63,14 +63,14 @@ class RunDir:
         """Return the newest checkpoint, or None."""
         return (list_checkpoints(self.checkpoints) or [None])[-1]
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether anything has run here. A refused run may leave an empty folder."""
         return any(
             (self.path / name).exists()
             for name in ("metrics.jsonl", "checkpoints", "eval_before.json")
         )
 
-    def finished(self, steps: int) -> bool:
+    def is_finished(self, steps: int) -> bool:
         """Return whether the last step has a checkpoint."""
         latest = self.latest_checkpoint()
         return latest is not None and latest.name == f"step_{steps:06d}"
@@ -81,8 +81,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
-    unfinished = latest is not None and not run.finished(config.trainer.steps)
-    if latest and unfinished and not resume:
+    can_continue = latest is not None and not run.is_finished(config.trainer.steps)
+    if latest and can_continue and not resume:
         with only_trainer(run):
             # raises if another process is training the run: --resume would be the wrong advice
             pass
@@ -91,7 +91,10 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
             "choose another name with --run NAME",
             code="run_exists",
         )
-    if unfinished and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads:
+    if (
+        can_continue
+        and (threads := from_yaml(run.config).trainer.threads) != config.trainer.threads
+    ):
         say(
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
             "another order, so the last bits "
@@ -115,21 +118,23 @@ def open_run(run: RunDir, config: Config) -> None:
 
 def check_same_settings(run: RunDir, config: Config) -> None:
     """Raise AgentR1Error if an existing run was started with settings that give other weights."""
-    if not (run.config.exists() and run.begun()):
+    if not (run.config.exists() and run.has_begun()):
         return
-    saved = from_yaml(run.config)
-    if fingerprint(saved) != fingerprint(config):
+    old_config = from_yaml(run.config)
+    if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
-            f"{run.path} was started with other settings ({_first_difference(saved, config)}); "
+            f"{run.path} was started with other settings "
+            f"({_first_difference(old_config, config)}); "
             "choose another name with "
             "--run NAME, or delete the folder",
             code="other_settings",
         )
     then = json.loads(run.code.read_text()) if run.code.exists() else {}
     now = plugins.code_hashes(user_code(config))
-    if changed := sorted(name for name in {*then, *now} if then.get(name) != now.get(name)):
+    changes = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
+    if changes:
         raise AgentR1Error(
-            f"{', '.join(changed)} changed since {run.path} was started; undo the change, choose "
+            f"{', '.join(changes)} changed since {run.path} was started; undo the change, choose "
             "another name with "
             "--run NAME, or delete the folder",
             code="other_code",
@@ -138,7 +143,7 @@ def check_same_settings(run: RunDir, config: Config) -> None:
 
 def only_trainer(run: RunDir) -> AbstractContextManager[None]:
     """Lock the run against training by another process."""
-    return locked(
+    return hold_lock(
         run.path / ".lock",
         f"another process is training {run.path}; wait for it, or choose --run NAME",
     )
@@ -150,9 +155,10 @@ def _first_difference(old: Config, new: Config) -> str:
     def flat(value: Any, prefix: str = "") -> dict[str, Any]:
         if not isinstance(value, dict):
             return {prefix[:-1]: value}
-        return {
-            k: v for key, inner in value.items() for k, v in flat(inner, f"{prefix}{key}.").items()
-        }
+        settings: dict[str, Any] = {}
+        for key, inner in value.items():
+            settings |= flat(inner, f"{prefix}{key}.")
+        return settings
 
     a = flat(fingerprint_values(old))
     b = flat(fingerprint_values(new))

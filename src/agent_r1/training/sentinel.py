@@ -59,24 +59,24 @@ class Sign:
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
     """List all signs of a run: where each began, and whether it ended."""
-    found: dict[str, Sign] = {}
+    signs_by_name: dict[str, Sign] = {}
     for n in sorted(
         {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
     ):  # a sample of a long run's steps
         now = {sign.name: sign for sign in new_signs(lines[:n])}
-        for name, sign in found.items():
+        for name, sign in signs_by_name.items():
             if name in now:
-                found[name] = replace(sign, over=None)
+                signs_by_name[name] = replace(sign, over=None)
             # A reason for zero is checked once, so it holds until an episode is paid. Collapse is
             # checked from 2 SPAN on.
             elif (
                 not sign.over
                 and n >= 2 * SPAN
-                and (not name.startswith("zero") or _paid(lines[n - 1]))
+                and (not name.startswith("zero") or _any_reward(lines[n - 1]))
             ):
-                found[name] = replace(sign, over=lines[n - 1][STEP_KEY])
-        found = now | found
-    return list(found.values())
+                signs_by_name[name] = replace(sign, over=lines[n - 1][STEP_KEY])
+        signs_by_name = now | signs_by_name
+    return list(signs_by_name.values())
 
 
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
@@ -124,17 +124,17 @@ CAUSES = {
 
 def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """List reasons why no episode of the first steps was paid."""
-    if any(map(_paid, lines)):
+    if any(map(_any_reward, lines)):
         return []
     step = lines[-1][STEP_KEY]
-    found = []
-    for reason, (seen, meaning, remedy) in CAUSES.items():
+    reasons = []
+    for reason, (observation, meaning, remedy) in CAUSES.items():
         share = _mean(lines, f"stop/{reason}")
         if share >= 0.5:
-            found.append(
+            reasons.append(
                 Sign(
                     f"zero: {reason}",
-                    f"{share:.0%} of the episodes {seen}",
+                    f"{share:.0%} of the episodes {observation}",
                     meaning,
                     remedy,
                     step,
@@ -143,7 +143,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
     share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        found.append(
+        reasons.append(
             Sign(
                 "zero: no call",
                 "no tool was called in 100% of the episodes",
@@ -153,7 +153,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
         )
     elif share_invalid >= 0.5:
-        found.append(
+        reasons.append(
             Sign(
                 "zero: invalid calls",
                 f"{share_invalid:.0%} of the calls could not be run",
@@ -163,9 +163,9 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
             )
         )
     if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
-        found.append(_gap(gap, step))
-    if not found:
-        found.append(
+        reasons.append(_gap(gap, step))
+    if not reasons:
+        reasons.append(
             Sign(
                 "zero: wrong",
                 "no episode was paid",
@@ -174,7 +174,7 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
                 step,
             )
         )
-    return found
+    return reasons
 
 
 # -------------------------------------------------------------------------------- has it collapsed?
@@ -201,10 +201,10 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
 def _collapse(lines: Sequence[Line]) -> list[Sign]:
     start = lines[:SPAN]
     now = lines[-SPAN:]
-    found = []
+    signs = []
 
     def add(name: str, seen: str, means: str, first: str) -> None:
-        found.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
+        signs.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
 
     score = _mean(now, "critic/score/mean")
     best = _best(lines)
@@ -250,8 +250,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
                 first,
             )
     if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
-        found.append(_gap(gap, lines[-1][STEP_KEY]))
-    return found
+        signs.append(_gap(gap, lines[-1][STEP_KEY]))
+    return signs
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
@@ -268,7 +268,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = (
+    observation = (
         f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
         "are left"
     )
@@ -277,7 +277,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
         "such a leak)"
     )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
-    return [Sign("host memory", seen, meaning, first, lines[-1][STEP_KEY])]
+    return [Sign("host memory", observation, meaning, first, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
@@ -298,7 +298,7 @@ def _gap(gap: float, step: int) -> Sign:
     )
 
 
-def _paid(line: Line) -> bool:
+def _any_reward(line: Line) -> bool:
     return line.get("reward/em", _score(line)) > 0
 
 

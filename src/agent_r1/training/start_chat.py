@@ -54,7 +54,7 @@ def chat_folder(config: Config) -> Path | None:
     """Return a folder with the tokenizer and template of `model.path`, fetched if needed."""
     path = config.model.path
     check_local_model(path)
-    folder = Workspace(config).pretrained
+    folder = Workspace(config).base_model
     if (folder / "tokenizer.json").is_file() or not hub.is_repo_name(path):
         return folder if folder.is_dir() else None
     return hub.fetch_chat(path)

@@ -112,22 +112,24 @@ def compute_advantages(
     if estimate.groups:
         # If the environment broke off all but one episode of a group, there is nothing to compare
         # it with.
-        left = Counter(group for group, _ in {keys[i].episode for i in order})
-        order = [i for i in order if left[keys[i].group] > 1]
-    advantages_BT, returns_BT = (
-        torch.zeros_like(token_level_rewards, dtype=torch.float32) for _ in range(2)
-    )
+        episodes_of_order = {keys[i].episode for i in order}
+        sizes = Counter(group for group, _ in episodes_of_order)
+        order = [i for i in order if sizes[keys[i].group] > 1]
+    advantages_BT = torch.zeros_like(token_level_rewards, dtype=torch.float32)
+    returns_BT = torch.zeros_like(token_level_rewards, dtype=torch.float32)
+    if metrics is None:
+        metrics = {}
     if order:
-        episodes = {
-            episode: n for n, episode in enumerate(dict.fromkeys(keys[i].episode for i in order))
-        }
+        episodes: dict[tuple[str, int], int] = {}  # in the order of their first rows
+        for i in order:
+            episodes.setdefault(keys[i].episode, len(episodes))
         batch = Batch(
             rewards_BT=token_level_rewards[order],
             mask_BT=response_mask[order],
             groups=[keys[i].group for i in order],
             trajectory_B=torch.tensor([episodes[keys[i].episode] for i in order]),
             columns={column: values[order] for column, values in (columns or {}).items()},
-            metrics={} if metrics is None else metrics,
+            metrics=metrics,
             **{name: None if values is None else values[order] for name, values in tensors.items()},
         )
         advantages_BT[order], returns_BT[order] = estimate(batch, section)
@@ -143,15 +145,15 @@ def votes(keys: list[str], minibatch_B: list[int], mask_BT: Tensor) -> tuple[Ten
     """Return [B] action tokens of each row's episode, and the minibatch's number of episodes.
 
     verl would count rows, including padding. An episode with more rows than a minibatch is cut
-    (`deal`); each part counts as an episode.
+    (`deal_into_minibatches`); each part counts as an episode.
     """
     parts = [
         (number, parse_key(key).episode) for number, key in zip(minibatch_B, keys, strict=True)
     ]
     numbers = {part: number for number, part in enumerate(dict.fromkeys(parts))}
     tokens_B = episode_tokens(mask_BT, torch.tensor([numbers[part] for part in parts]))
-    acted = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
-    episodes = Counter(number for number, _ in acted)
+    with_actions = {part for part, tokens in zip(parts, tokens_B.tolist(), strict=True) if tokens}
+    episodes = Counter(number for number, _ in with_actions)
     return tokens_B, torch.tensor([episodes[number] for number in minibatch_B])
 
 
@@ -166,21 +168,22 @@ def verl_actor_loss(
     (verl.tis_cap).
     """
     logprobs_BT = no_padding_2_padding(model_output["log_probs"], data)
-    names = (
+    columns = data.select(
         "response_mask",
         "old_log_probs",
         "advantages",
         "episode_tokens",
         "minibatch_episodes",
         "ref_log_prob",
-    )
-    columns = data.select(*names, "rollout_is_weights", strict=False).to_padded_tensor()
-    mask_BT, mode = columns["response_mask"].bool(), config.loss_agg_mode
-    normalizer = (
-        data["batch_num_tokens"]
-        if mode == "token-mean"
-        else columns["minibatch_episodes"][0, 0].item()
-    )
+        "rollout_is_weights",
+        strict=False,
+    ).to_padded_tensor()
+    mask_BT = columns["response_mask"].bool()
+    mode = config.loss_agg_mode
+    if mode == "token-mean":
+        normalizer = data["batch_num_tokens"]
+    else:
+        normalizer = columns["minibatch_episodes"][0, 0].item()
     if mode == "seq-mean-token-sum-norm":
         normalizer *= config.loss_scale_factor
 

@@ -70,7 +70,7 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
     cuda."""
-    values = {"our": config.model_dump(), "run": computed_settings(config, sources, device)}
+    values = {"our": config.model_dump(), "run": settings_of_run(config, sources, device)}
     settings = OmegaConf.create(
         (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
     )
@@ -78,7 +78,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     return {part: parts[part] for part in ("added", "changed")}
 
 
-def computed_settings(config: Config, sources: Sources, device: str) -> dict[str, Any]:
+def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Compute the values that settings.yaml calls `run`: those that are no setting of ours."""
     r = config.rollout
     a = config.actor
@@ -87,12 +87,13 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
     cpu = device == "cpu"
     critic = config.algorithm_has("critic")
     kl = a.kl_coef > 0
+    attention = attention_name(v.attention, device)
     if dtype in ("auto", "fast"):
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap
     if cap is None:  # in float32 sampler and trainer agree
         cap = 2.0 if dtype == "bfloat16" else 0.0
-    return {
+    values = {
         "model": str(sources.model.resolve()),
         "train": str(sources.train.resolve()),
         "val": str(sources.val.resolve()),
@@ -106,7 +107,8 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "gpu": not cpu,
         "dtype": dtype,
         "half": {"float32": "fp32", "bfloat16": "bf16"}[dtype],
-        "attention": "sdpa" if cpu else "flash_attention_2",
+        "attention": {"varlen": "agent_r1_varlen"}.get(attention, attention),
+        "packed": attention != "sdpa",
         "extension": "agent_r1.verl_engine.cpu.CpuWorkerExtension" if cpu else None,
         "bucket_megabytes": bucket_megabytes(sources.model),
         "storage_units": 1 if cpu else 8,
@@ -123,11 +125,23 @@ def computed_settings(config: Config, sources: Sources, device: str) -> dict[str
         "tis_cap": cap or 2.0,
         "critic": critic,
         "actor_minibatch": r.prompts_per_step // a.minibatches,
-        "critic_minibatch": r.prompts_per_step // config.critic.minibatches if critic else 1,
-        "critic_steps": config.critic.warmup_steps if critic else 0,
-        "first_actor_step": config.critic.warmup_steps + 1 if critic else 0,
+        "critic_minibatch": 1,
+        "critic_steps": 0,
+        "first_actor_step": 0,
         "test_freq": config.trainer.eval_every or -1,
     }
+    if critic:
+        values["critic_minibatch"] = r.prompts_per_step // config.critic.minibatches
+        values["critic_steps"] = config.critic.warmup_steps
+        values["first_actor_step"] = config.critic.warmup_steps + 1
+    return values
+
+
+def attention_name(setting: str, device: str) -> str:
+    """Resolve `verl.attention=auto` without a look at the machine: sdpa on a CPU."""
+    if setting != "auto":
+        return setting
+    return "sdpa" if device == "cpu" else "flash_attention_2"
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:

@@ -30,7 +30,14 @@ PROCESS_LOSS = (
     "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
     "memory, dmesg says so: " + LESS_MEMORY
 )
-EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
+EVERYWHERE = (
+    "AGENT_R1_HOME",
+    "AGENT_R1_VERL_RUN",
+    "HF_HUB_OFFLINE",
+    "VLLM_NO_USAGE_STATS",
+    "VERL_USE_EXTERNAL_MODULES",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+)
 """Our variables (launch.py) that a worker in a user's own Ray does not inherit."""
 
 
@@ -97,9 +104,8 @@ def one_line_cause(cause: BaseException) -> str:
 
 def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     """Train and return the exit code: 0 when done, 1 with the cause in cause.txt."""
-    ctypes.CDLL(None).prctl(
-        1, signal.SIGTERM
-    )  # PR_SET_PDEATHSIG: if the launcher is killed, this process ends too
+    # PR_SET_PDEATHSIG (1): if the launcher is killed, this process ends too.
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)
     config = OmegaConf.load(file)
     config.transfer_queue.enable = True
     # The launcher, which has imported verl, wrote this: importing verl here takes longer than Ray's
@@ -107,21 +113,22 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     runtime = json.loads(Path(file).with_name("runtime.json").read_text())
     unset = {name: value for name, value in runtime["env_vars"].items() if name not in os.environ}
     runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}
-    ours = {
-        "address": "local",  # never another Ray that is running here
-        "num_cpus": int(cpus),
-        "num_gpus": int(gpus) or None,
-        "include_dashboard": False,
-        "_temp_dir": ray_folder,
-    }
     several = config.trainer.nnodes > 1
-    if several:  # the Ray of all machines, which knows their resources
-        ours = {"address": os.environ["RAY_ADDRESS"]}
-        runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE}
+    if several:
+        runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
     try:
-        ray.init(**ours, runtime_env=runtime)
-        if several:
+        if several:  # the Ray of all machines, which knows their resources
+            ray.init(address=os.environ["RAY_ADDRESS"], runtime_env=runtime)
             check_cluster(config, int(cpus))
+        else:
+            ray.init(
+                address="local",  # never another Ray that is running here
+                num_cpus=int(cpus),
+                num_gpus=int(gpus) or None,
+                include_dashboard=False,
+                _temp_dir=ray_folder,
+                runtime_env=runtime,
+            )
         OmegaConf.resolve(config)
         runner = AgentTaskRunner.remote()
         ray.get(runner.run.remote(config))

@@ -47,7 +47,7 @@ from agent_r1.training.learner import refuse_gradient
 from agent_r1.training.log import free_host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
-from agent_r1.training.run import TimeLimit, refuse_collapse
+from agent_r1.training.run import TimeLimit, stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.algorithms import (
     RowKey,
@@ -119,11 +119,11 @@ class AgentR1Trainer(PPOTrainerSync):
             self.folder / "stop"
         )  # launch.watch makes it at Ctrl-C: the step is finished and saved first
         if (
-            self.limit.reached()
+            self.limit.would_exceed()
             and self.global_steps < self.total_training_steps
             and not stop.exists()
         ):
-            stop.write_text(self.limit.said)
+            stop.write_text(self.limit.message)
         if stop.exists():
             latest = self.run.latest_checkpoint()
             if latest is None or latest.name != f"step_{self.global_steps:06d}":
@@ -158,7 +158,9 @@ class AgentR1Trainer(PPOTrainerSync):
         if missing * 2 > count:
             self.phase("sampling")
             failure = self.folder / "failure.txt"
-            reason = failure.read_text() if failure.exists() else "see the log"
+            reason = "see the log"
+            if failure.exists():
+                reason = failure.read_text()
             raise AgentR1Error(
                 f"{missing} of {count} episodes failed: {reason}", code="episodes_failed"
             )
@@ -282,20 +284,23 @@ class AgentR1Trainer(PPOTrainerSync):
         If the value of a row is NaN, another sample of its prompt may have it: the greedy episode
         belongs to only one.
         """
-        data = tq.kv_batch_get(
+        rows = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"]
         )
-        extras = data.get("extra_fields").tolist()
+        extras = rows.get("extra_fields").tolist()
         groups = [parse_key(key).group for key in batch.keys]
         columns = {}
         for column in self.estimate.columns:
             if column.of_tokens:
                 continue
             values = [extra["columns"][column.name] for extra in extras]
-            known = {
+            value_of_group = {
                 group: value for group, value in zip(groups, values, strict=True) if value == value
             }
-            values = [known.get(group, value) for group, value in zip(groups, values, strict=True)]
+            values = [
+                value_of_group.get(group, value)
+                for group, value in zip(groups, values, strict=True)
+            ]
             columns[column.name] = torch.tensor(values, dtype=column.dtype)
         return torch.tensor([extra["truncated"] for extra in extras]), columns
 
@@ -344,16 +349,17 @@ class AgentR1Trainer(PPOTrainerSync):
             for key, tag in zip(batch.keys, batch.tags, strict=True)
             if not tag.get("is_padding")
         ]
-        data = tq.kv_batch_get(
+        columns = tq.kv_batch_get(
             keys=real,
             partition_id=batch.partition_id,
             select_fields=["extra_fields", "response_mask"],
         )
-        keys, tokens = [parse_key(key) for key in real], int(data["response_mask"].values().sum())
+        keys = [parse_key(key) for key in real]
+        tokens = int(columns["response_mask"].values().sum())
         # Each row of an episode carries the same extras: count them once.
         extras = {
             key.episode: extra
-            for key, extra in zip(keys, data.get("extra_fields").tolist(), strict=True)
+            for key, extra in zip(keys, columns.get("extra_fields").tolist(), strict=True)
         }
         episodes = [EpisodeNumbers(**extra["episode"]) for extra in extras.values()]
         metrics |= (
@@ -364,19 +370,21 @@ class AgentR1Trainer(PPOTrainerSync):
         metrics |= free_host_memory()
         self.checkpoint_metrics = {}
         metrics["perf/agent_tokens_per_s"] = tokens / timing_raw["gen"]
-        calls, failed = (
-            sum(e.metrics.get(name, 0.0) for e in episodes)
-            for name in ("tool_calls", "failed_calls")
-        )
-        refuse_broken_tools(
-            calls, failed, next(filter(None, (e["failed_call"] for e in extras.values())), "")
-        )
+        calls = sum(episode.metrics.get("tool_calls", 0.0) for episode in episodes)
+        failures = sum(episode.metrics.get("failed_calls", 0.0) for episode in episodes)
+        example = ""
+        for extra in extras.values():
+            if extra["failed_call"]:
+                example = extra["failed_call"]
+                break
+        refuse_broken_tools(calls, failures, example)
         records = {
             episode: extra["record"] for episode, extra in sorted(extras.items()) if extra["record"]
         }
         if records:
             for key in keys:
-                row, advantages = records[key.episode]["rows"][key.row], self.advantages[key]
+                row = records[key.episode]["rows"][key.row]
+                advantages = self.advantages[key]
                 row["advantages"] = [0.0] * (len(row["input_ids"]) - len(advantages)) + advantages
             write_rollouts(
                 self.run.path / "rollouts" / f"step_{global_steps:06d}.jsonl",
@@ -384,7 +392,7 @@ class AgentR1Trainer(PPOTrainerSync):
             )
         self.run.metrics.append(metrics)
         if self.ours.trainer.stop_on_collapse:
-            refuse_collapse(self.run)
+            stop_and_roll_back(self.run)
         self.phase("next step")
 
     # ------------------------------------------------------------------------------ the checkpoints
@@ -396,31 +404,35 @@ class AgentR1Trainer(PPOTrainerSync):
         rows = self._logprobs_now()
         self.phase("checkpoint: save")
         super()._save_checkpoint()
-        actor, step = self.config.actor_rollout_ref, self.global_steps
+        actor = self.config.actor_rollout_ref
+        step = self.global_steps
         dtype = actor.actor.fsdp_config.dtype
-        kept = keep_shards(self.run, step, self.folder / f"global_step_{step}", dtype, rows)
+        shards = keep_shards(self.run, step, self.folder / f"global_step_{step}", dtype, rows)
         self.checkpoint_metrics = finish(
-            self.run, self.ours, Path(actor.model.path), kept, self.phase
+            self.run, self.ours, Path(actor.model.path), shards, self.phase
         )
 
     def _logprobs_now(self) -> list[dict[str, Any]]:
         """Return some rows of this step with the updated policy's log-probabilities."""
         ranks = self.config.trainer.n_gpus_per_node * self.config.trainer.nnodes
-        tagged = sorted(
+        keys_and_tags = sorted(
             zip(self._batch.keys, self._batch.tags, strict=True),
             key=lambda row: "is_padding" in row[1],
         )
         rows = -(-PARITY_ROWS // ranks) * ranks  # each rank takes as many
-        batch = self._batch.select_keys([key for key, _ in tagged[:rows]])
+        batch = self._batch.select_keys([key for key, _ in keys_and_tags[:rows]])
         batch.extra_info |= {"calculate_entropy": False, "compute_loss": False, "temperature": 1.0}
         self.actor_rollout_wg.compute_log_prob(batch)
         fields = ["input_ids", "log_probs", "response_mask"]
-        data = tq.kv_batch_get(
+        fields_of_rows = tq.kv_batch_get(
             keys=batch.keys[:PARITY_ROWS], partition_id=batch.partition_id, select_fields=fields
         )
-        logprobs = response_from_nested(data["log_probs"], data["response_mask"])
+        logprobs = response_from_nested(
+            fields_of_rows["log_probs"], fields_of_rows["response_mask"]
+        )
         columns = (
-            column.unbind() for column in (data["input_ids"], logprobs, data["response_mask"])
+            column.unbind()
+            for column in (fields_of_rows["input_ids"], logprobs, fields_of_rows["response_mask"])
         )
         return [parity_row(*row) for row in zip(*columns, strict=True)]
 
@@ -428,6 +440,9 @@ class AgentR1Trainer(PPOTrainerSync):
 def parity_row(ids: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> dict[str, Any]:
     """Cut a row for `checkpoints.compare_logprobs`; some of the response always remains."""
     prompt = len(ids) - len(logprobs)
-    cut = max(PARITY_TOKENS, prompt + 64)
-    answer = {"logprobs": logprobs[: cut - prompt].tolist(), "mask": mask[: cut - prompt].tolist()}
-    return {"ids": ids[:cut].tolist()} | answer
+    length = max(PARITY_TOKENS, prompt + 64)
+    answer = {
+        "logprobs": logprobs[: length - prompt].tolist(),
+        "mask": mask[: length - prompt].tolist(),
+    }
+    return {"ids": ids[:length].tolist()} | answer

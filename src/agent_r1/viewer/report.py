@@ -415,7 +415,8 @@ def draw(
             alpha=0.8,
             clip_on=False,
         )
-    for curve in () if stacked else curves:
+    lines = [] if stacked else curves
+    for curve in lines:
         xs, ys = zip(*curve.points, strict=True)
         if curve.noisy:
             axes.plot(xs, ys, color=COLOURS[curve.colour], linewidth=1.2, alpha=0.35, clip_on=False)

@@ -69,30 +69,24 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
             "again",
             code="bad_rollout",
         )
-    return [
-        TokenCell(
+    cells = []
+    for position in range(n):
+        text = row["tokens"][position]
+        sampled = bool(row["action_mask"][position])
+        cell = TokenCell(
             position=position,
-            id=token_id,
+            id=row["input_ids"][position],
             text=clean(text),
-            sampled=bool(mask),
+            sampled=sampled,
             control=bool(_CONTROL.fullmatch(text)),
-            step=step,
-            logprob=logprob if mask else None,
-            reward=reward,
-            advantage=advantage if mask else None,
-            process=on_the_way,
+            step=row["step_ids"][position],
+            logprob=row["logprobs"][position] if sampled else None,
+            reward=row["rewards"][position],
+            advantage=advantages[position] if sampled else None,
+            process=process[position],
         )
-        for position, (
-            token_id,
-            text,
-            mask,
-            logprob,
-            reward,
-            step,
-            advantage,
-            on_the_way,
-        ) in enumerate(zip(*lists, advantages, process, strict=True))
-    ]
+        cells.append(cell)
+    return cells
 
 
 # ------------------------------------------------------------------------------------ for terminals
@@ -155,7 +149,10 @@ def tokens_html(row: Mapping[str, Any], start: int = 0, end: int | None = None) 
 
 def _span(cell: TokenCell) -> str:
     classes = ["t"]
-    classes.append("s" if cell.sampled else "r")
+    if cell.sampled:
+        classes.append("s")
+    else:
+        classes.append("r")
     if cell.control:
         classes.append("c")
     if cell.advantage:

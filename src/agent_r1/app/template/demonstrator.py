@@ -14,7 +14,9 @@ def demonstrate(row, history, rng):
     if len(results) == len(steps) or (results and rng.random() < 0.6):
         return Hermes.answer(results[-1], "done")
     operation, right = steps[len(results)]
-    left = results[-1] if results else first
+    left = first
+    if results:
+        left = results[-1]
     return Hermes.call(
         "calculate",
         f"step {len(results) + 1}",

@@ -6,11 +6,9 @@ from agent_r1 import HermesToolEnv, Outcome, StopReason
 class Sums(HermesToolEnv):
     def outcome(self, stop_reason: StopReason) -> Outcome:
         """Return 1 for the right number in any notation ("7", "7.0", " 7 ")."""
-        answer, _ = (
-            self.dialect.answer_in(self.final_turn or "")
-            if stop_reason is StopReason.ANSWERED
-            else (None, True)
-        )
+        answer = None
+        if stop_reason is StopReason.ANSWERED:
+            answer, _ = self.dialect.answer_in(self.final_turn or "")
         try:
             right = float(answer or "nan") in map(float, self.row["reward_model"]["ground_truth"])
         except ValueError:

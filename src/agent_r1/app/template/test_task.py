@@ -21,7 +21,8 @@ def test_a_demonstrator_that_never_stops_early_is_always_right():
 
     for line in (HERE / "questions.jsonl").read_text().splitlines()[:50]:
         question = json.loads(line)
-        row, history = {"prompt": [{"role": "user", "content": question["question"]}]}, []
+        row = {"prompt": [{"role": "user", "content": question["question"]}]}
+        history = []
         for _ in range(3):
             turn = demonstrate(row, history, Patient())
             if "<answer>" in turn:
