@@ -6,23 +6,26 @@ conversations than those of `template_probe.py`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import re
 from pathlib import Path
 
 import pytest
-from conftest import fails_with
+from conftest import ScriptedPolicy, fails_with, question_row, task
 from families import Family, family_of, packaged_templates, tokenizer_of
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Observation
-from agent_r1.env import dialect_of
+from agent_r1.core import Observation, Sampling, StopReason
+from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import choose, fitting, template_dialects, written_call
+from agent_r1.rollout.episode import AgentEnvLoop, Limits
 from agent_r1.rollout.setup import check_dialect
 from agent_r1.rollout.template_facts import only_copies, studied_chat, study
+from agent_r1.tool import BaseTool, ToolCall, ToolResult
 from agent_r1.training.chat_tools import tools_template
 from agent_r1.training.tiny_model import CHAT_TEMPLATE, train_tokenizer
 
@@ -278,6 +281,7 @@ SYNTHETIC = {
     "cut": (chatml("{{ m.content[:12] }}"), "exact"),
     "compared": (chatml("{{ m.content }}{{ '' if m.content.endswith('0') else '0' }}"), "exact"),
     "empty left out": (chatml("{% if m.content %}[{{ m.content }}]{% endif %}"), "exact"),
+    "empty replaced": (chatml("{{ m.content or 'nothing' }}"), "exact"),
     "through a macro": (
         "{% macro show(c) %}{{ c }}{% endmacro %}" + chatml("{{ show(m.content) | trim }}"), "exact",
     ),
@@ -392,6 +396,65 @@ def test_a_content_that_is_changed_makes_no_control_token(name, hostile):
         return [i for i in ids if i in set(chat.control_ids.values())]
 
     assert controls(hostile) == controls("harmless")
+
+
+class LookUp(BaseTool):
+    """The tool of `TOOLS`; its page has what templates like to change."""
+
+    name = TOOLS[0]["function"]["name"]
+    description = TOOLS[0]["function"]["description"]
+    parameters = TOOLS[0]["function"]["parameters"]
+
+    async def execute(self, args):
+        return f' {args["words"]}:\n"one" \\ <two>\n'
+
+
+@pytest.mark.parametrize(("template", "dialect"), EXACT.items())
+def test_an_episode_has_the_templates_tokens(template, dialect):
+    """The loop, the environment and the dialect together, with two calls in a row."""
+    tokenizer = tokenizer_of(family_of(template), TRL[template])
+    chat = studied_chat(tokenizer)
+    config = EnvConfig(name=dialect)
+    spoken = dialect_of(config)
+    call = ToolCall("look_up", {"words": "Oslo"})
+    turns = []
+    for number in range(3):
+        text = spoken.write_turn("Oslo" if number == 2 else call)
+        turns.append(chat.turn_ids(text, spoken.end_token(text)))
+    tools = {"look_up": LookUp()}
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: turns[turn])
+    loop = AgentEnvLoop(
+        policy, chat, Limits(400, 10**5, 60.0), lambda row: make_env(row, tools, config)
+    )
+    row = question_row("Where?\n", ("Oslo",), agent_name=dialect)
+    played = asyncio.run(loop.run(task(row), Sampling(400)))
+    assert (played.stop_reason, len(played.steps)) == (StopReason.ANSWERED, 3)
+    first = spoken.first_observation(row["prompt"], tools)
+    messages = list(first.messages)
+    for number, step in enumerate(played.steps):
+        expected = rendered(chat, messages, first.tools)
+        begin = 0
+        if number:
+            before = played.steps[number - 1]
+            begin = len(before.observation_ids) + len(before.action_ids)
+        new = step.observation_ids[begin:]
+        assert new == (expected[-len(new) :] if number else expected)
+        turn = {"role": "assistant", "content": "I call."}
+        replies = spoken.responses([call], [ToolResult(' Oslo:\n"one" \\ <two>\n')], tools)
+        if study(chat.template).needs_call:
+            turn = study(chat.template).turn(["look_up"])
+            replies = study(chat.template).results(replies, ["look_up"])
+        messages += [turn, *replies]
+
+
+def test_the_template_that_showed_the_tools_writes_their_results():
+    chat = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC["named"][0]))
+    result = [{"role": "tool", "content": "r"}]
+    assert "<tool_response>" in chat.decode(chat.continuation_ids(result, closed=True))
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, *result]
+    whole = rendered(chat, messages, TOOLS)
+    ours = chat.continuation_ids(result, closed=False)
+    assert ours == whole[-len(ours) :]
 
 
 # ----------------------------------------------------------------------------- template and dialect
