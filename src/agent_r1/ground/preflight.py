@@ -151,9 +151,9 @@ def check_compiler(python_headers: str | None = None) -> Finding:
     packages = f"build-essential python{major}.{minor}-dev"
     remedy = f"install a C compiler and Python's headers (Ubuntu: {packages})"
     if not any(shutil.which(name) for name in compilers):
-        return "fail", "there is no C compiler ({})".format(" or ".join(compilers)), remedy
+        return "fail", f"there is no C compiler ({' or '.join(compilers)})", remedy
     if python_headers is not None and not Path(python_headers, "Python.h").is_file():
-        return "fail", "there is no {}".format(Path(python_headers, "Python.h")), remedy
+        return "fail", f"there is no {Path(python_headers, 'Python.h')}", remedy
     return "ok", "a C compiler is here", ""
 
 
