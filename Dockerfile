@@ -53,7 +53,7 @@ RUN useradd --uid 10001 --no-create-home --home-dir /home/agent agent \
 
 # verl, torch, vllm, transformers, flash-attn, faiss-cpu, datasets, rich, huggingface_hub, wandb and what they need, pinned.
 WORKDIR /opt/agent-r1
-COPY requirements/cpu.txt requirements/pocket.txt requirements/verl-gpu.txt requirements/hashes.txt requirements/packages.sh \
+COPY requirements/cpu.txt requirements/constraints.txt requirements/pocket.txt requirements/verl-gpu.txt requirements/hashes.txt requirements/packages.sh \
      requirements/
 # Another package index, such as one with PyTorch's CPU wheels for STACK=cpu. It stays in the image's history: no password.
 ARG PIP_EXTRA_INDEX_URL

@@ -145,7 +145,9 @@ class SandboxFusion:
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"[:MAX_OUTPUT]
             if result["status"] == "TimeLimitExceeded":
                 return Ran(output, None, "time")
-            return Ran(output, int(result["return_code"]), None)
+            # A program that the server could not end properly has the status Error and no code.
+            code = 1 if result["return_code"] is None else int(result["return_code"])
+            return Ran(output, code, None)
         except TooLongError:
             return Ran("", None, "output")
         except (httpx.TimeoutException, TimeoutError):

@@ -40,7 +40,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.tool.base import BaseTool, OneThread
+from agent_r1.tool.base import BaseTool, OneThread, ends_run
 from agent_r1.tool.function import FunctionTool
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
@@ -233,11 +233,25 @@ class MethodsEnv(WorldEnv):
         self.thread.end()
 
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
-        """Call a function of the world: a coroutine here, others in the world's thread."""
-        if inspect.iscoroutinefunction(function):
-            return await function(**arguments)
-        value = await self.thread.run(function, **arguments)
-        return await value if inspect.isawaitable(value) else value
+        """Call a function of the world: a coroutine here, others in the world's thread.
+
+        Raises an Exception for whatever the function raises, except for Ctrl-C and for the
+        cancellation of the episode.
+        """
+        task = asyncio.current_task()
+        cancellations = task.cancelling()
+        try:
+            if inspect.iscoroutinefunction(function):
+                return await function(**arguments)
+            value = await self.thread.run(function, **arguments)
+            return await value if inspect.isawaitable(value) else value
+        except (Exception, SystemExit):
+            raise
+        except BaseException as error:
+            if task.cancelling() > cancellations or ends_run(error, task):
+                raise
+            # A CancelledError that nobody asked for, a BaseExceptionGroup, a GeneratorExit.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     async def _earned(self, stop_reason: StopReason) -> float:
         if not hasattr(self.world, "get_reward"):
