@@ -74,7 +74,27 @@ def load_config(
         )
         relative = "ppo" if critic else "grpo"
         layers += [file, per_algorithm.get(final_algorithm) or per_algorithm[relative]]
-    return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
+    layers = with_implied([*layers, {"preset": preset}, overriding])
+    return _validate(_merge(*layers), trains)
+
+
+def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Insert the settings that an environment's scheme implies, before the layer that names it.
+
+    So `env.name=gym:FILE.py:Class` brings its own rows and demonstrator, and the same layer or a
+    later one may set others.
+    """
+    result: list[dict[str, Any]] = []
+    for layer in layers:
+        env = layer.get("env")
+        name = env.get("name") if isinstance(env, dict) else None
+        scheme = str(name).partition(":")[0]
+        if ":" in str(name) and scheme in tables.names("env_scheme"):
+            entry = tables.entry_of("env_scheme", scheme, "env.name")
+            plugins.trust(_strings(entry["implies"].get("cold_start", {})))
+            result.append(entry["implies"])
+        result.append(layer)
+    return result
 
 
 def apply_overrides(config: Config, overrides: list[str]) -> Config:
