@@ -24,6 +24,7 @@ from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
+from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, tables
 from agent_r1.env import make_env, offered_tools
@@ -89,6 +90,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
             from agent_r1.verl_engine.compose import require_verl
 
         require_verl()
+        check_conversion(config)
     check_own(config)
     check_free_memory(config)
     if path := config.model.path:

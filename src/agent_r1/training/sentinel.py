@@ -287,7 +287,7 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
-    """Detect a sampler that became much slower than at the start, for turns of the same length."""
+    """Detect a sampler that became much slower for turns of the same length."""
     if len(lines) < 2 * SPAN + 1:
         return []
     # Without step 1, which compiles kernels.
