@@ -71,6 +71,7 @@ from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     SamplerWatch,
     deal_into_minibatches,
     parse_key,
+    replace_unknown_logprobs,
     verl_actor_loss,
     votes,
 )
@@ -713,6 +714,32 @@ def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_
         nothing = SamplerWatch()
         for _ in range(2):
             nothing.check(trained_BT * float("nan"), sampled_BT, mask_BT)
+
+
+def test_one_nan_of_the_sampler_costs_one_weight_and_many_end_the_run():
+    mask_BT = torch.ones(2, 1000, dtype=torch.long)
+    mask_BT[1, 500:] = 0
+    trainer_BT = torch.full((2, 1000), -1.0)
+    sampler_BT = torch.full((2, 1000), -1.1)
+    sampler_BT[0, 3] = float("nan")
+    sampler_BT[1, 900] = float("nan")  # not an action: does not count
+    repaired_BT, known_BT, count = replace_unknown_logprobs(sampler_BT, trainer_BT, mask_BT)
+    assert count == 1 and known_BT.sum() == 1499 and not known_BT[0, 3]
+    weights, *_ = compute_rollout_correction_and_rejection_mask(
+        trainer_BT, repaired_BT, mask_BT, "token", 2.0
+    )
+    weights_BT = weights.batch["rollout_is_weights"]
+    assert weights_BT[0, 3] == 1.0
+    assert weights_BT[0, 0] == pytest.approx(math.exp(0.1), rel=1e-4)
+    assert weights_BT.isfinite().all()
+    watched = SamplerWatch().check(trainer_BT, repaired_BT, known_BT)
+    assert watched["training/rollout_logprobs_diff_mean"] == pytest.approx(0.1, abs=1e-5)
+    broken_BT = trainer_BT.clone()
+    broken_BT[0, 3] = float("nan")  # the trainer's own NaN stays, and ends the run later
+    assert replace_unknown_logprobs(sampler_BT, broken_BT, mask_BT)[0][0, 3].isnan()
+    sampler_BT[0, :2] = -float("inf")
+    with pytest.raises(AgentR1Error, match=r"for 3 sampled tokens, 0\.2% of the step's"):
+        replace_unknown_logprobs(sampler_BT, trainer_BT, mask_BT)
 
 
 def test_value_losses_agree():

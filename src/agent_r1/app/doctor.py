@@ -1,8 +1,8 @@
 """Check that a machine can do a run: `agent-r1 doctor [--preset NAME]`.
 
 In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per
-check, with a remedy if needed, and an exit code. Doctor leaves no files and sends nothing over the
-network.
+check, with a remedy if needed, and an exit code. Doctor leaves no files. Over the network it only
+fetches the chat template of a model on the hub.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rich.text import Text
 from agent_r1.app import plan, plan_local
 from agent_r1.config import Config
 from agent_r1.ground import machine, preflight
-from agent_r1.ground.errors import ConfigError, first_line
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import home
 from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu, find_shape
 from agent_r1.ground.machine import (
@@ -115,7 +115,7 @@ def run_checks(config: Config) -> list[Check]:
         }
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
-    found["preset"] = trouble or ("ok", f"{config.preset}: its model is available")
+    found["preset"] = trouble or check_template(config)
     return [Check(name, *finding) for name, finding in found.items()]
 
 
@@ -351,6 +351,25 @@ def check_model(config: Config) -> Finding | None:
     if (path := config.model.path) is None or is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to an existing folder"
+
+
+def check_template(config: Config) -> Finding:
+    """Check that the chat template is exact and fits the dialect; of a hub model only that is
+    fetched."""
+    try:
+        from agent_r1.training.start_chat import describe_start_chat
+
+        text = describe_start_chat(config, cached=False)
+    except AgentR1Error as error:
+        detail, _, remedy = str(error).rpartition("; ")
+        return "fail", detail, remedy
+    except Exception as error:  # a broken package: its own check names it
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return "warn", f"the chat template was not checked ({why})", "repair the packages above"
+    detail = f"{config.preset}: its model is available; chat template: {text}"
+    if text.startswith("not seen"):
+        return "warn", detail, "connect to the network and try again"
+    return "ok", detail
 
 
 def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -35,6 +36,8 @@ from agent_r1.ground.errors import ConfigError, nearest
 ALGORITHMS = tables.names("estimator")
 ENGINES = get_args(Engine)
 
+
+AUTO = "auto"
 
 # --------------------------------------------------------------------------------------- load, save
 
@@ -352,6 +355,7 @@ def _validate(values: Any, trains: bool = True) -> Config:
         config = all_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
+    config = _resolve_auto(config)
     _check_names(config)
     for conflict in _all_conflicts(config, trains):
         if isinstance(conflict, ConfigError):
@@ -372,6 +376,29 @@ def _all_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
         for owner in type(section).__mro__:
             if "conflicts" in vars(owner):
                 yield from owner.conflicts(config, trains)
+
+
+def _resolve_auto(config: Config) -> Config:
+    """Replace `auto` in the settings that the table [auto] lists, and say by what.
+
+    Only the name that is found reaches rows, the names of artefacts, config.yaml and cards.
+    """
+    for setting in tables.names("auto"):
+        if _value(config, setting) != AUTO:
+            continue
+        section, key = setting.split(".")
+        value = tables.resolve("auto", setting, setting)(config)
+        part = getattr(config, section).model_copy(update={key: value})
+        config = config.model_copy(update={section: part})
+        config.replaced_auto.append(setting)
+        print(f"{setting}={AUTO}: {value}", file=sys.stderr)
+    return config
+
+
+def keep_stored(config: Config, stored: Config) -> Config:
+    """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
+    kept = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
+    return apply_overrides(config, kept) if kept else config
 
 
 def _explain(error: ValidationError) -> ConfigError:
@@ -558,6 +585,13 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
             f"actor.lora_rank={a.lora_rank} needs --engine verl; the local loop trains all weights "
             "(actor.lora_rank=0)",
             code="lora_without_verl",
+        )
+    warmup = config.critic.warmup_steps
+    if config.algorithm_has("critic") and warmup >= config.trainer.steps:
+        yield ConfigError(
+            f"critic.warmup_steps={warmup} leaves none of trainer.steps={config.trainer.steps} for "
+            "the policy, which would not be trained; set it below trainer.steps",
+            code="policy_not_trained",
         )
     if r.prompts_per_step > config.data.train:
         yield ConfigError(
