@@ -309,6 +309,8 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
             models.append(folder)
             configs.append(config_of_model)
         config = configs[0]
+    for model in models:
+        agent.check_agent(model, config)
     paths = Workspace(config)
     paths.make_task()
     split = a.split or "test"
@@ -322,7 +324,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         config,
         rows[: a.limit],
         split,
-        a.backend or "transformers",
+        a.backend or "local",
         a.temperature or 0.0,
         a.out,
         a.prompt,
@@ -394,13 +396,15 @@ def export(a: Namespace) -> None:
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
-    from agent_r1.inference.agent import find_model
+    from agent_r1.env import dialect_of
+    from agent_r1.inference.agent import check_agent, find_model
     from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
     )
-    serve_forever(model, config.rollout, config.trainer, a.port)
+    check_agent(model, config)
+    serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
 
 
 @command(
@@ -433,7 +437,7 @@ def chat(a: Namespace) -> None:
     run_chat(
         model,
         config,
-        a.backend or "transformers",
+        a.backend or "local",
         a.question,
         a.json,
         a.tools,

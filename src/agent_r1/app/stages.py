@@ -6,9 +6,9 @@ A stage whose artefact exists is skipped. An artefact's name has a fingerprint o
 depends on. A changed setting makes a new artefact, and a stale one is never used. Each stage writes
 to a temporary name and renames at the end: an interrupted stage leaves nothing that looks complete.
 
-    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
+    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/)
     artifacts/index-<fp>/         the search index
-    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: its commit on the hub)
+    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: from the hub)
     runs/<name>/                  one training run: see training/run.py
 """
 
@@ -24,8 +24,10 @@ from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
+from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import Config, tables
+from agent_r1.config import Config, from_yaml, tables
+from agent_r1.config.load import keep_stored
 from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -37,6 +39,7 @@ from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
 from agent_r1.training.run_dir import RunDir, check_run, check_same_settings, open_run
+from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
@@ -71,11 +74,12 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
 
     The checks run in this order, from quick to slow:
 
-        run       an existing folder has these settings and this code, and is finished or to be resumed
+        run       an existing folder has these settings and this code: finished, or resumed
         engine    its packages are installed
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
-        model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
+        model     the folder of `model.path` is complete and supports context and arithmetic
+        template  its chat template is exact and fits the dialect; of a hub model only that is fetched
 
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
     workers need. Raises AgentR1Error with the remedy.
@@ -89,6 +93,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
             from agent_r1.verl_engine.compose import require_verl
 
         require_verl()
+        check_conversion(config)
     check_own(config)
     check_free_memory(config)
     if path := config.model.path:
@@ -97,10 +102,14 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.base_model)
+    check_start_chat(config)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
+    saved = run_dir(config, name).path / "config.yaml"
+    if resume and saved.exists():
+        config = keep_stored(config, from_yaml(saved))
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
@@ -255,7 +264,7 @@ def _backend(config: Config, model: Path) -> str:
     from agent_r1.rollout.model_files import OtherModelError, read_shape
 
     if config.engine != "verl":
-        return "transformers"
+        return "local"
     try:
         read_shape(model)
     except OtherModelError:
@@ -263,7 +272,7 @@ def _backend(config: Config, model: Path) -> str:
     return (
         "vllm"
         if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
-        else "transformers"
+        else "local"
     )
 
 

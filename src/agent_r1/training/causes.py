@@ -120,6 +120,12 @@ _ROWS = (
         "Find the growing process; trainer.max_hours and --resume restart all processes",
         sign="host memory",
     ),
+    Cause(
+        "sampling became slow",
+        "the sampler or the machine became slower (verl#7029 is such a case), or others use it",
+        "Look for other programs; --resume starts vLLM anew",
+        sign="slow sampling",
+    ),
     # ------------------------------------------------------------- only recorded episodes show it
     Cause(
         "the action mask covers tool results",

@@ -31,6 +31,9 @@ AGREED = 3
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
 lab/experiments/sentinel.py."""
+SPEED = "perf/agent_tokens_per_s"
+SLOW = 0.4
+"""Share of the first steps' sampled tokens per second below which a fall is reported."""
 LEAK = 30
 """Steps over which host memory is observed."""
 
@@ -94,6 +97,7 @@ def new_signs(lines: Sequence[Line]) -> list[Sign]:
         all_signs += _why_zero(lines)
     all_signs += _agreement(lines)
     all_signs += _leak(lines)
+    all_signs += _slow_sampling(lines)
     if len(lines) >= 2 * SPAN:
         all_signs += _collapse(lines)
     return all_signs
@@ -199,6 +203,26 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
         f"are left, enough for {now / a_step:.0f} more steps"
     )
     return [_sign("host memory", seen, lines[-1][STEP_KEY])]
+
+
+def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
+    """Detect a sampler that became much slower for turns of the same length."""
+    if len(lines) < 2 * SPAN + 1:
+        return []
+    # Without step 1, which compiles kernels.
+    before = lines[1 : SPAN + 1]
+    now = lines[-SPAN:]
+    speeds = [[line.get(SPEED) or 0.0 for line in part] for part in (before, now)]
+    lengths = [[line.get("response_length/mean") or 0.0 for line in part] for part in (before, now)]
+    first_speed, last_speed = (fmean(part) for part in speeds)
+    first_length, last_length = (fmean(part) for part in lengths)
+    # Shorter episodes give fewer tokens for the same overhead, so they explain a slower sampler.
+    if not first_speed:  # an old run, whose lines do not say
+        return []
+    if last_speed > SLOW * first_speed or last_length < 0.7 * first_length:
+        return []
+    seen = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
+    return [_sign("slow sampling", seen, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
