@@ -90,10 +90,10 @@ def make_rows(
     for number in range(GROUPS * SAMPLES):
         for _ in range(2 + number // 5 if rewriting and number % 5 == 0 else 1):
             row = TrainingRow(number, f"g{number // SAMPLES}")
-            row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))], None, 0)
+            row._add_observation([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))])
             for turn in range(r.randint(1, 3)):
                 ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
-                row._extend(ids, [-r.random() * 3 for _ in ids], turn)
+                row._add_action(ids, [-r.random() * 3 for _ in ids], turn)
                 for column in columns:
                     column.extend(
                         row.columns,
@@ -102,9 +102,7 @@ def make_rows(
                     )
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
-                    row._extend(
-                        [r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn
-                    )
+                    row._add_observation([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))])
             for column in columns:
                 row.columns[column.name] += [0] * (
                     len(row.input_ids) - len(row.columns[column.name])
@@ -225,13 +223,13 @@ def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
 
 def test_rewards_lie_on_the_tokens_that_earned_them():
     row = TrainingRow(0, "g")
-    row._extend([1, 2, 3], None, 0)
-    row._extend([4, 5], [-1.0, -2.0], 0)
+    row._add_observation([1, 2, 3])
+    row._add_action([4, 5], [-1.0, -2.0], 0)
     row.rewards[-1] = 0.25
-    row._extend([6, 7, 8], None, 1)
-    row._extend([9], [-3.0], 1)
+    row._add_observation([6, 7, 8])
+    row._add_action([9], [-3.0], 1)
     row.rewards[-1] = 1.0
-    row._extend([10], None, 2)  # cut off behind a tool's result
+    row._add_observation([10])  # cut off behind a tool's result
     row.columns["process_BT"] = [0, 0, 0, 0, 0.25, 0, 0, 0, 0, 0]
     ((_, fields),) = wire([row], [PROCESS])
     assert fields["prompts"].tolist() == [1, 2, 3]
@@ -301,7 +299,7 @@ def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
     trainer.actor_rollout_ref.rollout.multi_turn.format = "hermes"
     trainer.actor_rollout_ref.rollout.response_length = 512
     wrapped = DictConfigWrap(trainer)
-    monkeypatch.setattr(agent_loop, "_shared", lambda *_: (config, chat, tools))
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (config, chat, tools))
     params = {"temperature": 1.0, "top_p": 1.0}
 
     async def ours():
@@ -393,7 +391,7 @@ def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validati
             return StepResult(None, done=True, stop_reason=StopReason(reason))
 
     monkeypatch.setitem(tables.entries("env"), "ending", {"code": Ending})
-    monkeypatch.setattr(agent_loop, "_shared", lambda *_: (smoke(), chat, {}))
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (smoke(), chat, {}))
     (tmp_path / "verl").mkdir()
     wrapped = DictConfigWrap(composed(smoke(), tmp_path))
     row = {
