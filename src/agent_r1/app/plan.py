@@ -326,7 +326,7 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 
 
 def describe_template(config: Config) -> str:
-    """Describe how exact the start model's chat template is; "" for one of ours, which is exact.
+    """Describe how exact the start model's chat template is; "" for one of ours.
 
     Raises AgentR1Error for a template that training would refuse.
     """
