@@ -32,6 +32,7 @@ from agent_r1.app.parser import (
     flag,
     option,
     parse_command_line,
+    positive,
     share,
     temperature,
 )
@@ -238,7 +239,8 @@ def train(a: Namespace) -> None:
     "eval", "evaluate a model on held-out questions",
     ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
-     "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
+     "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
+     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
     *CONFIGURED,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
@@ -257,12 +259,24 @@ def train(a: Namespace) -> None:
     option("--limit", type=count, help="evaluate only the first LIMIT questions"),
     option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: 0, "
         "greedy)"),
+    option("--samples", type=positive, metavar="N", help="samples of each question, for pass@k and "
+        "pass^k (default: the preset's, or 1)"),
+    option("--threshold", type=float, metavar="SCORE", help="least score of a right sample, for "
+        "scores other than 0 and 1"),
+    option("--power", type=share, metavar="DIFFERENCE", help="evaluate nothing: how many questions "
+        "and seeds show this difference? Needs --cards"),
+    option("--cards", type=Path, nargs="+", metavar="CARD", help="eval cards of three runs or more "
+        "of one recipe, for --power"),
     PROMPT,
     BACKEND,
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
+    if a.power:
+        from agent_r1.inference.power import print_power
+
+        return print_power(a.power, a.cards or [])
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
@@ -274,6 +288,7 @@ def evaluate(a: Namespace) -> None:
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    other += (a.samples, a.threshold)
     if any(value is not None for value in other):
         return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
@@ -323,11 +338,14 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         rows[: a.limit],
         split,
         a.backend or "transformers",
-        a.temperature or 0.0,
+        # Several samples need a temperature, and RL samples at 1.
+        a.temperature if a.temperature is not None else float((a.samples or 1) > 1),
         a.out,
         a.prompt,
         eval_condition(a),
         as_trained=model is not None,
+        samples=a.samples or 1,
+        threshold=a.threshold,
     )
 
 

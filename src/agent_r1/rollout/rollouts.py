@@ -56,6 +56,8 @@ async def run_episodes(
                 trajectory = Trajectory(
                     [], task.group_id, StopReason.ERROR, task.row, error=str(error)
                 )
+        # A user-defined flow need not know of samples, so it is set here.
+        trajectory.sample = task.sample
         if on_done is not None:
             on_done(trajectory)
         return trajectory
