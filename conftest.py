@@ -48,6 +48,9 @@ from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
+# Two verl runs exclude each other on a machine: a test waits for another's instead of failing.
+os.environ.setdefault("AGENT_R1_VERL_WAIT_S", "600")
+
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press
 # Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -532,7 +535,7 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
             stages.make_cold_start(Workspace(config))
 
     home = made_once(tmp_path_factory, "smollm2", make)
-    return Workspace(config, home).fetched
+    return Workspace(config, home).fetch_folder
 
 
 @pytest.fixture(scope="session")

@@ -1,5 +1,4 @@
-"""Room 9, reliability: pass@k and pass^k by enumeration, samples that differ and repeat, intervals
-that cover, and the plan of a comparison."""
+"""Check pass@k and pass^k, their samples and intervals, and the plan of a comparison."""
 
 from __future__ import annotations
 
@@ -64,7 +63,7 @@ def test_more_attempts_than_samples_are_refused(estimator):
 
 
 def sample(question: int, number: int, score: float, name: str | None = None):
-    """An episode that was scored, as sample `number` of a question."""
+    """Make an episode that was scored, as sample `number` of a question."""
     metrics = {name or "em": score}
     episode = trajectory_of(([1], [2], score), metrics=metrics)
     episode.group_id, episode.sample, episode.score_name = str(question), number, name
@@ -234,7 +233,7 @@ def test_student_has_the_values_of_the_tables(share, degrees, value):
 
 
 def card_of_run(seed: int, counts: list[int], score: float, rows: str) -> dict:
-    """An eval card with what a plan reads."""
+    """Make an eval card with what a plan reads."""
     episodes = [sample(q, j, float(j < c)) for q, c in enumerate(counts) for j in range(8)]
     return {
         "model": f"runs/s{seed}",

@@ -77,7 +77,7 @@ AUTHORS = {
     "env.base": ("BaseToolEnv",),
     "env.dialect": ("Dialect", "Part"),
     "env.stateful_env": ("WorldEnv",),
-    "ground.bounds": ("TooLongError", "send"),
+    "ground.bounds": ("TooLongError", "parse_yaml", "send"),
     "ground.errors": ("extra", "first_line"),
     "ground.files": ("make_once", "write_whole"),
     "rollout.columns": ("Column",),
@@ -86,6 +86,7 @@ AUTHORS = {
     "rollout.rollouts": ("Rollouts",),
     "search.index": ("Hit",),
     "training.advantages": ("Estimator", "gae", "standardize", "whiten"),
+    "training.causes": ("CAUSES",),
     "training.chat_tools": ("tools_template",),
     "training.parts": ("make_estimator",),
     "training.sentinel": ("signs",),
@@ -97,7 +98,7 @@ AUTHORS = {
 _MODULES: dict[str, str] = {}
 for _group in (USERS, AUTHORS):
     for _module, _names in _group.items():
-        _MODULES |= dict.fromkeys(_names, _module)
+        _MODULES.update(dict.fromkeys(_names, _module))
 
 
 def __getattr__(name: str) -> Any:

@@ -87,7 +87,9 @@ class Run:
         with own_event_loop():
             stages.run_train(self.config, self.name, self.resume, plain=False)
         folder = stages.run_dir(self.config, self.name)
-        return Training(folder.latest_checkpoint(), folder.metrics.read())
+        checkpoint = folder.latest_checkpoint()
+        assert checkpoint is not None  # run_train raises otherwise
+        return Training(checkpoint, folder.metrics.read())
 
     def evaluate(self, before: bool = False) -> Evaluation:
         """Evaluate the trained model on the test questions; with `before`, the start model.

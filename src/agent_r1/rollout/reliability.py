@@ -49,7 +49,7 @@ def pass_all(k: int, right: int, samples: int) -> float:
 
 
 def mean_at(k: int, right: int, samples: int) -> float:
-    """Return the share of right ones among `k` of the `samples`: the same for every k."""
+    """Return the share of right samples, the same for every k."""
     _check_k(k, samples)
     return right / samples
 
@@ -167,8 +167,7 @@ def resampled_interval(
     The questions are resampled with random weights (Rubin 1981, "The Bayesian Bootstrap"), together
     with half a question at each end of the scale (Jeffreys). For values of 0 and 1 that is
     Jeffreys' interval. Without these halves, 100 right questions would have an interval of width
-    0, and near 1 the interval is too short: .90 coverage instead of .95 for pass@8 of 100
-    questions.
+    0. Near 1 it would be too short: pass@8 of 100 questions was covered in .90 of the trials.
     """
     # The weights of equal values add up to one weight, so nine values stand for 500 questions.
     weights = Counter(values)

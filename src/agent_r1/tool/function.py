@@ -271,19 +271,24 @@ def _google_section(docstring: str, parameters: list[str]) -> str:
         for line in f"    {docstring[heading.end() :].lstrip(' ')}".splitlines():
             # Entries at the margin end with the next heading that is no entry.
             at_margin = not line.startswith(" ") and line.strip()
-            entry = ENTRY.fullmatch(line)
-            is_parameter = entry is not None and entry[2] in parameters
-            if at_margin and HEADING.match(line) and not is_parameter:
+            depth, name, text = _entry(line)
+            if at_margin and HEADING.match(line) and name not in parameters:
                 break
             # `word: ...` with the indentation of an entry is one with a wrong name.
-            is_stranger = entry is not None and entry[0].lstrip().startswith(f"{entry[2]}:")
+            is_stranger = line.lstrip().startswith(f"{name}:") and bool(name)
             if is_stranger and indentation is not None:
-                is_stranger = len(entry[1]) <= indentation
-            if not is_parameter and not is_stranger:
-                if indentation is not None and line.strip():
-                    section.append(f"        {line.strip()}")
-                continue
-            if indentation is None:
-                indentation = len(entry[1])
-            section.append(f"    {entry[2]}: {entry[3].strip()}")
+                is_stranger = depth <= indentation
+            if name in parameters or is_stranger:
+                section.append(f"    {name}: {text}")
+                indentation = depth if indentation is None else indentation
+            elif indentation is not None and line.strip():
+                section.append(f"        {line.strip()}")
     return "\n".join(section) if len(section) > 2 else ""
+
+
+def _entry(line: str) -> tuple[int, str, str]:
+    """Split a line into indentation, name and text. The name is "" if it begins no entry."""
+    entry = ENTRY.fullmatch(line)
+    if entry is None:
+        return 0, "", ""
+    return len(entry[1]), entry[2], entry[3].strip()
