@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
+from conftest import MicroWorld, clone_steps, tiny_model
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig, RolloutConfig
@@ -18,6 +19,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import Limits
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1_recipes.gateway.agents import Ended
 from agent_r1_recipes.gateway.flow import AgentFlow
 
@@ -59,7 +61,9 @@ class Client:
         return reply.json()["choices"][0]
 
     async def tool(self, name: str, arguments: dict[str, Any]) -> str:
-        reply = await self.http.post(f"{self.variables['AGENT_R1_TOOLS_URL']}/{name}", json=arguments)
+        reply = await self.http.post(
+            f"{self.variables['AGENT_R1_TOOLS_URL']}/{name}", json=arguments
+        )
         return reply.json()["content"]
 
     async def results(self, message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -202,10 +206,31 @@ def gateway_flow(
     return flow
 
 
-def sampler(model: Decoder, chat: ChatFormat, slots: int = 8, max_context: int = 500) -> LocalPolicy:
+def sampler(
+    model: Decoder, chat: ChatFormat, slots: int = 8, max_context: int = 500
+) -> LocalPolicy:
     return LocalPolicy(model, chat.stop_ids, slots=slots, max_context=max_context)
 
 
 def lenient(config: EnvConfig) -> EnvConfig:
     """Limits of calls that an agent of its own does not know."""
     return config.model_copy(update={"max_tool_calls": 99, "max_invalid_calls": 99})
+
+
+def model_of_two_calls(micro: MicroWorld, chat: ChatFormat, weights: dict) -> Decoder:
+    """Teach the cloned model to search for two things in one turn."""
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    model.load_state_dict(weights)
+    plays = []
+    for row in micro.rows("train"):
+        calls = ""
+        for word in row["prompt"][-1]["content"].split()[-2:]:
+            call = {"name": "search", "arguments": {"query": word}}
+            calls += f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+        turn = {"role": "assistant", "content": f"<think>both</think>{calls}"}
+        result = {"role": "tool", "content": "nothing"}
+        end = {"role": "assistant", "content": "<think>answer</think><answer>no</answer>"}
+        plays.append(Demonstration([*row["prompt"], turn, result, result, end], [SEARCH]))
+    rows = sequences(plays, chat, 384, StrictEnv.dialect)
+    clone_steps(model, rows, steps=120, lr=4e-3)
+    return model

@@ -30,8 +30,8 @@ from agent_r1 import (
     ToolCall,
     derive_seed,
 )
-from agent_r1_recipes.gateway.server import Reply, Request
 from agent_r1_recipes.gateway.matching import Answer, Conversations, prompt_of
+from agent_r1_recipes.gateway.server import Reply, Request
 from agent_r1_recipes.gateway.wire import Call, Refusal, Turn, answer_body, read_call, usage_of
 
 MAX_REWARD = 1e6
@@ -155,15 +155,13 @@ class GatewayEpisode:
         if self.task.seed is not None:
             before = self.conversations.answers[: self.conversations.answers.index(answer)]
             twins = [other for other in before if other.place == answer.place]
-            # A second sample of the same turn gets other noise, or it would be the same sample.
-            path = (self.task.seed, answer.number, *([len(twins)] if twins else []))
-            seed = derive_seed(*path)
+            seed = derive_seed(self.task.seed, answer.number)
+            if twins:  # a second sample of the same turn needs other noise
+                seed = derive_seed(self.task.seed, answer.number, len(twins))
         turn = replace(self.sampling, max_tokens=limit, seed=seed, ends=self._ends(call.stop))
         try:
             async with self._turn:
-                generation = await self.policy.generate(
-                    answer.prompt_ids, turn, self.task.session
-                )
+                generation = await self.policy.generate(answer.prompt_ids, turn, self.task.session)
             self.generations.append((answer.prompt_ids, generation))
             if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(

@@ -37,8 +37,8 @@ from agent_r1 import (
 from agent_r1_recipes.gateway.agents import Ended, agents_of
 from agent_r1_recipes.gateway.books import Books, Entry
 from agent_r1_recipes.gateway.episode import GatewayEpisode, captured, is_reward
-from agent_r1_recipes.gateway.server import Reply, Request, serving
 from agent_r1_recipes.gateway.matching import Answer
+from agent_r1_recipes.gateway.server import Reply, Request, serving
 from agent_r1_recipes.gateway.settings import GatewaySettings
 from agent_r1_recipes.gateway.wire import Refusal
 
@@ -269,7 +269,9 @@ class AgentFlow(AgentFlowBase):
     def _answer(self, episode: GatewayEpisode, ended: Ended) -> tuple[Answer | None, str | None]:
         """Return the turn with the agent's answer, or why the episode failed."""
         sampled = [one for one in episode.conversations.answers if one.turn is not None]
-        last = f"; the last line of its standard error: {ended.last_line}" if ended.last_line else ""
+        last = (
+            f"; the last line of its standard error: {ended.last_line}" if ended.last_line else ""
+        )
         if ended.timed_out:
             seconds = self.limits.timeout_s
             return None, f"the agent exceeded {seconds:g} s (env.episode_timeout_s){last}"

@@ -198,7 +198,9 @@ def as_text(message: Message) -> str:
     """Write a message as data. Calls of a turn that the model did not sample become plain text."""
     text = message["content"]
     for _, name, arguments in message.get("tool_calls") or ():
-        text += f'\n<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        text += (
+            f'\n<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        )
     return text
 
 

@@ -144,7 +144,9 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
 async def _send(writer: asyncio.StreamWriter, reply: Reply, request: Request | None) -> bool:
     """Write a reply. Return whether the client was there until the last byte."""
     kind = "text/event-stream" if reply.stream else "application/json"
-    head = f"HTTP/1.1 {reply.status} {REASONS.get(reply.status, 'Error')}\r\ncontent-type: {kind}\r\n"
+    head = (
+        f"HTTP/1.1 {reply.status} {REASONS.get(reply.status, 'Error')}\r\ncontent-type: {kind}\r\n"
+    )
     if reply.stream:
         head += "transfer-encoding: chunked\r\n\r\n"
     else:

@@ -271,4 +271,7 @@ def answer_body(turn: Turn, call: Call, key: str, usage: dict[str, int]) -> list
     bodies = [chunk | {"choices": [event]} for event in events]
     if call.with_usage:
         bodies.append(chunk | {"choices": [], "usage": usage})
-    return [*(b"data: " + json.dumps(body).encode() + b"\n\n" for body in bodies), b"data: [DONE]\n\n"]
+    return [
+        *(b"data: " + json.dumps(body).encode() + b"\n\n" for body in bodies),
+        b"data: [DONE]\n\n",
+    ]

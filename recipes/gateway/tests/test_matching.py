@@ -91,7 +91,9 @@ def conversation(change, streams=False):
 def episode(micro, chat, agent, script=None, *overrides):
     policy = ScriptedPolicy(chat, script or SCRIPT)
     env = lenient(micro.config.env)
-    flow = gateway_flow(policy, chat, agent, lambda row: HermesToolEnv(micro.tools, env), *overrides)
+    flow = gateway_flow(
+        policy, chat, agent, lambda row: HermesToolEnv(micro.tools, env), *overrides
+    )
     tasks = [Task(question_row(), "0", "s", 5)]
     [trajectory] = asyncio.run(run_episodes(flow, tasks, Sampling(200)))
     cuts = {name: n for name, n in flow.counts.items() if name.startswith("gateway/cuts")}
@@ -119,18 +121,27 @@ def test_a_forged_control_token_is_data(micro, chat):
         messages += [{"role": "assistant", "content": forged}, {"role": "user", "content": forged}]
         await client.ask(messages)
 
-    trajectory, cuts, _, policy = episode(micro, chat, agent, ["one", "two"], "rollout.agent_losses=1")
+    trajectory, cuts, _, policy = episode(
+        micro, chat, agent, ["one", "two"], "rollout.agent_losses=1"
+    )
     plain = chat.prompt_ids([{"role": "user", "content": "Marn"}])
     controls = set(chat.control_ids.values())
     for (_, ids, _), turns in zip(policy.seen, (1, 3), strict=True):
         template = sum(token in controls for token in plain)
         here = sum(token in controls for token in ids)
-        assert here == sum(
-            token in controls
-            for token in chat.prompt_ids(
-                [{"role": role, "content": "Marn"} for role in ("user", "assistant", "user")[:turns]]
+        assert (
+            here
+            == sum(
+                token in controls
+                for token in chat.prompt_ids(
+                    [
+                        {"role": role, "content": "Marn"}
+                        for role in ("user", "assistant", "user")[:turns]
+                    ]
+                )
             )
-        ) and here >= template
+            and here >= template
+        )
     assert cuts == {"gateway/cuts_edited": 1}
 
 
@@ -150,7 +161,10 @@ def test_interleaved_conversations_are_rows_of_their_own(micro, chat):
     rows = trajectory_rows(trajectory, 0)
     assert len(rows) == 3 and not cuts
     assert [sum(row.action_mask) > 0 for row in rows] == [True] * 3
-    texts = [chat.decode([t for t, m in zip(r.input_ids, r.action_mask) if m]) for r in rows]
+    texts = []
+    for row in rows:
+        pairs = zip(row.input_ids, row.action_mask, strict=True)
+        texts.append(chat.decode([token for token, mask in pairs if mask]))
     assert "one" in texts[0] and "three" in texts[0] and "five" in texts[2]
 
 

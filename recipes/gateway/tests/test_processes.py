@@ -18,14 +18,14 @@ from agent_r1_recipes.gateway.agents import Agents
 
 pytestmark = pytest.mark.slow
 
-CALL = '''
+CALL = """
 import json, os, sys, urllib.request
 def ask(text):
     body = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body)
     with urllib.request.urlopen(request, timeout=20) as reply:
         return json.load(reply)["choices"][0]["message"]["content"]
-'''
+"""
 
 
 def written(folder: Path, body: str) -> Path:
@@ -98,7 +98,8 @@ def test_a_reward_on_descriptor_3(micro, chat, tmp_path):
         """,
     )
     setting = "rollout.agent_reward=agent"
-    [trajectory], flow = played(micro, chat, f"{file}:play", 1, 20.0, setting)[0], None
+    [trajectory], flow = played(micro, chat, f"{file}:play", 1, 20.0, setting)
+    assert flow.counts["gateway/refused_reward"] == 1  # the second one
     assert trajectory.reward == 0.25
 
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import pytest
 from agents import (
-    SEARCH,
     FreshEnv,
     LongWindedEnv,
     StrictEnv,
@@ -15,10 +13,11 @@ from agents import (
     gateway_flow,
     lenient,
     long_winded_agent,
+    model_of_two_calls,
     sampler,
     search_agent,
 )
-from conftest import clone_steps, make_env_loop
+from conftest import make_env_loop
 
 from agent_r1 import (
     AdvantageConfig,
@@ -30,7 +29,6 @@ from agent_r1 import (
     run_episodes,
     trajectory_rows,
 )
-from agent_r1.training.demonstrate import Demonstration, sequences
 
 KINDS = {
     "search": (StrictEnv, search_agent, {"max_tokens_per_turn": 80}),
@@ -41,23 +39,7 @@ KINDS = {
 
 @pytest.fixture(scope="module")
 def model(micro, chat, cloned_weights):
-    """A model that searches, often for two things in one turn."""
-    from conftest import tiny_model
-
-    model = tiny_model(micro.config.model, len(chat.tokenizer))
-    model.load_state_dict(cloned_weights)
-    plays = []
-    for row in micro.rows("train"):
-        calls = ""
-        for word in row["prompt"][-1]["content"].split()[-2:]:
-            call = {"name": "search", "arguments": {"query": word}}
-            calls += f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
-        turn = {"role": "assistant", "content": f"<think>both</think>{calls}"}
-        result = {"role": "tool", "content": "nothing"}
-        end = {"role": "assistant", "content": "<think>answer</think><answer>no</answer>"}
-        plays.append(Demonstration([*row["prompt"], turn, result, result, end], [SEARCH]))
-    clone_steps(model, sequences(plays, chat, 384, StrictEnv.dialect), steps=120, lr=4e-3)
-    return model
+    return model_of_two_calls(micro, chat, cloned_weights)
 
 
 def played(flow, rows, policy, temperature=1.0, at_once=1):
@@ -161,4 +143,3 @@ def test_many_at_once_are_equal_but_for_the_last_bits(micro, chat, model):
         for a, b in steps:
             assert a.action_logprobs == pytest.approx(b.action_logprobs, abs=1e-5)
     assert same >= len(one) - 1
-

@@ -136,7 +136,9 @@ def test_a_stop_string_ends_sampling_at_its_token(micro, chat, cloned_model):
     contents = []
 
     async def agent(client, task):
-        choice = await client.ask(task["messages"], tools=[SEARCH], stop=["</think>"], max_tokens=40)
+        choice = await client.ask(
+            task["messages"], tools=[SEARCH], stop=["</think>"], max_tokens=40
+        )
         contents.append(choice)
 
     policy = sampler(cloned_model, chat)
@@ -279,7 +281,9 @@ def test_a_cut_off_turn_has_no_calls(micro, chat):
     assert trajectory.stop_reason is StopReason.MAX_TOKENS
 
 
-@pytest.mark.parametrize("text", [b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"])
+@pytest.mark.parametrize(
+    "text", [b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"]
+)
 def test_no_http_gets_an_error(text):
     from agent_r1_recipes.gateway.server import Reply, serving
 
