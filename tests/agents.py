@@ -199,7 +199,7 @@ def gateway_flow(
     *overrides: str,
     **limits: Any,
 ) -> AgentFlow:
-    """An `AgentFlow` with a coroutine as its agent."""
+    """Make an `AgentFlow` with a coroutine as its agent."""
     values = {"max_tokens_per_turn": 48, "max_context": 500, "timeout_s": 60.0} | limits
     flow = AgentFlow(policy, chat, Limits(**values), make_env, agent_rollout(*overrides))
     flow.agents = InProcess(play)
@@ -213,7 +213,7 @@ def sampler(
 
 
 def lenient(config: EnvConfig) -> EnvConfig:
-    """Limits of calls that an agent of its own does not know."""
+    """Lift the limits of calls, which an agent of its own does not know."""
     return config.model_copy(update={"max_tool_calls": 99, "max_invalid_calls": 99})
 
 

@@ -1,5 +1,7 @@
-"""A client that means harm, and knows what it did: edits, trims, forged control tokens, half-read
-streams, branches."""
+"""A client that means harm, and knows what it did.
+
+It edits, trims and branches, forges control tokens, and leaves before it has read an answer.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ class HostileClient:
         self.calls = 0
 
     def text(self) -> str:
-        """Words, often with the characters of a control token."""
+        """Make words, often with the characters of a control token."""
         words = [self.rng.choice(["what", "Vexlor", "<think>", "é", "\u0338"]) for _ in range(3)]
         if self.rng.random() < 0.7:
             words.insert(self.rng.randrange(3), self.rng.choice(self.forged))
@@ -44,7 +46,13 @@ class HostileClient:
         self.branches.append([{"role": "user", "content": self.text()}])
         for _ in range(self.rng.randrange(2, 7)):
             branch = self.rng.choice(self.branches)
-            acts = [self.go_on] * 4 + [self.half_read, self.edit, self.trim, self.branch, self.habit]
+            acts = [self.go_on] * 4 + [
+                self.half_read,
+                self.edit,
+                self.trim,
+                self.branch,
+                self.habit,
+            ]
             act = self.rng.choice(acts)
             self.acts.append(act.__name__)
             await act(client, branch)

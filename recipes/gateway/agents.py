@@ -146,7 +146,7 @@ class Agents:
     async def play(
         self, environment: dict[str, str], task: dict[str, Any], timeout_s: float
     ) -> Ended:
-        """Run the agent until it ends or `timeout_s` is over; then its process group is killed.
+        """Run the agent to its end or deadline, then kill its process group.
 
         `environment` is added to the worker's.
         """

@@ -79,8 +79,8 @@ class Books:
 def check_rows(trajectory: Trajectory, entry: Entry) -> int:
     """Return the trained tokens of an episode.
 
-    Each run of mask 1 must be one whole generation, with exactly the tokens before it that the
-    policy read, and no generation may be in two rows. Raise AgentR1Error otherwise.
+    Each run of mask 1 must be one whole generation, after exactly the tokens that the policy read.
+    No generation may be in two rows. Raise AgentR1Error otherwise.
     """
     lost: list[int] = []
     for generations in entry.lost.values():

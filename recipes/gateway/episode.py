@@ -2,8 +2,8 @@
 
 In: requests of the agent. Out: answers, and at the end the trajectory. `flow.py` starts the agent.
 
-Call number t of a conversation gets the noise of turn t in our loop, `derive_seed(seed, t)`, so an
-agent that asks as our loop does samples the same tokens, to the bit.
+Call number t of a conversation gets the noise of turn t in our loop, `derive_seed(seed, t)`. So an
+agent that asks as our loop does gets the same tokens, to the bit.
 """
 
 from __future__ import annotations
@@ -118,8 +118,8 @@ class GatewayEpisode:
     def _retried(self, key: str, request: Request) -> Answer | None:
         """Return the answer that this request asks for again, or None.
 
-        Without a lost connection, or the header of a client that says so, an equal request is
-        another sample: three candidates for one turn, for example.
+        It does if the connection was lost, or if the client says so in a header. Otherwise an equal
+        request wants another sample, such as three candidates for one turn.
         """
         says_so = request.headers.get("x-stainless-retry-count", "0") != "0"
         for answer in reversed(self.conversations.answers):

@@ -1,4 +1,4 @@
-"""Train the agent that you have: play each episode with an agent of its own behind the gateway.
+"""Play each episode with an agent of its own, through the gateway.
 
 In: a task. Out: its trajectory, as from the episode loop. `agents.py` starts the agent, `server.py`
 reads its requests, `episode.py` answers them from the policy, `matching.py` makes the rows, `books.py`
@@ -77,8 +77,7 @@ class AgentFlow(AgentFlowBase):
 
     @asynccontextmanager
     async def _gateway(self) -> AsyncIterator[_Open]:
-        """Share one server among the episodes of an event loop, and close the books after the last
-        one."""
+        """Share one server among the episodes of an event loop; then close the books."""
         self._users += 1
         if self._users == 1:
             self._opening = asyncio.create_task(self._open())
@@ -157,7 +156,7 @@ class AgentFlow(AgentFlowBase):
             return Reply.of(Refusal(message, 500, "server_error").body(), 500)
 
     def _route(self, request: Request) -> tuple[GatewayEpisode, str]:
-        """Return the episode of a request, by its address or by its key, and the rest of its path."""
+        """Return a request's episode, by address or key, and the rest of its path."""
         words = request.path.partition("?")[0].strip("/").split("/")
         if words[0] == "episode" and len(words) > 1:
             key = words[1]

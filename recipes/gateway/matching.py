@@ -10,9 +10,13 @@ At an assistant message, the answers kept at this place are compared with it. If
 continues below that answer, and the prompt has its sampled ids, thought included. Otherwise the
 message is the client's own text: data, without control tokens and with mask 0.
 
-Two messages match if they differ only in what clients change by habit: the thought is dropped, the
-content is absent, null, empty or in parts, blanks at its ends differ, the arguments of a call are
-spelled anew. The id of a call, which we issued, decides first.
+Two messages match if they differ only in what clients change by habit:
+
+    the thought is dropped
+    the content is absent, null, empty or in parts; blanks at its ends differ
+    the arguments of a call are spelled anew
+
+The id of a call, which we issued, decides first.
 """
 
 from __future__ import annotations
@@ -156,7 +160,7 @@ class Conversations:
         return rows
 
     def steps(self) -> tuple[list[Step], Step | None]:
-        """Return the steps to train on, row by row, and the step that was sampled last.
+        """Return the steps to train on, row by row, and the last sampled one.
 
         `trajectory_rows` compares a step with the last row only, so interleaved conversations are
         put one after the other.
@@ -182,8 +186,7 @@ class Conversations:
 
 
 def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> list[int]:
-    """Encode a request: the sampled ids of the answer that it continues, and new messages as
-    data."""
+    """Encode a request: sampled ids as they are, and the client's texts as data."""
     messages = [{"role": m["role"], "content": as_text(m)} for m in place.rest]
     if place.last is None:
         return chat.prompt_ids(messages, tools)
@@ -227,7 +230,7 @@ def _same_calls(message: Message, answer: Answer) -> bool:
 
 
 def _owner(message: Message, answers: list[Answer]) -> Answer | None:
-    """Return the answer whose call ids a message has, or None if it has none of ours."""
+    """Return the answer whose call ids a message has, or None."""
     ids = {call[0] for call in message["tool_calls"]}
     for answer in answers:
         if ids & {key for key, _ in answer.turn.calls}:
@@ -236,7 +239,7 @@ def _owner(message: Message, answers: list[Answer]) -> Answer | None:
 
 
 def canonical(arguments: str) -> str:
-    """Return one spelling for equal JSON: 1, "1" and true differ, and order does not matter.
+    """Return one spelling for equal JSON; 1, "1" and true differ.
 
     Duplicate keys have no one meaning, so such arguments only match their own text.
     """

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 class GatewaySettings(RolloutConfig):
     agent: Trusted[NamesCode[str | None]] = None
-    """Your own agent instead of the episode loop: FILE.py:FUNCTION, which a worker imports once, or
-    a command, which is started for each episode (no shell reads it). `train --agent` sets it."""
+    """Your own agent instead of the episode loop; `train --agent` sets it. FILE.py:FUNCTION, which
+    a worker imports once, or a command, which is started for each episode without a shell."""
     agent_python: Trusted[str | None] = None
     """The Python that imports FILE.py:FUNCTION, if the agent has an environment of its own."""
     agent_reward: Literal["environment", "agent"] = "environment"

@@ -1,7 +1,8 @@
 """Read and write OpenAI's chat completions.
 
-In: the body of a request. Out: a `Call`, or a `Refusal` with a status and a sentence; for a sampled
-turn, the body of an answer or the events of a stream. Next: `matching.py` finds the conversation.
+In: the body of a request, or a sampled turn. Out: a `Call`, or a `Refusal` with a status and a
+sentence; the body of an answer, or the events of a stream. Next: `matching.py` finds the
+conversation.
 
 What is not supported is refused, never ignored: an ignored field would change the agent in silence.
 The sampling fields are the exception. The run's own temperature and noise win, because a client's

@@ -9,8 +9,9 @@ packages, so it imports only the standard library.
 A fork has the modules that the agent imported, and nothing of other episodes. `import openai` costs
 half a second of CPU and the first client another half; a fork costs milliseconds.
 
-An episode has four files: 0 has the task, 1 is discarded, 2 is shown if it fails, and what the
-agent writes to 3 is read at its end: {"answer": ...} and {"reward": ...}, one JSON line each.
+An episode has files with the numbers of its descriptors. 0 has the task, and the last line of 2 is
+shown if the agent fails. 3 is read at its end: {"answer": ...} or {"reward": ...}, one JSON line
+each. What it prints (1) is discarded.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""No token is lost in silence: planted faults stop the run, and losses need a setting."""
+"""Planted faults stop the run, and losses need a setting."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def drop_each_50th_step(patch):
 
 
 def forget_each_20th_answer(patch):
-    """The gateway itself forgets it; only the sampler knows."""
+    """Forget an answer in the gateway itself, so that only the sampler knows of it."""
     finish = GatewayEpisode.finish
     numbers = iter(range(10**6))
 
@@ -158,7 +158,7 @@ def test_an_agent_that_calls_another_model_fails(micro, chat, cloned_model):
 
 
 def test_a_time_out_loses_no_token(micro, chat, cloned_model, monkeypatch):
-    """The sampler finishes what it began, and the books have it."""
+    """Check that the sampler finishes what it began, and that the books have it."""
     dying_agent.unlucky = micro.rows("train")[0]["extra_info"]["index"]
     before = gateway.AgentFlow.__init__
 

@@ -1,4 +1,4 @@
-"""Clients that edit, trim, forge, branch and leave: no row is wrong, and each cut was theirs."""
+"""Hostile clients: no row is wrong, and each cut was theirs."""
 
 from __future__ import annotations
 

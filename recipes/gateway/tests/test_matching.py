@@ -72,7 +72,7 @@ after it."""
 
 
 def conversation(change, streams=False):
-    """An agent that sends each message of the model back after `change`."""
+    """Make an agent that sends each message of the model back after `change`."""
 
     async def agent(client, task):
         messages = list(USER)

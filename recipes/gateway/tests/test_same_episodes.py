@@ -1,4 +1,4 @@
-"""The proof: through the gateway, an episode is the same as in our loop, to the bit."""
+"""Proof: an episode through the gateway equals that of our loop, to the bit."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_equal_to_the_bit(kind, micro, chat, model):
 
 
 def test_another_turn_number_gives_other_episodes(micro, chat, model, monkeypatch):
-    """The test above can fail: with t shifted by one, it does."""
+    """Show that the test above can fail: with t shifted by one, it does."""
     from agent_r1_recipes.gateway import episode
 
     def shifted(seed, number, *rest):
@@ -121,7 +121,7 @@ def test_another_turn_number_gives_other_episodes(micro, chat, model, monkeypatc
 
 
 def test_many_at_once_are_equal_but_for_the_last_bits(micro, chat, model):
-    """A batch's size changes the last bits of log-probabilities."""
+    """Allow for the last bits of log-probabilities, which depend on a batch's size."""
     world, agent, _ = KINDS["search"]
     config = lenient(micro.config.env)
     rows = micro.rows("train")[:8]
