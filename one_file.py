@@ -42,7 +42,7 @@ class World:
     """Everything that RL starts from: questions, a search tool, and a model that plays badly."""
 
     def __init__(self, seed):
-        # Makes what is missing, in AGENT_R1_HOME or here: 27 s the first time, then nothing.
+        # Makes what is missing, in AGENT_R1_HOME or here, and prints one line with the seconds.
         files = open_run("smoke", "grpo", seed=seed).prepare()
         self.train = files.load_rows("train")
         self.test = files.load_rows("test")  # 300 questions; training never has their names
@@ -170,7 +170,8 @@ def play(world, questions, greedy=False):
 
 
 def make_rows(episodes):
-    """Pad the episodes on the right. Return ids, masks and sampled log-probabilities, each [B, T]."""
+    """Pad the episodes on the right. Return ids, masks and sampled log-probabilities, each [B,
+    T]."""
     longest = max(len(e.ids) for e in episodes)
 
     def pad(lists):
@@ -252,3 +253,6 @@ def main(seed=0):
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+
+# A reader knows the types from the lines above; the rest of the project states them.
+# pyright: reportMissingParameterType=false

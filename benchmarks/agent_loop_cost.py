@@ -108,7 +108,7 @@ def main() -> None:
         config.env.tool_max_chars
     )
     trainer = DictConfigWrap(theirs_config)
-    agent_loop._shared = lambda *_: (config, chat, tools)  # no run folder to read them from
+    agent_loop._open_shared = lambda *_: (config, chat, tools)  # no run folder to read them from
 
     async def search(**arguments) -> str:
         return (await tools["search"].execute(arguments)).content

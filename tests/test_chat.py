@@ -288,7 +288,7 @@ def session(chat, monkeypatch):
 
         def open_session(script, known=(), color: bool = False, **options) -> Session:
             policy = script if isinstance(script, ScriptedPolicy) else Streaming(chat, script)
-            monkeypatch.setattr(chat_module, "known_questions", lambda config: list(known))
+            monkeypatch.setattr(chat_module, "load_test_questions", lambda config: list(known))
             file = io.StringIO()
             console = Console(
                 file=file,

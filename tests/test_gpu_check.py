@@ -7,7 +7,7 @@ import pytest
 
 from agent_r1.app import gpu_check
 from agent_r1.app.gpu_check import GpuCheck, measured_setup, run_phases, small
-from agent_r1.config import changed, load_config
+from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.machine import installed
 
 ON_VERL = ["hotpotqa-4xh100", "gsm8k", "dapo-math"]
@@ -45,9 +45,9 @@ def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     assert (
         measured_setup(config)
         == about
-        == measured_setup(changed(config, ["trainer.steps=7", "data.train=500"]))
+        == measured_setup(apply_overrides(config, ["trainer.steps=7", "data.train=500"]))
     )
-    assert about != measured_setup(changed(config, ["verl.offload=true"]))
+    assert about != measured_setup(apply_overrides(config, ["verl.offload=true"]))
     assert about != measured_setup(load_config("hotpotqa-1x80gb", algorithm="ppo"))
     assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"][
         "torch"

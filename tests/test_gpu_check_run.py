@@ -31,7 +31,7 @@ from agent_r1.app.gpu_check import (
     run_phases,
     small,
 )
-from agent_r1.config import changed, load_config
+from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.inference import export
@@ -80,7 +80,9 @@ def go(checked, tmp_path, monkeypatch):
         """What was found in the last of them, which failed."""
         phases = tuple(phase for phase in PHASES if phase.name in names)
         with at_home(folder):
-            *before, last = run_phases(GpuCheck(changed(config, list(settings)), folder), phases)
+            *before, last = run_phases(
+                GpuCheck(apply_overrides(config, list(settings)), folder), phases
+            )
         assert [one["status"] for one in before] == ["passed"] * len(before)
         assert last["status"] == "failed" and last["means"] and last["remedy"]
         return last

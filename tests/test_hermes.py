@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from dataclasses import replace
 
 import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, task
@@ -16,7 +17,7 @@ from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
-from agent_r1.env.hermes import answer_of, is_well_formed, split_turn
+from agent_r1.env.hermes import Hermes, answer_of, is_well_formed, split_turn
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import ToolCall, ToolResult
 
@@ -222,3 +223,21 @@ def test_numbers_that_json_cannot_write_make_a_malformed_call(number):
     [recorded] = result.info["tool_calls"]
     assert recorded["error"] == "malformed_call"
     json.dumps(result.info, allow_nan=False)
+
+
+@pytest.mark.parametrize("code", ["print('</tool_call>')", "x = '<tool_call>'", "</tool_call><tool_call>", "<answer>1</answer>",
+                                  "</think>", "<tool_response>"])  # fmt: skip
+def test_the_json_of_a_call_may_contain_tags(code):
+    body = json.dumps({"name": "python", "arguments": {"code": code}})
+    turn = f"<think>so</think><tool_call>\n{body}\n</tool_call>"
+    first, second = Hermes().calls(f"{turn}<tool_call>{body}</tool_call>", {})
+    assert first == replace(second, end=first.end) and first.arguments == {"code": code}
+    assert first.error is None and first.end == len(turn)
+    assert not is_well_formed(turn) and answer_of(turn) is None
+
+
+def test_a_broken_call_with_a_tag_ends_at_its_first_closing_tag():
+    turn = '<tool_call>{"name": "python" </tool_call><answer>1</answer>'
+    (call,) = Hermes().calls(turn, {})
+    assert call.error.startswith("the call is not valid JSON") and answer_of(turn) == "1"
+    assert Hermes().calls('<tool_call>{"a": "' * 500, {})[-1].error

@@ -88,7 +88,7 @@ def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, ca
     workspace = Workspace(load_config("smoke", settings[1:]))
     assert main("cold-start", *settings) == 0
     assert f"commit {first}" in capsys.readouterr().out
-    manifest = json.loads((workspace.fetched / "manifest.json").read_text())
+    manifest = json.loads((workspace.fetch_folder / "manifest.json").read_text())
     assert (manifest["model"], manifest["revision"]) == ("acme/tiny", first)
     assert (
         workspace.start_model

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import trajectory_of
 
-from agent_r1.config import Config, changed, load_config, preset_names
+from agent_r1.config import Config, apply_overrides, load_config, preset_names
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.training.learner import Learner
@@ -88,7 +88,7 @@ def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(
 ):
     config = load_config("smoke", algorithm=algorithm)
     try:
-        changed(config, [f"actor.kl_in={place}", f"actor.kl_estimator={estimator}"])
+        apply_overrides(config, [f"actor.kl_in={place}", f"actor.kl_estimator={estimator}"])
         accepted = True
     except ConfigError as error:
         accepted, remedy = False, {"reward": "k1", "loss": "k3"}[place]

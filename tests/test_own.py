@@ -18,7 +18,7 @@ from agent_r1.config import from_yaml, load_config, plugins, preset_title, to_ya
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env import environment
 from agent_r1.ground.errors import ConfigError
-from agent_r1.reward.named import Episode, named_outcome
+from agent_r1.reward.named import Episode, score_by_name
 from agent_r1.rollout.setup import load_flow
 from agent_r1.tool import make_tools
 from agent_r1.training.demonstrate import demonstrator_of
@@ -68,7 +68,7 @@ ROW = {"reward_model": {"ground_truth": ["x"]}}
 
 def paid(name: str, answer: str | None, well_formed: bool = True) -> tuple[float, dict[str, float]]:
     return asyncio.run(
-        named_outcome(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2))
+        score_by_name(answer, well_formed, ROW, EnvConfig(reward=name, format_penalty=0.2))
     )
 
 
@@ -187,7 +187,7 @@ def test_a_reward_takes_what_it_names(folder, takes, returned, value):
     code = f"def score({takes}): return {returned}"
     config = EnvConfig(reward=said(folder, f"takes_{abs(hash(takes))}.py", "score", code))
     assert (
-        asyncio.run(named_outcome("ab", True, {"n": 70} | ROW, config, Episode(turns=300)))[0]
+        asyncio.run(score_by_name("ab", True, {"n": 70} | ROW, config, Episode(turns=300)))[0]
         == value
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from importlib import metadata
+from importlib import metadata, util
 
 from runs import ROOT
 
@@ -51,3 +51,31 @@ def test_every_hash_is_of_a_pinned_version():
         line for name in ("dev.txt", "vllm-cpu.txt", "verl-cpu.txt") for line in verified(name)
     }
     assert set(verified("cpu.txt")) < set(verified("dev.txt"))
+
+
+def test_the_constraints_cover_the_default_installation():
+    """Everything that cpu.txt brings to this machine, at the version with which tests ran here."""
+    spec = util.spec_from_file_location("constraints", ROOT / ".ci/constraints.py")
+    constraints = util.module_from_spec(spec)
+    spec.loader.exec_module(constraints)
+    cpu = (ROOT / "requirements/cpu.txt").read_text()
+    text = (ROOT / "requirements/constraints.txt").read_text()
+    pins = read_pins(text)
+    here = constraints.installed_versions(constraints.requirements_of(cpu))
+    assert pins == here, "run .ci/constraints.py in an environment whose tests passed"
+    assert read_pins(cpu).items() <= pins.items() and {"sympy", "certifi"} <= set(pins)
+    assert "\n-c constraints.txt" in cpu and "://" not in text and "sha256" not in text
+
+
+def test_constraints_follow_extras_and_markers():
+    spec = util.spec_from_file_location("constraints", ROOT / ".ci/constraints.py")
+    constraints = util.module_from_spec(spec)
+    spec.loader.exec_module(constraints)
+    lines = (
+        "# text\n-c other.txt\nmath_verify[antlr4-9-3]==0.9.0  # why\nx==1; sys_platform == 'z'\n"
+    )
+    parser, absent = constraints.requirements_of(lines)
+    versions = constraints.installed_versions([parser, absent])
+    assert versions["antlr4-python3-runtime"] == "4.9.3" and "x" not in versions
+    parser.extras = set()
+    assert "math-verify" in constraints.installed_versions([parser])

@@ -26,10 +26,10 @@ from runs import main
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.app import stages
-from agent_r1.config import changed, from_yaml, load_config, to_yaml
+from agent_r1.config import apply_overrides, from_yaml, load_config, to_yaml
 from agent_r1.core import Sampling, StopReason
 from agent_r1.inference.agent import find_model, open_agent, settings_for
-from agent_r1.inference.chat import known_questions
+from agent_r1.inference.chat import load_test_questions
 from agent_r1.inference.conversation import Conversation
 from agent_r1.rollout import model_files
 from agent_r1.rollout.episode import Task
@@ -177,7 +177,7 @@ def test_weights_that_are_not_there_or_not_safe(foreign, tmp_path):
 def test_our_own_models_run_on_the_training_sampler(micro_model, micro):
     with open_agent(micro_model, micro.config, tools={}) as agent:
         assert isinstance(agent.policy, LocalPolicy) and agent.tools == {}
-    big = changed(micro.config, ["rollout.max_concurrent_episodes=1000000"])
+    big = apply_overrides(micro.config, ["rollout.max_concurrent_episodes=1000000"])
     with open_agent(
         micro_model, big, tools={}
     ) as agent:  # its cache would take hundreds of gigabytes
@@ -207,7 +207,7 @@ def home(tmp_path, monkeypatch, micro_model, micro):
             shutil.copytree(micro_model, checkpoint / "model")
             (checkpoint / "model" / "agent_r1.yaml").unlink()
             os.utime(checkpoint, (1e9 - age, 1e9 - age))
-        config = changed(micro.config, [f"seed={10 + age}"])
+        config = apply_overrides(micro.config, [f"seed={10 + age}"])
         (tmp_path / "runs" / run / "config.yaml").write_text(to_yaml(config))
     return tmp_path
 
@@ -300,7 +300,7 @@ def first_prompt(model, *overrides, prompt=None) -> str:
     """What the model reads before its first word in a chat."""
     model, config = find_model(hf_path=str(model), overrides=[*WORLD, *SHORT, *overrides])
     with open_agent(model, config, prompt=prompt) as agent:
-        exchange = asyncio.run(Conversation(agent, known_questions(config)).ask("Who is it?"))
+        exchange = asyncio.run(Conversation(agent, load_test_questions(config)).ask("Who is it?"))
         return agent.chat.decode(exchange.trajectory.steps[0].observation_ids)
 
 
@@ -313,6 +313,6 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     assert json.loads(said.out)["question"] == "Who is it?"  # standard output is for programs
     (line,) = [line for line in said.err.splitlines() if "tools:" in line]
     assert (
-        f"{published}, transformers; tools: search over tinyhop-" in line
+        f"{published}, local; tools: search over tinyhop-" in line
         and "temperature 1, 6 tokens a turn" in line
     )

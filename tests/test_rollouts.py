@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -11,8 +16,9 @@ from hypothesis import strategies as st
 from letters import letters_run
 
 from agent_r1.config.settings import RolloutConfig
-from agent_r1.core import Step, StopReason, Trajectory
-from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts, tasks_of_step
+from agent_r1.core import Sampling, Step, StopReason, Trajectory
+from agent_r1.rollout.episode import AgentFlowBase, Task
+from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts, run_episodes, tasks_of_step
 from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1_recipes.credit.estimators import BASELINE
@@ -93,3 +99,78 @@ def test_the_rounds_of_a_step_ask_different_questions_under_different_names(n, s
     )
     assert len({task.session for task in tasks}) == len({task.seed for task in tasks}) == len(tasks)
     assert rounds == [tasks_of_step(questions, step, rollout, seed, again) for again in range(4)]
+
+
+class Own(AgentFlowBase):
+    """An episode of a question that says what its tool does."""
+
+    def __init__(self):
+        pass
+
+    async def run(self, task, sampling):
+        if task.row["does"] == "cancels itself":
+            asyncio.current_task().cancel()
+        if task.row["does"] == "raises":
+            await asyncio.sleep(0.01)
+            raise ValueError("a bug of ours")
+        await asyncio.sleep(0.02)
+        return Trajectory([], task.group_id, StopReason.ANSWERED, task.row)
+
+
+def own_episodes(*deeds):
+    tasks = [Task({"does": deed}, str(n), f"s{n}") for n, deed in enumerate(deeds)]
+    return run_episodes(Own(), tasks, Sampling(9))
+
+
+def test_a_tool_that_cancels_its_own_episode_costs_this_episode():
+    played = asyncio.run(own_episodes("plays", "cancels itself", "plays", "plays"))
+    assert [t.stop_reason.value for t in played] == ["answered", "error", "answered", "answered"]
+    assert "cancelled by its own code" in played[1].error
+
+
+def test_a_bug_and_a_cancelled_run_end_all_episodes():
+    with pytest.raises(ValueError, match="a bug of ours"):
+        asyncio.run(own_episodes("plays", "cancels itself", "raises", "plays"))
+
+    async def stopped():
+        run = asyncio.ensure_future(own_episodes("plays", "plays"))
+        await asyncio.sleep(0.005)
+        run.cancel()
+        await run
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(stopped())
+
+
+def test_ctrl_c_ends_a_run_whose_tool_swallows_cancellation():
+    code = """
+import asyncio, sys, time
+from agent_r1.core import Sampling, StopReason, Trajectory
+from agent_r1.rollout.episode import AgentFlowBase, Task
+from agent_r1.rollout.rollouts import run_episodes
+from agent_r1.tool import BaseTool, ToolCall, call_tool
+class Deaf(BaseTool):
+    name, description, parameters = "deaf", "Hears nothing.", {"type": "object"}
+    async def execute(self, args):
+        print("running", flush=True)
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            return "I go on"
+class Flow(AgentFlowBase):
+    def __init__(self): pass
+    async def run(self, task, sampling):
+        for _ in range(100):
+            await call_tool({"deaf": Deaf()}, ToolCall("deaf"), 100, 100)
+asyncio.run(run_episodes(Flow(), [Task({}, "0", "s0")], Sampling(9)))
+"""
+    run = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout.readline() == "running\n"
+    run.send_signal(signal.SIGINT)
+    assert "KeyboardInterrupt" in run.communicate(timeout=60)[1] and run.returncode != 0

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import functools
+import inspect
 import subprocess
 import sys
 import threading
+import time
 from typing import Any, Literal
 
 import pytest
@@ -132,7 +135,21 @@ def test_error_texts_say_what_is_wrong_and_what_is_right(request_, kind, content
     )
 
 
-@pytest.mark.parametrize("exception", [ValueError, StopIteration, SystemExit])
+class OutOfLuck(BaseException):
+    """What a library may raise to pass every `except Exception`."""
+
+
+EXCEPTIONS = [
+    ValueError,
+    StopIteration,
+    SystemExit,
+    asyncio.CancelledError,
+    GeneratorExit,
+    OutOfLuck,
+]
+
+
+@pytest.mark.parametrize("exception", EXCEPTIONS)
 @pytest.mark.parametrize("is_async", [True, False])
 def test_every_exception_becomes_a_tool_error(exception, is_async):
     def sync(args):
@@ -158,6 +175,9 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
          "error: it failed: see https://example.org/a and 1/2 or and/or"),
         (ValueError("first\nsecond"), "error: it failed: first"),
         (InvalidArgumentsError("x is too large"), "error: it: x is too large"),
+        (InvalidArgumentsError("write + - * / // % or see /help"), "error: it: write + - * / // % or "
+            "see /help"),
+        (InvalidArgumentsError("first,\nsecond"), "error: it: first, second"),
     ],
 )  # fmt: skip
 def test_exception_texts_hold_no_paths(error, content):
@@ -170,13 +190,114 @@ def test_exception_texts_hold_no_paths(error, content):
     )
 
 
-@pytest.mark.parametrize("exception", [KeyboardInterrupt, asyncio.CancelledError])
-def test_interruptions_pass_through(exception):
-    async def execute(args):
-        raise exception
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (BaseExceptionGroup("two", [GeneratorExit("first"), ValueError("second")]), "first"),
+        (ExceptionGroup("outer", [ExceptionGroup("inner", [ValueError("deep")])]), "deep"),
+        (BaseExceptionGroup("x", [asyncio.CancelledError()]), "CancelledError"),
+        (type("Unprintable", (Exception,), {"__str__": lambda self: 1 / 0})(), "Unprintable"),
+    ],
+)
+def test_a_group_of_exceptions_is_told_by_its_first_cause(is_async, error, says):
+    def sync(args):
+        raise error
 
-    with pytest.raises(exception):
-        call(make(execute))
+    async def asynchronous(args):
+        raise error
+
+    result = call(make(asynchronous if is_async else sync))
+    assert result.error is ToolErrorKind.TOOL_ERROR
+    assert result.content == f"error: it failed: {says}"
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt(), BaseExceptionGroup("x", [KeyboardInterrupt()])]
+)
+def test_ctrl_c_passes_through(error, is_async):
+    def sync(args):
+        raise error
+
+    async def asynchronous(args):
+        raise error
+
+    with pytest.raises((KeyboardInterrupt, BaseExceptionGroup)):
+        call(make(asynchronous if is_async else sync))
+
+
+@pytest.mark.parametrize("swallows", ["returns", "raises"])
+def test_a_tool_that_swallows_the_cancellation_of_the_run_cannot_keep_it(swallows):
+    after = []
+
+    async def execute(args):
+        try:
+            await asyncio.sleep(100)
+        except asyncio.CancelledError:
+            if swallows == "raises":
+                raise ValueError("no") from None
+            return "I go on"
+
+    async def main():
+        async def episode():
+            await call_tool({"it": make(execute)}, ToolCall("it", {}), 200, 100)
+            after.append("the episode went on")
+
+        run = asyncio.create_task(episode())
+        await asyncio.sleep(0.01)
+        run.cancel()
+        await run
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(main())
+    assert not after
+
+
+def test_a_coroutine_that_nobody_awaits_can_be_closed():
+    """Python then raises GeneratorExit at its `await`. A result instead would raise
+    RuntimeError."""
+
+    async def execute(args):
+        await asyncio.sleep(100)
+
+    async def main():
+        running = call_tool({"it": make(execute)}, ToolCall("it", {}), 200, 100)
+        task = asyncio.create_task(running)
+        await asyncio.sleep(0.01)
+        return task, running
+
+    loop = asyncio.new_event_loop()
+    task, running = loop.run_until_complete(main())
+    running.close()
+    assert inspect.getcoroutinestate(running) == inspect.CORO_CLOSED
+    task._log_destroy_pending = False
+    loop.close()
+
+
+async def _sleep_through(args):
+    with contextlib.suppress(asyncio.CancelledError):
+        await asyncio.sleep(0.2)
+    return "late"
+
+
+async def _block(args):
+    time.sleep(0.2)
+    return "late"
+
+
+async def _raise_late(args):
+    try:
+        await asyncio.sleep(0.2)
+    except asyncio.CancelledError:
+        raise InvalidArgumentsError("late") from None
+
+
+@pytest.mark.parametrize("execute", [_sleep_through, _block, _raise_late])
+def test_a_result_after_the_deadline_is_a_time_out(execute):
+    result = call(make(execute), timeout_s=0.05)
+    assert result.error is ToolErrorKind.TIME_OUT
+    assert result.content == "error: it took longer than 0.05 s and was stopped"
 
 
 # ------------------------------------------------------------------------------ deadlines and sizes
@@ -240,7 +361,16 @@ def test_size_cap(max_chars):
     assert len(content) == min(max_chars, 100)
     assert (content == "a" * 100) == (max_chars >= 100)
     if 40 <= max_chars < 100:
-        assert content.endswith(" [cut off: 100 characters]")
+        assert content.startswith("aaaaaaa") and content.endswith(" [cut off: 100 characters] aaaa")
+
+
+@pytest.mark.parametrize("max_chars", [100, 1000, 1500, 4000])
+def test_the_end_of_a_long_result_is_kept(max_chars):
+    text = "first line\n" + "".join(f"step {n} of many\n" for n in range(1000)) + "ValueError: last"
+    content = call(make(lambda args: text), max_chars=max_chars).content
+    assert len(content) == max_chars
+    assert content.startswith("first line\n") and content.endswith("ValueError: last")
+    assert content.count(f" [cut off: {len(text)} characters] ") == 1
 
 
 def test_lone_surrogates_do_not_reach_the_tokenizer():

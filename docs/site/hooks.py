@@ -1,6 +1,6 @@
 """Extend MkDocs for this book.
 
-* docs/index.md is the first page. The README and every linked file of the repository becomes a page, too: Python with its prose
+* docs/index.md is the first page. The README and every linked file of the repository becomes a page, too. Python has its prose
   next to its code (annotate.py), notebooks with their outputs. So links of a code-hosting page work on the site, too.
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
 * A lesson's first use of a glossary term links to the glossary.

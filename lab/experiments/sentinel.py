@@ -74,7 +74,7 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
     ]
     config = load_config("smoke", [*quick, *settings], algorithm="grpo", seed=cold)
     run = RunDir(Workspace(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
-    if not run.finished(config.trainer.steps):
+    if not run.is_finished(config.trainer.steps):
         set_threads(1)
         make_missing(Workspace(config))
         model, tools, rows = (

@@ -140,7 +140,7 @@ def _steps(rows: list[Any]) -> list[list[int]]:
 
 
 def _states(rows: list[Any]) -> list[list[int]]:
-    """Number the states: what the environment recorded, or all tokens before a step."""
+    """Assign numbers to states: what the environment recorded, or all tokens before a step."""
     numbers: dict[Any, int] = {}
     found = []
     for (_, record, row), steps in zip(rows, _steps(rows), strict=True):

@@ -93,7 +93,7 @@ def volumes(root: Path) -> list[str]:
 
 @contextmanager
 def container() -> Iterator[str]:
-    """A container of the image, removed at the end with the image and its base."""
+    """Start a container of the image; remove both, and the base, at the end."""
     name = call(["buildah", STORAGE, "from", IMAGE]).strip()
     try:
         yield name

@@ -116,7 +116,7 @@ def check(fault: Fault, copies: SimpleQueue) -> bool:
         raise RuntimeError(f"{fault.says}: pytest ended with {code}: {said[-500:]}")
     failed = next(
         (line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))),
-        "nobody noticed",
+        "no test failed",
     )
     print(
         f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} "

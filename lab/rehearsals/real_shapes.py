@@ -43,6 +43,7 @@ NARROW = replace(MODELS[HALF], layers=2, hidden=128, heads=4, head_dim=32, inter
 CARDS = {  # billions of parameters, as the model cards say
     "Qwen/Qwen2.5-0.5B-Instruct": 0.49, "Qwen/Qwen2.5-1.5B-Instruct": 1.54, "Qwen/Qwen3-1.7B": 1.7,
     "Qwen/Qwen2.5-3B-Instruct": 3.09, "Qwen/Qwen3-4B": 4.0, "Qwen/Qwen2.5-7B-Instruct": 7.61,
+    "Qwen/Qwen3-8B": 8.2, "Qwen/Qwen3-14B": 14.8, "Qwen/Qwen3-32B": 32.8,
 }  # fmt: skip
 WITHIN = 0.15
 
@@ -216,7 +217,9 @@ def whole(root: Path) -> dict[str, Any]:
 def make_model(config: transformers.PreTrainedConfig, folder: Path) -> None:
     """Write random weights in bfloat16, as published models have, and a small tokenizer."""
     torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    # A CPU draws 1.5 billion numbers in about a minute, a GPU at once.
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     save_tokenizer(train_tokenizer(["a question and an answer"], 300), folder)
 

@@ -89,7 +89,7 @@ def make_runner(env: CodeSettings) -> Runner:
 def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     """Return this process's sandbox. Raises ConfigError if there is none."""
     try:
-        return sandbox.shared(env.sandbox == "unconfined")
+        return sandbox.get_sandbox(env.sandbox == "unconfined")
     except AgentR1Error as error:
         raise ConfigError(
             f"model-written code is refused, because nothing here can confine it ({error}); name a "
@@ -145,7 +145,9 @@ class SandboxFusion:
             output = f"{result.get('stdout') or ''}{result.get('stderr') or ''}"[:MAX_OUTPUT]
             if result["status"] == "TimeLimitExceeded":
                 return Ran(output, None, "time")
-            return Ran(output, int(result["return_code"]), None)
+            # A program that the server could not end properly has the status Error and no code.
+            code = 1 if result["return_code"] is None else int(result["return_code"])
+            return Ran(output, code, None)
         except TooLongError:
             return Ran("", None, "output")
         except (httpx.TimeoutException, TimeoutError):

@@ -262,7 +262,7 @@ print(could)
 
 
 @functools.cache
-def shared(unconfined: bool = False) -> Sandbox:
+def get_sandbox(unconfined: bool = False) -> Sandbox:
     """Return this process's sandbox. It reports its protections once, on standard error."""
     sandbox = Sandbox(unconfined)
     print(
@@ -364,7 +364,19 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
         "packages": _packages(),
     }
     inside = Path(__file__).with_name("sandbox_child.py").read_text(encoding="utf-8")
-    return [*prefix, str(_python()), "-I", "-S", "-B", "-X", "utf8", "-c", inside, json.dumps(plan)]
+    return [
+        *prefix,
+        str(_python()),
+        "-I",
+        "-S",
+        "-B",
+        "-u",
+        "-X",
+        "utf8",
+        "-c",
+        inside,
+        json.dumps(plan),
+    ]
 
 
 def _bubblewrap_paths() -> list[str]:

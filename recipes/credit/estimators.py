@@ -142,7 +142,7 @@ def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
 def _steps_of(batch: Batch) -> _Steps:
     mask_BT = batch.mask_BT.bool()
     first_BT = first_tokens(batch.mask_BT, batch.steps_BT)
-    index_B, _ = batch.numbered()
+    index_B, _ = batch.number_trajectories()
     # Among action tokens in order, the number of steps begun so far is the step's number plus one.
     of_A = first_BT[mask_BT].cumsum(0) - 1
     trajectory_S = index_B[first_BT.nonzero()[:, 0]]

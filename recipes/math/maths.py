@@ -44,17 +44,15 @@ class MathWorker:
         if len(answer) > MAX_ANSWER_CHARS or nesting(answer) > MAX_NESTING:
             return False
         with self._lock:
-            if self._talk is None:
-                self._talk = self._start()
+            talk = self._talk or self._start()
+            self._talk = talk
             try:
-                return (
-                    self._talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S).strip()
-                    == "true"
-                )
+                verdict = talk.ask(json.dumps([answer, targets]), EQUALITY_TIMEOUT_S)
             except TimeoutError:
-                self._talk.close()
+                talk.close()
                 self._talk = None
                 return False
+            return verdict.strip() == "true"
 
     def _start(self) -> Talk:
         talk = self._sandbox.talk(program())

@@ -222,7 +222,9 @@ def _without_wrappers(text: str) -> str:
     """Replace `\\text{ cm}` by ` cm`, wherever it is."""
     for _ in range(MAX_LAYERS):
         found = WRAPPED.search(text)
-        end = _closing(text, found.end() - 1) if found else -1
+        if found is None:
+            break
+        end = _closing(text, found.end() - 1)
         if end < 0:
             break
         text = f"{text[: found.start()]} {text[found.end() : end]} {text[end + 1 :]}"

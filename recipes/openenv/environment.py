@@ -243,13 +243,25 @@ def _result(observation: dict[str, Any]) -> str:
         raise RefusedError(error.get("message") if isinstance(error, dict) else _json(error))
     result = observation["result"]
     if isinstance(result, dict) and isinstance(result.get("content"), list):
-        texts = [str(part.get("text", "")) for part in result["content"] if isinstance(part, dict)]
+        texts = [_part_text(part) for part in result["content"] if isinstance(part, dict)]
         if result.get("is_error") or result.get("isError"):
             raise RefusedError(" ".join(texts))
         return "\n".join(texts)
     if isinstance(result, str):
         return result
     return _json(result)
+
+
+def _part_text(part: dict[str, Any]) -> str:
+    """Return the readable text of a part of a result: its own, or an embedded resource's."""
+    resource = part.get("resource")
+    if isinstance(resource, dict) and "text" in resource:
+        return str(resource["text"])
+    if "text" in part:
+        return str(part["text"])
+    if part.get("type") == "resource_link":
+        return f"{part.get('name', '')}: {part.get('uri', '')}"
+    return f"[{part.get('type', 'a part')}, which cannot be shown]"
 
 
 def _json(value: Any) -> str:

@@ -57,7 +57,7 @@ USERS = {
     "viewer.tokens": ("TOKEN_CSS", "tokens_html"),
     "workspace": ("Workspace",),
 }
-"""Module -> names for whoever trains an agent, plays episodes, or writes a tool or environment."""
+"""Module -> names for all who train an agent, play episodes, or write a tool or environment."""
 
 AUTHORS = {
     "app.parser": ("command", "option"),
@@ -98,7 +98,7 @@ AUTHORS = {
 _MODULES: dict[str, str] = {}
 for _group in (USERS, AUTHORS):
     for _module, _names in _group.items():
-        _MODULES |= dict.fromkeys(_names, _module)
+        _MODULES.update(dict.fromkeys(_names, _module))
 
 
 def __getattr__(name: str) -> Any:

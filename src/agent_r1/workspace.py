@@ -26,7 +26,7 @@ from agent_r1.config import (
     plugins,
     preset_title,
     tables,
-    trusted,
+    trusted_settings,
     user_code,
 )
 from agent_r1.config.recipes import recipe_code
@@ -101,7 +101,7 @@ class Workspace:
         return [program for setting, program in names if setting.startswith("rollout.")]
 
     @cached_property
-    def fetched(self) -> Path:
+    def fetch_folder(self) -> Path:
         """Return the folder of a converted package, or of the facts about a hub model.
 
         See `app/cold_start.py`.
@@ -120,20 +120,22 @@ class Workspace:
         """Return the folder of the model that RL starts from."""
         c = self.config
         return (
-            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.pretrained
+            self.cold_start if c.model.path is None or c.cold_start.warm_steps else self.base_model
         )
 
     @property
-    def pretrained(self) -> Path:
+    def base_model(self) -> Path:
         """Return the folder of `model.path`."""
         path = self.config.model.path
         if tables.scheme_of(path):
-            return self.fetched
+            return self.fetch_folder
         if not hub.is_repo_name(path):
             return Path(path)
-        manifest = self.fetched / "manifest.json"
+        manifest = self.fetch_folder / "manifest.json"
         return (
-            Path(json.loads(manifest.read_text())["folder"]) if manifest.exists() else self.fetched
+            Path(json.loads(manifest.read_text())["folder"])
+            if manifest.exists()
+            else self.fetch_folder
         )
 
     def run(self, name: str) -> Path:
@@ -168,8 +170,13 @@ class Workspace:
 
         stage(f"data: {title}", self.data, make)
         verify(self.data)
-        for split in SPLITS:
-            self.load_rows(split)
+        rows = [row for split in SPLITS for row in self.load_rows(split)]
+        scored_by_text = wants_answers(config.env.name) and not config.env.reward
+        if scored_by_text and has_only_numbers(rows):
+            say(
+                "  note: all answers are numbers, and exact match compares them as texts without "
+                "punctuation: it pays 1.4 for 14. env.reward=math compares numbers"
+            )
 
     def make_index(self) -> None:
         """Build the search index over all passages, and measure its recall (stage)."""
@@ -206,7 +213,8 @@ class Workspace:
             else ""
         )
         if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
-            return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
+            share = recall_at_k(index, rows, top_k)
+            return f"recall@{top_k} of a correct query on the test questions: {share:.3f}{recall}"
         if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
             return f"{made_of['index']} over {made_of['count']} passages{recall}"
         return (
@@ -240,7 +248,7 @@ class Workspace:
             for facts in tables.entries("reward").values()
             if "address" in facts
         }
-        for setting, place in trusted(config).items():
+        for setting, place in trusted_settings(config).items():
             if (
                 setting not in paid_later
             ):  # of a reward that is asked when an answer is paid (reward/named.py)
@@ -315,6 +323,7 @@ class Workspace:
                     "your own env.reward or env.name",
                     code="question_without_answer",
                 )
+        refuse_long_context(rows, config.rollout.max_context)
         return rows
 
     def load_passages(self) -> Iterator[Passage]:
@@ -411,3 +420,28 @@ def check_local_model(path: str) -> None:
             "or to a name on the hub",
             code="missing_model",
         )
+
+
+CHARACTERS_A_TOKEN = 4
+"""Of English text. A tiny tokenizer needs more tokens, so this refuses only what cannot fit."""
+NUMBER = re.compile(r"\s*[-+$€£]?\s*\d[\d,.\s]*(?:/\d+)?\s*%?\s*")
+
+
+def has_only_numbers(rows: list[Row]) -> bool:
+    """Return whether every right answer is a number."""
+    answers = [answer for row in rows for answer in row["reward_model"]["ground_truth"]]
+    return bool(answers) and all(NUMBER.fullmatch(answer) for answer in answers)
+
+
+def refuse_long_context(rows: list[Row], max_context: int) -> None:
+    """Raise AgentR1Error for a question whose own text leaves no room for the agent."""
+    for row in rows:
+        place = row["extra_info"].get("source_line")
+        size = len(row["prompt"][-1]["content"])
+        if place and size > CHARACTERS_A_TOKEN * max_context:
+            raise AgentR1Error(
+                f"{place}: the question and its context have {size} characters, about "
+                f"{size // CHARACTERS_A_TOKEN} tokens, and rollout.max_context={max_context}; "
+                "shorten the context, or raise rollout.max_context",
+                code="context_too_long",
+            )

@@ -399,6 +399,19 @@ def told(tools, code: str, max_chars: int = 4000):
 
 
 @pytest.mark.parametrize(
+    "text", ["print('Hello')", "print('Hello', end='')", "import sys; sys.stdout.write('Hello')"]
+)
+def test_the_output_before_the_end_of_a_program_is_shown(tools, text):
+    ended = told(tools, f"{text}\nimport os\nos._exit(3)").content
+    assert ended == "Hello\n[exit code 3]"
+    crash = told(tools, f"{text}\nimport ctypes\nctypes.string_at(0)").content
+    assert crash.startswith("Hello\n[exit code ")
+    quick = tools_of("python", env=CodeSettings(tool_timeout_s=0.8))
+    late = told(quick, f"{text}\nwhile True: pass").content
+    assert late.startswith("Hello\n[ended: ")
+
+
+@pytest.mark.parametrize(
     "code, content",
     [
         ("import numpy as np\nprint(np.arange(4).reshape(2, 2) @ np.ones(2))", "[1. 5.]"),

@@ -408,3 +408,19 @@ def test_no_server_outlives_us(tmp_path, killed):
     assert done.returncode == (-signal.SIGKILL if killed else 0) and done.stderr == ""
     pid = int(done.stdout)
     assert gone(pid) and (tmp_path / "bye").read_text() == f"bye {pid}\n"
+
+
+def test_the_text_of_an_embedded_resource_is_text():
+    from mcp import types
+
+    from agent_r1_recipes.mcp.client import _text
+
+    text = types.TextResourceContents(uri="file:///a.txt", mimeType="text/plain", text="THE BODY")
+    blob = types.BlobResourceContents(uri="file:///a.png", mimeType="image/png", blob="iVBO")
+    link = types.ResourceLink(type="resource_link", name="a.txt", uri="file:///a.txt")
+    assert _text(types.EmbeddedResource(type="resource", resource=text)) == "THE BODY"
+    assert (
+        _text(types.EmbeddedResource(type="resource", resource=blob))
+        == "[resource, which cannot be shown]"
+    )
+    assert _text(link) == "a.txt: file:///a.txt"

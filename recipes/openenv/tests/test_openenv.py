@@ -462,3 +462,16 @@ def test_an_observation_of_one_text_is_shown_as_it_is(observation):
         assert set(json.loads(text_of(observation)).values()) >= set(said)
     else:
         assert text_of(observation) == ""
+
+
+def test_the_text_of_an_embedded_resource_is_text():
+    parts = [
+        {"type": "text", "text": "downloaded"},
+        {"type": "resource", "resource": {"uri": "file:///a.txt", "text": "THE BODY"}},
+        {"type": "resource", "resource": {"uri": "file:///a.png", "blob": "iVBO"}},
+        {"type": "image", "data": "iVBO"},
+    ]
+    observation = {"tool_name": "get", "result": {"content": parts}}
+    assert text_of(observation) == (
+        "downloaded\nTHE BODY\n[resource, which cannot be shown]\n[image, which cannot be shown]"
+    )

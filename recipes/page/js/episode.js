@@ -8,22 +8,44 @@ const TAG = /<(\/?)(think|tool_call|answer|tool_response)>/g;
 const MALFORMED = 'the call is not valid JSON; write {"name": ..., "arguments": {...}}';
 const ACCEPTS = "accepts: query (string, required)";
 const MAX_QUERY_CHARS = 2000;
-/** What a row has for each token, beside its reward. */
+/** What a row has for each token, next to its reward. */
 const COLUMNS = ["input_ids", "tokens", "action_mask", "step_ids", "logprobs", "logits"];
 
 /** Split a turn into its parts, in order and without their tags. An unmatched tag is text. */
 function splitTurn(text) {
   const parts = [];
-  let [kind, start] = ["text", 0];
+  let [kind, start, end] = ["text", 0, 0];
   for (const tag of text.matchAll(TAG)) {
+    if (tag.index < end) continue; // inside a call's JSON
     const [opens, name] = [!tag[1], tag[2]];
     if (kind === "text" && (!opens || name === "tool_response")) continue;
     if (kind !== "text" && (name !== kind || (opens && kind === "think"))) continue;
     parts.push({ kind, text: text.slice(start, tag.index), closed: kind === "text" || !opens });
     [kind, start] = [opens ? name : "text", tag.index + tag[0].length];
+    end = kind === "tool_call" ? jsonEnd(text, start) : 0;
   }
   parts.push({ kind, text: text.slice(start), closed: kind === "text" });
   return parts.filter((part) => part.text || part.kind !== "text");
+}
+
+/** Return where the JSON object at `start` ends; 0 if there is none, or a broken one. */
+function jsonEnd(text, start) {
+  const begin = start + /^\s*/.exec(text.slice(start))[0].length;
+  let [depth, inString] = [0, false];
+  for (let i = begin; i < text.length && (depth > 0 || text[begin] === "{"); i++) {
+    if (text[i] === "\\" && inString) i++;
+    else if (text[i] === '"') inString = !inString;
+    else if (!inString && "{[".includes(text[i])) depth++;
+    else if (!inString && "}]".includes(text[i])) depth--;
+    if (depth > 0) continue;
+    try {
+      JSON.parse(text.slice(begin, i + 1));
+      return i + 1;
+    } catch {
+      return 0;
+    }
+  }
+  return 0;
 }
 
 /** Return the last closed answer, or null. */
@@ -79,6 +101,20 @@ function refusal(call) {
   return "search: query is empty; write what to look for, for example the name of an entity";
 }
 
+/** Cut characters to a number in the middle, as `cut_middle` does in tool/base.py. */
+function cutMiddle(content, maxChars) {
+  if (content.length <= maxChars) {
+    return content.join("");
+  }
+  const mark = ` [cut off: ${content.length} characters] `;
+  const room = maxChars - mark.length;
+  const end = Math.floor(room / 3);
+  if (end < 1) {
+    return content.slice(0, maxChars).join("");
+  }
+  return content.slice(0, room - end).join("") + mark + content.slice(-end).join("");
+}
+
 /** Run one call. Return what the agent reads. */
 function callTool(index, call, { topK, maxChars }) {
   const fault = refusal(call);
@@ -94,10 +130,7 @@ function callTool(index, call, { topK, maxChars }) {
     return line.split(/\s+/).filter(Boolean).join(" ");
   });
   const content = [...(lines.join("\n") || "no results")];
-  const mark = ` [cut off: ${content.length} characters]`;
-  const kept =
-    content.length <= maxChars ? content : [...content.slice(0, maxChars - mark.length), mark];
-  return { ok: true, content: kept.join(""), hits };
+  return { ok: true, content: cutMiddle(content, maxChars), hits };
 }
 
 /** The environment of one episode: question answering with a search tool. */

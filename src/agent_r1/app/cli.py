@@ -37,7 +37,7 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, changed, from_yaml, load_config, tables
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, tables
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -286,7 +286,7 @@ def evaluate(a: Namespace) -> None:
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
     if any(value is not None for value in other):
-        return _evaluate_models(a, stages.evaluated_model(config, name, a.before), config)
+        return _evaluate_models(a, stages.model_to_evaluate(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
 
 
@@ -304,7 +304,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         other = [f"data.name={a.dataset}"]
     if model and config:
         models = [model]
-        config = changed(config, other)
+        config = apply_overrides(config, other)
     else:
         settings = [word if "=" in word else f"algorithm={word}" for word in a.settings]
         if a.engine is not None:
@@ -320,6 +320,8 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
             models.append(folder)
             configs.append(config_of_model)
         config = configs[0]
+    for model in models:
+        agent.check_agent(model, config)
     paths = Workspace(config)
     paths.make_task()
     split = a.split or "test"
@@ -333,7 +335,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         config,
         rows[: a.limit],
         split,
-        a.backend or "transformers",
+        a.backend or "local",
         a.temperature or 0.0,
         a.out,
         a.prompt,
@@ -405,13 +407,15 @@ def export(a: Namespace) -> None:
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
-    from agent_r1.inference.agent import find_model
+    from agent_r1.env import dialect_of
+    from agent_r1.inference.agent import check_agent, find_model
     from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
     )
-    serve_forever(model, config.rollout, config.trainer, a.port)
+    check_agent(model, config)
+    serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
 
 
 @command(
@@ -444,7 +448,7 @@ def chat(a: Namespace) -> None:
     run_chat(
         model,
         config,
-        a.backend or "transformers",
+        a.backend or "local",
         a.question,
         a.json,
         a.tools,

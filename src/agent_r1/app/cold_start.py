@@ -26,6 +26,7 @@ from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.setup import check_dialect
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.run import check_network, check_start_model, write_model
+from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import (
     byte_chat,
     chat_with_tools,
@@ -53,13 +54,14 @@ def make_cold_start(paths: Workspace) -> None:
             "only search",
             code="missing_demonstrator",
         )
+    check_start_chat(config)
     if config.model.path:
         teach = config.cold_start.warm_steps and not paths.cold_start.exists()
         if teach:
             check_free_memory(config)
         _fetch_model(paths, config.model.path)
         if teach:
-            check_network(config, paths.pretrained)
+            check_network(config, paths.base_model)
         if config.cold_start.warm_steps:
             title = f"warm start: teach {config.model.path} the format"
             stage(title, paths.cold_start, lambda part: _teach(paths, part))
@@ -77,7 +79,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
     if scheme:
         return stage(
             f"start model: {name}, as a model folder",
-            paths.fetched,
+            paths.fetch_folder,
             lambda part: scheme.convert(name, part),
         )
     if not hub.is_repo_name(name):
@@ -86,10 +88,10 @@ def _fetch_model(paths: Workspace, name: str) -> None:
             say(f"cold start: not needed, the run starts from {name}")
         return
     # The hub's cache was emptied, or a part of it.
-    if paths.fetched.exists() and hub.damage(paths.pretrained):
-        manifest_of_fetch = json.loads((paths.fetched / "manifest.json").read_text())
+    if paths.fetch_folder.exists() and hub.damage(paths.base_model):
+        manifest_of_fetch = json.loads((paths.fetch_folder / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{manifest_of_fetch['revision']}"
-        shutil.rmtree(paths.fetched)
+        shutil.rmtree(paths.fetch_folder)
 
     def make(part: Path) -> str:
         folder = hub.fetch_model(name)
@@ -102,7 +104,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
         write_whole(part / "manifest.json", json.dumps(manifest, indent=2) + "\n")
         return f"commit {folder.name}, in {folder}"
 
-    stage(f"start model: fetch {name} from the hub", paths.fetched, make)
+    stage(f"start model: fetch {name} from the hub", paths.fetch_folder, make)
 
 
 def _teach(paths: Workspace, out: Path) -> str:
@@ -116,7 +118,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     model_chat = None
     precision = []
     if config.model.path:
-        base = paths.pretrained
+        base = paths.base_model
         model_chat = chat_with_tools(base)
     check_dialect(model_chat or byte_chat(), config.env, tools=False)
     # This takes up to half a minute, before the bar below appears.

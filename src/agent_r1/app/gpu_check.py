@@ -27,10 +27,10 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.app import stages
-from agent_r1.config import Config, changed, fingerprint, load_config
+from agent_r1.config import Config, apply_overrides, fingerprint, load_config
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
-from agent_r1.ground.files import home, locked, read_jsonl, remove, sha256, write_whole
+from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
 from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
 from agent_r1.inference.export import RECORD, export
@@ -160,7 +160,9 @@ def make_inputs(check: GpuCheck) -> str:
 def warm_start(check: GpuCheck) -> str:
     if not check.config.cold_start.warm_steps:
         raise NotRun("the preset has none (cold_start.warm_steps=0)")
-    check.config = changed(check.config, [f"model.path={Workspace(check.config).start_model}"])
+    check.config = apply_overrides(
+        check.config, [f"model.path={Workspace(check.config).start_model}"]
+    )
     stages.make_cold_start(Workspace(check.config))
     device, dtype = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
     return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
@@ -401,7 +403,7 @@ def small(config: Config) -> Config:
     heads = max(
         2, v.tensor_parallel
     )  # width 64 per head: vLLM and flash-attn have kernels for it everywhere
-    return changed(
+    return apply_overrides(
         config,
         [
             *SMALL_RUN,
@@ -454,7 +456,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
     about = measured_setup(config)
     folder = (home() / "artifacts" / f"gpu-check-{fingerprint(about)}").resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".lock-{folder.name}")):
+    with hold_lock(folder.with_name(f".lock-{folder.name}")):
         file = folder / "result.json"
         result = json.loads(file.read_text()) if file.exists() else {}
         if result.get("passed"):

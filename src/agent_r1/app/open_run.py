@@ -1,4 +1,4 @@
-"""Train, evaluate and chat from Python: the stages of the command line as methods of one object.
+"""Train, evaluate and chat from Python, by the stages of the command line.
 
 In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in this process.
 
@@ -87,7 +87,9 @@ class Run:
         with own_event_loop():
             stages.run_train(self.config, self.name, self.resume, plain=False)
         folder = stages.run_dir(self.config, self.name)
-        return Training(folder.latest_checkpoint(), folder.metrics.read())
+        checkpoint = folder.latest_checkpoint()
+        assert checkpoint is not None  # run_train raises otherwise
+        return Training(checkpoint, folder.metrics.read())
 
     def evaluate(self, before: bool = False) -> Evaluation:
         """Evaluate the trained model on the test questions; with `before`, the start model.
@@ -105,7 +107,7 @@ class Run:
         return Evaluation(card["score"], (low, high), card["n"], card)
 
     def chat(self, question: str | None = None) -> None:
-        """Talk to the trained agent in the terminal; with a `question`, print the answer to it.
+        """Talk to the trained agent in the terminal, or print its answer to `question`.
 
         Raises ConfigError without a terminal, such as in a notebook, unless there is a question.
         """

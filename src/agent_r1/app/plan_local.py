@@ -37,7 +37,7 @@ def local_shape(config: Config) -> Shape:
 
     m = config.model
     if m.path:
-        return find_shape(m.path, Workspace(config).pretrained)
+        return find_shape(m.path, Workspace(config).base_model)
     head, tied = m.hidden_size // m.heads, True
     return Shape(
         m.layers,
@@ -149,11 +149,11 @@ def local_plan(config: Config) -> str:
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
     shape = local_shape(config)
     parts = local_memory(config, shape, ITEMSIZE[dtype])
-    if config.model.path and config.engine == "local" and Workspace(config).pretrained.is_dir():
+    if config.model.path and config.engine == "local" and Workspace(config).base_model.is_dir():
         from agent_r1.rollout.model_files import read_shape
 
         read_shape(
-            Workspace(config).pretrained
+            Workspace(config).base_model
         )  # raises for architectures that only verl can train
     P = shape.parameters
     # Operations per weight and token: 2 to sample, 6 to train (forward and backward), 2 more to

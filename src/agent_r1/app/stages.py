@@ -6,9 +6,9 @@ A stage whose artefact exists is skipped. An artefact's name has a fingerprint o
 depends on. A changed setting makes a new artefact, and a stale one is never used. Each stage writes
 to a temporary name and renames at the end: an interrupted stage leaves nothing that looks complete.
 
-    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
+    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/)
     artifacts/index-<fp>/         the search index
-    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: its commit on the hub)
+    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: from the hub)
     runs/<name>/                  one training run: see training/run.py
 """
 
@@ -20,11 +20,14 @@ import json
 import re
 import time
 from pathlib import Path
+from typing import Any
 
 from agent_r1.app.cold_start import make_cold_start
 from agent_r1.app.own_code import check_own
+from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import Config, tables
+from agent_r1.config import Config, from_yaml, tables
+from agent_r1.config.load import keep_stored
 from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -36,6 +39,7 @@ from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
 from agent_r1.training.run_dir import RunDir, check_run, check_same_settings, open_run
+from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
@@ -70,24 +74,26 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
 
     The checks run in this order, from quick to slow:
 
-        run       an existing folder has these settings and this code, and is finished or to be resumed
+        run       an existing folder has these settings and this code: finished, or resumed
         engine    its packages are installed
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
-        model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
+        model     the folder of `model.path` is complete and supports context and arithmetic
+        template  its chat template is exact and fits the dialect; of a hub model only that is fetched
 
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
     workers need. Raises AgentR1Error with the remedy.
     """
     config = paths.config
     check_run(run, config, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         return
     if config.engine == "verl":
         with extra("verl", "--engine verl"):
             from agent_r1.verl_engine.compose import require_verl
 
         require_verl()
+        check_conversion(config)
     check_own(config)
     check_free_memory(config)
     if path := config.model.path:
@@ -95,15 +101,19 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         # A stage fetches these models, and repairs damaged ones.
         fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
-            check_network(config, paths.pretrained)
+            check_network(config, paths.base_model)
+    check_start_chat(config)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
+    saved = run_dir(config, name).path / "config.yaml"
+    if resume and saved.exists():
+        config = keep_stored(config, from_yaml(saved))
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
-    if run.finished(config.trainer.steps):
+    if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
     make_missing(paths)
@@ -133,11 +143,13 @@ def run_dir(config: Config, name: str) -> RunDir:
     return RunDir(Workspace(config).run(name))
 
 
-def evaluate_run(config: Config, name: str, before: bool, condition: str | None = None) -> dict:
+def evaluate_run(
+    config: Config, name: str, before: bool, condition: str | None = None
+) -> dict[str, Any]:
     """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
     paths = Workspace(config)
     run = run_dir(config, name)
-    model = evaluated_model(config, name, before)
+    model = model_to_evaluate(config, name, before)
     paths.make_task()
     if not before:
         return run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
@@ -146,7 +158,7 @@ def evaluate_run(config: Config, name: str, before: bool, condition: str | None 
     return card
 
 
-def evaluated_model(config: Config, name: str, before: bool) -> Path:
+def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
     """Return the folder of a run's trained model, or with `before` of its start model.
 
     Raises AgentR1Error if the run has other settings, or is not finished.
@@ -157,13 +169,15 @@ def evaluated_model(config: Config, name: str, before: bool) -> Path:
     check_same_settings(run, config)
     if before:
         return start_model(Workspace(config))
-    if not run.finished(config.trainer.steps):
+    if not run.is_finished(config.trainer.steps):
         state = "does not exist"
-        if run.begun():
+        if run.has_begun():
             state = f"has not finished its {config.trainer.steps} steps"
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
-    verify_checkpoint(run.latest_checkpoint())
-    return model_folder(run.latest_checkpoint())
+    checkpoint = run.latest_checkpoint()
+    assert checkpoint is not None  # a finished run has one
+    verify_checkpoint(checkpoint)
+    return model_folder(checkpoint)
 
 
 def run_eval(
@@ -250,7 +264,7 @@ def _backend(config: Config, model: Path) -> str:
     from agent_r1.rollout.model_files import OtherModelError, read_shape
 
     if config.engine != "verl":
-        return "transformers"
+        return "local"
     try:
         read_shape(model)
     except OtherModelError:
@@ -258,7 +272,7 @@ def _backend(config: Config, model: Path) -> str:
     return (
         "vllm"
         if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
-        else "transformers"
+        else "local"
     )
 
 

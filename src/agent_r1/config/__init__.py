@@ -13,7 +13,7 @@ LOADED = (
     "ENGINES",
     "Config",
     "all_code",
-    "changed",
+    "apply_overrides",
     "fingerprint",
     "from_yaml",
     "load_config",
@@ -21,7 +21,7 @@ LOADED = (
     "preset_names",
     "preset_title",
     "to_yaml",
-    "trusted",
+    "trusted_settings",
     "user_code",
     "fingerprint_values",
 )

@@ -42,15 +42,19 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     """Split a turn into its parts, in order and without their tags.
 
     An opening tag extends to its own closing tag, or to the end of the turn. A call inside a
-    thought is part of the thought, and an answer inside a call is part of its arguments. A call or
-    answer that is opened again before its closing tag counts as never closed. An unmatched closing
-    tag is text, and so is `<tool_response>`.
+    thought is part of the thought, and an answer inside a call is part of its arguments. So is
+    every tag inside the call's JSON. A call or answer that is opened again before its closing tag
+    counts as never closed. An unmatched closing tag is text, and so is `<tool_response>`.
     """
     parts: list[Part] = []
     kinds = dict(zip(tags, TAGS, strict=True))
     kind = "text"  # of the part that is open
     start = 0  # of the open part, after its opening tag
+    json_end = 0  # of the open call's JSON, in which tags are text
     for tag in _pattern(tags).finditer(text):
+        # A call may write about tags: {"code": "print('</tool_call>')"}.
+        if tag.start() < json_end:
+            continue
         opens = not tag[1]
         name = kinds.get(tag[2], tag[2])
         # The two `continue`s are the whole grammar. Outside of any tag, only an opening tag counts,
@@ -67,9 +71,25 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
         parts.append(Part(kind, text[start : tag.start()], closed=not opens_again, end=end))
         kind = name if opens else "text"
         start = tag.end()
+        json_end = _json_end(text, start) if kind == "tool_call" else 0
     # What is still open was cut off: a call without its closing tag is reported, not run.
     parts.append(Part(kind, text[start:], closed=kind == "text", end=len(text)))
     return tuple(part for part in parts if part.text or part.kind != "text")
+
+
+JSON = json.JSONDecoder()
+BLANKS = re.compile(r"\s*")
+
+
+def _json_end(text: str, start: int) -> int:
+    """Return where the JSON object at `start` ends; 0 without a valid one."""
+    begin = BLANKS.match(text, start).end()
+    if not text.startswith("{", begin):
+        return 0
+    try:
+        return JSON.raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):
+        return 0
 
 
 def answer_of(text: str, tags: Tags = TAGS) -> str | None:
@@ -109,6 +129,10 @@ class Hermes(Dialect):
     """Calls in JSON, thoughts and answers, all in tags."""
 
     tags: Tags = TAGS
+    tool_parser = "hermes"
+    reasoning_parser = "deepseek_v4"
+    """Of vLLM 0.27's parsers the one that knows turns with and without thoughts. Without thinking,
+    `qwen3` runs calls in thoughts, and `deepseek_r1` takes a bare call for a thought."""
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         # `end`, in characters, is where a reward for the call goes: `AgentEnvLoop.locate_rewards`.

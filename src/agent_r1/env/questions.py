@@ -62,11 +62,11 @@ class QuestionEnv(BaseToolEnv):
 
     async def _outcome_of_reward(self, answer: str | None, well_formed: bool) -> Outcome:
         # Imported only when needed: it brings user-defined rewards, judges and sandboxes.
-        from agent_r1.reward.named import Episode, named_outcome
+        from agent_r1.reward.named import Episode, score_by_name
 
         episode = Episode(self.turns, self.calls)
         return Outcome(
-            *await named_outcome(answer, well_formed, self.row, self.config, episode),
+            *await score_by_name(answer, well_formed, self.row, self.config, episode),
             self.calls_by_tool(),
         )
 

@@ -81,7 +81,7 @@ def writing(what: object, then: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, busy: str | None = None) -> Iterator[None]:
+def hold_lock(path: Path, busy: str | None = None) -> Iterator[None]:
     """Let one process at a time run the block.
 
     Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves
@@ -105,7 +105,7 @@ def make_once(target: Path, make: Callable[[Path], T]) -> T | None:
     """
     with writing(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with locked(target.parent / f".lock-{target.name}"):
+        with hold_lock(target.parent / f".lock-{target.name}"):
             if target.exists():
                 return None
             with whole(target) as part:

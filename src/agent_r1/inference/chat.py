@@ -73,7 +73,7 @@ class Repl:
         self.typed = typed
         """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
         ignored."""
-        self.known = known_questions(agent.config)
+        self.known = load_test_questions(agent.config)
         self.world = only_world(agent)
         self.suggestions = suggest(self.known)
         self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
@@ -235,7 +235,7 @@ class Repl:
 # ------------------------------------------------------------------------------ suggested questions
 
 
-def known_questions(config: Config) -> list[Row]:
+def load_test_questions(config: Config) -> list[Row]:
     """Load the run's test questions; none if its data is not on this machine."""
     try:
         return Workspace(config).load_rows("test")
@@ -285,7 +285,7 @@ def _opening(is_terminal: bool) -> Iterator[None]:
 def run_chat(
     model: Path,
     config: Config,
-    backend: str = "transformers",
+    backend: str = "local",
     question: str | None = None,
     as_json: bool = False,
     tools: list[str] | None = None,

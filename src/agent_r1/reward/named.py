@@ -44,7 +44,7 @@ class Episode:
     """Calls in order, as in rollouts/: `name`, `arguments`, `ok`, `error`, `seconds`, `content`."""
 
 
-async def named_outcome(
+async def score_by_name(
     answer: str | None,
     well_formed: bool,
     row: Row,

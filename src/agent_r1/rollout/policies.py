@@ -172,7 +172,7 @@ class ServerPolicy(Policy):
                 return await self._ask(request, session)
             except (httpx.ConnectError, httpx.ConnectTimeout) as error:
                 if self._diagnose() or attempt + 1 == self.ATTEMPTS:
-                    raise self._gone(f"does not answer ({first_line(error)})") from None
+                    raise self._server_error(f"does not answer ({first_line(error)})") from None
                 await asyncio.sleep(0.5)
             except (
                 httpx.HTTPError,
@@ -185,7 +185,7 @@ class ServerPolicy(Policy):
                 await asyncio.sleep(
                     0.2
                 )  # a process that has just closed the connection may take a moment to die
-                raise self._gone(
+                raise self._server_error(
                     f"broke off ({type(error).__name__}: {first_line(error)})"
                 ) from None
         raise AssertionError("unreachable")
@@ -249,7 +249,7 @@ class ServerPolicy(Policy):
                 del self._clients[loop]
                 await client.aclose()
 
-    def _gone(self, what: str) -> AgentR1Error:
+    def _server_error(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         hint = cause or "is it running? its log may say more"
         message = f"the model server at {self.url} {what}; {hint}"

@@ -44,18 +44,33 @@ async def run_episodes(
     """
     tasks = list(tasks)
     connection_errors = []
+    run = asyncio.current_task()
+    is_ending = False
     gate = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
 
+    async def play(task: Task) -> Trajectory:
+        try:
+            return await flow.run(task, sampling)
+        except asyncio.CancelledError:
+            # A tool or an environment may cancel its own episode. Only if another one failed or the
+            # run is stopped, the run ends.
+            if is_ending or run.cancelling():
+                raise
+            cause = "the episode was cancelled by its own code, such as a tool"
+        except LostConnection as error:
+            connection_errors.append(str(error))
+            refuse_lost(connection_errors, len(tasks))
+            cause = str(error)
+        return Trajectory([], task.group_id, StopReason.ERROR, task.row, error=cause)
+
     async def one(task: Task) -> Trajectory:
-        async with gate:
-            try:
-                trajectory = await flow.run(task, sampling)
-            except LostConnection as error:
-                connection_errors.append(str(error))
-                refuse_lost(connection_errors, len(tasks))
-                trajectory = Trajectory(
-                    [], task.group_id, StopReason.ERROR, task.row, error=str(error)
-                )
+        nonlocal is_ending
+        try:
+            async with gate:
+                trajectory = await play(task)
+        except BaseException:
+            is_ending = True
+            raise
         if on_done is not None:
             on_done(trajectory)
         return trajectory

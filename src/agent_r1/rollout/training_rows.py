@@ -189,7 +189,7 @@ class Batch:
 
     # ------------------------------------------------------------------------------- for estimators
 
-    def numbered(self) -> tuple[Tensor, int]:
+    def number_trajectories(self) -> tuple[Tensor, int]:
         """Return [B]: the number of each row's trajectory, 0..N-1 in order of appearance; and N.
 
         Raises ValueError if the rows of a trajectory are not consecutive.
@@ -201,7 +201,7 @@ class Batch:
 
     def members(self) -> dict[str, list[int]]:
         """Map each group to the numbers of its trajectories."""
-        index_B, _ = self.numbered()
+        index_B, _ = self.number_trajectories()
         # A trajectory with several rows counts once: two votes would move its group's mean.
         pairs = dict.fromkeys(zip(self.groups, index_B.tolist(), strict=True))
         members: dict[str, list[int]] = {}
@@ -215,7 +215,7 @@ class Batch:
         Raises ConfigError for truncated trajectories.
         """
         self.refuse_truncated()
-        index_B, N = self.numbered()
+        index_B, N = self.number_trajectories()
         reward_B = torch.where(self.mask_BT.bool(), self.rewards_BT.float(), 0.0).sum(dim=1)
         return index_B, reward_B.new_zeros(N).index_add_(0, index_B, reward_B)
 

@@ -39,7 +39,7 @@ import numpy as np
 
 from agent_r1.data.spellings import title_key
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.ground.files import locked, sha256, write_whole
+from agent_r1.ground.files import hold_lock, sha256, write_whole
 from agent_r1.ground.ui import progress
 from agent_r1.search.encoders import Encoder, make_encoder
 
@@ -120,7 +120,7 @@ def build_index(
     name = f"vectors-{hashlib.sha256(inputs).hexdigest()[:16]}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        with locked(out.parent / f".lock-{name}"):
+        with hold_lock(out.parent / f".lock-{name}"):
             vectors_file = out.parent / f".{name}.npy"
             vectors = encode_corpus(pairs, encoder, vectors_file)
             out.mkdir(exist_ok=True)

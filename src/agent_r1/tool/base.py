@@ -116,10 +116,10 @@ class BaseTool(ABC):
         """Run the call with `args`, which fit the schema.
 
         Return the text for the agent or a `ToolOutput`; anything else is converted to JSON. An
-        `async def` must not
-        block: it runs in the event loop of all episodes. A plain `def` runs in its own thread,
-        concurrently with other calls of the same tool. Exceptions become errors that the agent
-        reads.
+        `async def` must not block: it runs in the event loop of all episodes, which would all wait.
+        It must let `asyncio.CancelledError` pass, which ends it at its deadline. A plain `def` runs
+        in its own thread, concurrently with other calls of the same tool. Exceptions become errors
+        that the agent reads.
         """
 
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
@@ -191,38 +191,50 @@ async def call_tool(
     """Execute one call. Return a `ToolResult`, whatever the model or the tool does.
 
     `timeout_s` (seconds) is for tools without their own, `max_chars` for all. Cancellation of the
-    episode and Ctrl-C pass through.
+    episode and Ctrl-C pass through, also if the tool tries to catch them.
     """
     start = time.perf_counter()
     tool = tools.get(call.name) if isinstance(call.name, str) else None
-    output, failure, data = ToolOutput(""), _refusal(tools, tool, call), {}
-    if failure is None:  # then there is a tool
-        timeout_s = timeout_s if tool.timeout_s is None else tool.timeout_s
-        try:
-            async with asyncio.timeout(timeout_s) as deadline:
-                output = await _executed(tool, call.arguments)
-        except InvalidArgumentsError as error:
-            failure = ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {_safe(error)}"
-        # SystemExit is not an Exception; a tool that calls sys.exit() must not end the training
-        # run.
-        except (Exception, SystemExit) as error:
-            if (
-                isinstance(error, TimeoutError) and deadline.expired()
-            ):  # our deadline, not a time-out inside the tool
-                failure = (
-                    ToolErrorKind.TIME_OUT,
-                    f"{tool.name} took longer than {timeout_s:g} s and was stopped",
-                )
-            else:
-                failure = ToolErrorKind.TOOL_ERROR, f"{tool.name} failed: {_safe(error)}"
-                data = {"at": _place(tool, error)}
+    refusal = _refusal(tools, tool, call)
+    if tool is None or refusal is not None:
+        kind, message = refusal or (ToolErrorKind.UNKNOWN_TOOL, "")
+        return _error_result(kind, message, max_chars, start)
+    limit_s = timeout_s if tool.timeout_s is None else tool.timeout_s
+    clock = asyncio.get_running_loop()
+    begin = clock.time()
+    task = asyncio.current_task()
+    cancellations = task.cancelling()
+    error: BaseException | None = None
+    output = ToolOutput("")
+    deadline = asyncio.timeout(limit_s)
+    try:
+        async with deadline:
+            output = await _run_with_retries(tool, call.arguments)
+    # BaseException, because a tool may raise SystemExit by sys.exit(), or CancelledError from a
+    # cancel scope of its own. Neither may end a training run.
+    except BaseException as failure:
+        if ends_run(failure, task):
+            raise
+        error = failure
+    if task.cancelling() > cancellations:  # the run's, also if the tool caught it
+        raise asyncio.CancelledError from error
+    # A tool may catch the deadline's cancellation, too, or block the event loop so that the
+    # deadline is noticed only when the tool returns. Its result is late either way.
+    is_late = deadline.expired() or (tool.is_async and clock.time() - begin >= limit_s)
+    if is_late:
+        message = f"{tool.name} took longer than {limit_s:g} s and was stopped"
+        return _error_result(ToolErrorKind.TIME_OUT, message, max_chars, start)
+    if isinstance(error, InvalidArgumentsError):
+        # Its author wrote the text for the agent. A server's text may have paths of this machine.
+        words = _safe(error) if tool.foreign else _text_of(error)
+        message = f"{tool.name}: {words}"
+        return _error_result(ToolErrorKind.INVALID_ARGUMENTS, message, max_chars, start)
+    if error is not None:
+        message = f"{tool.name} failed: {_safe(error)}"
+        place = {"at": _place(tool, error)}
+        return _error_result(ToolErrorKind.TOOL_ERROR, message, max_chars, start, place)
     seconds = time.perf_counter() - start
-    if failure is None:
-        return ToolResult(_cut(output.content, max_chars), seconds=seconds, data=output.data)
-    kind, message = failure  # short already, and its beginning matters most
-    return ToolResult(
-        f"error: {_one_line(message)}"[:max_chars], ok=False, error=kind, seconds=seconds, data=data
-    )
+    return ToolResult(cut_middle(output.content, max_chars), seconds=seconds, data=output.data)
 
 
 # --------------------------------------------------------------------------- the parts of call_tool
@@ -241,22 +253,54 @@ def _refusal(
     return None if wrong is None else (ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {wrong}")
 
 
-async def _executed(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
+def _error_result(
+    kind: ToolErrorKind,
+    message: str,
+    max_chars: int,
+    start: float,
+    data: dict[str, Any] | None = None,
+) -> ToolResult:
+    """Make the result of a failed call: one line, cut at its end."""
+    content = f"error: {_one_line(message)}"[:max_chars]
+    seconds = time.perf_counter() - start
+    return ToolResult(content, ok=False, error=kind, seconds=seconds, data=data or {})
+
+
+def ends_run(error: BaseException, task: asyncio.Task[Any]) -> bool:
+    """Return whether an exception of a call in `task` is not the tool's.
+
+    That is Ctrl-C, or the end of a coroutine. A cancellation is told by `task.cancelling()`.
+    """
+    if isinstance(error, KeyboardInterrupt):
+        return True
+    if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt):
+        return True
+    if isinstance(error, GeneratorExit):
+        # Python closes a coroutine that nobody awaits any more: then no task runs it.
+        try:
+            return asyncio.current_task() is not task
+        except RuntimeError:
+            return True
+    return False
+
+
+async def _run_with_retries(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
     """Return the first successful try's result, or raise the last try's failure."""
     for retry in range(tool.retries):
         try:
-            return await _tried(tool, arguments)
+            return await _run_once(tool, arguments)
         except InvalidArgumentsError:
             raise
         except Exception:
             await asyncio.sleep(0.1 * 2**retry)
-    return await _tried(tool, arguments)
+    return await _run_once(tool, arguments)
 
 
-async def _tried(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
-    value = await (
-        tool.execute(arguments) if tool.is_async else _in_thread(tool.execute, arguments)
-    )
+async def _run_once(tool: BaseTool, arguments: dict[str, Any]) -> ToolOutput:
+    if tool.is_async:
+        value = await tool.execute(arguments)
+    else:
+        value = await _in_thread(tool.execute, arguments)
     if inspect.isawaitable(value):  # an async function in a plain decorator looks synchronous
         value = await value
     output = value if isinstance(value, ToolOutput) else ToolOutput(value)
@@ -295,6 +339,15 @@ class OneThread:
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **arguments: Any) -> Any:
         """Call `function` in the thread, after earlier calls. Raise its exceptions."""
+        value, error = await asyncio.wrap_future(self.submit(function, *args, **arguments))
+        if error is not None:
+            raise error
+        return value
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **arguments: Any
+    ) -> Future[tuple[Any, BaseException | None]]:
+        """Call `function` in the thread, after earlier calls. The result is (value, exception)."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
@@ -302,10 +355,7 @@ class OneThread:
         self._jobs.put(
             (done, functools.partial(contextvars.copy_context().run, function, *args, **arguments))
         )
-        value, error = await asyncio.wrap_future(done)
-        if error is not None:
-            raise error
-        return value
+        return done
 
     def end(self) -> None:
         self._jobs.put(None)
@@ -317,19 +367,26 @@ class OneThread:
                 continue
             try:
                 done.set_result((call(), None))
-            except (
-                BaseException
-            ) as error:  # also StopIteration, which an asyncio future cannot carry
+            # Also StopIteration, which an asyncio future cannot carry.
+            except BaseException as error:
                 done.set_result((None, error))
 
 
-def _cut(text: str, max_chars: int) -> str:
-    """Cut a text to `max_chars`, with a mark that tells the agent about the cut."""
-    mark = f" [cut off: {len(text)} characters]"
-    kept = valid_unicode(text[:max_chars])  # cut before decoding: a tool may return gigabytes
-    if len(kept) == len(text):
-        return kept
-    return kept[: -len(mark)] + mark if len(mark) < len(kept) else kept
+def cut_middle(text: str, max_chars: int) -> str:
+    """Cut a text to `max_chars` in the middle, with a mark.
+
+    Two thirds of what remains are the beginning, where a search has its best passages. The rest is
+    the end, where a program has its error.
+    """
+    if len(text) <= max_chars:
+        return valid_unicode(text)
+    mark = f" [cut off: {len(text)} characters] "
+    room = max_chars - len(mark)
+    end = room // 3
+    if end < 1:
+        return valid_unicode(text[:max_chars])
+    # Cut before decoding: a tool may return gigabytes.
+    return valid_unicode(f"{text[: room - end]}{mark}{text[-end:]}")
 
 
 # ------------------------------------------------------------------------------ words for the agent
@@ -353,11 +410,23 @@ def _place(tool: BaseTool, error: BaseException) -> str:
 
 def _safe(error: BaseException) -> str:
     """Return the first line of an exception, without paths. An OSError's text has its file name."""
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    while isinstance(error, BaseExceptionGroup):  # its own text names no cause
+        error = error.exceptions[0]
+    text = _text_of(error)
+    if isinstance(error, OSError) and error.strerror:
+        text = error.strerror
     if isinstance(error, LookupError):  # a KeyError's text is only the key
         text = f"{type(error).__name__}: {text}"
-    text = _PATH.sub("(path)", text.strip().splitlines()[0] if text.strip() else "")
-    return text or type(error).__name__
+    first_line = text.strip().splitlines()[0] if text.strip() else ""
+    return _PATH.sub("(path)", first_line) or type(error).__name__
+
+
+def _text_of(error: BaseException) -> str:
+    """Return an exception's text; of one that cannot be printed, its type."""
+    try:
+        return str(error) or type(error).__name__
+    except Exception:
+        return type(error).__name__
 
 
 def _one_line(text: Any) -> str:

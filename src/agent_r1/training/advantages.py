@@ -138,7 +138,7 @@ def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         )
     # Keep action tokens only. Row-major order is time order, also across the rows of a trajectory.
     action_BT = batch.mask_BT.bool()
-    index_B, _ = batch.numbered()
+    index_B, _ = batch.number_trajectories()
     row_A = action_BT.nonzero()[:, 0]
     trajectory_A = index_B[row_A]
     reward_A = batch.rewards_BT[action_BT].float()

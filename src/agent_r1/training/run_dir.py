@@ -30,7 +30,7 @@ from agent_r1.config import (
     user_code,
 )
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.files import locked, write_whole, writing
+from agent_r1.ground.files import hold_lock, write_whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.log import MetricsFile
@@ -63,14 +63,14 @@ class RunDir:
         """Return the newest checkpoint, or None."""
         return (list_checkpoints(self.checkpoints) or [None])[-1]
 
-    def begun(self) -> bool:
+    def has_begun(self) -> bool:
         """Return whether anything has run here. A refused run may leave an empty folder."""
         return any(
             (self.path / name).exists()
             for name in ("metrics.jsonl", "checkpoints", "eval_before.json")
         )
 
-    def finished(self, steps: int) -> bool:
+    def is_finished(self, steps: int) -> bool:
         """Return whether the last step has a checkpoint."""
         latest = self.latest_checkpoint()
         return latest is not None and latest.name == f"step_{steps:06d}"
@@ -81,7 +81,7 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     continue."""
     check_same_settings(run, config)
     latest = run.latest_checkpoint()
-    can_continue = latest is not None and not run.finished(config.trainer.steps)
+    can_continue = latest is not None and not run.is_finished(config.trainer.steps)
     if latest and can_continue and not resume:
         with only_trainer(run):
             # raises if another process is training the run: --resume would be the wrong advice
@@ -118,7 +118,7 @@ def open_run(run: RunDir, config: Config) -> None:
 
 def check_same_settings(run: RunDir, config: Config) -> None:
     """Raise AgentR1Error if an existing run was started with settings that give other weights."""
-    if not (run.config.exists() and run.begun()):
+    if not (run.config.exists() and run.has_begun()):
         return
     old_config = from_yaml(run.config)
     if fingerprint(old_config) != fingerprint(config):
@@ -143,7 +143,7 @@ def check_same_settings(run: RunDir, config: Config) -> None:
 
 def only_trainer(run: RunDir) -> AbstractContextManager[None]:
     """Lock the run against training by another process."""
-    return locked(
+    return hold_lock(
         run.path / ".lock",
         f"another process is training {run.path}; wait for it, or choose --run NAME",
     )

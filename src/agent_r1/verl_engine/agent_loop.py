@@ -111,7 +111,7 @@ class AgentR1Loop(AgentLoopBase):
         # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do
         # not repeat there anyway.
         self.seeded = trainer_config.config.trainer.device == "cpu"
-        self.config, self.chat, self.tools = _shared(
+        self.config, self.chat, self.tools = _open_shared(
             run, trainer_config.config.actor_rollout_ref.model.path
         )
 
@@ -214,7 +214,7 @@ def row_output(
 
 
 @functools.cache
-def _shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
+def _open_shared(run: str, model: str) -> tuple[Config, ChatFormat, dict[str, BaseTool]]:
     """Open what all episodes of this process share, so that the index is read once."""
     config = from_yaml(Path(run) / "config.yaml", written_here=True)
     note = Path(run) / "verl" / "note.txt"  # launch.py shows it
