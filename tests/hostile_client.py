@@ -10,12 +10,13 @@ import copy
 import json
 import random
 import socket
+from dataclasses import replace
 from typing import Any
 
 from agents import SEARCH, Client, StrictEnv, gateway_flow, lenient, sampler
 from conftest import MicroWorld, random_model
 
-from agent_r1.core import Sampling
+from agent_r1.core import Observation, Sampling
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.rollouts import run_episodes
@@ -163,10 +164,10 @@ class WatchedChat:
         self._compare(ids, self.chat.prompt_ids(self._harmless(messages), tools))
         return ids
 
-    def reply_ids(self, action_ids: list[int], messages: Messages, *rest: Any) -> list[int]:
-        ids = self.chat.reply_ids(action_ids, messages, *rest)
-        harmless = self.chat.reply_ids(action_ids, self._harmless(messages), *rest)
-        self._compare(ids, harmless)
+    def reply_ids(self, action_ids: list[int], reply: Observation) -> list[int]:
+        ids = self.chat.reply_ids(action_ids, reply)
+        harmless = replace(reply, messages=self._harmless(reply.messages))
+        self._compare(ids, self.chat.reply_ids(action_ids, harmless))
         return ids
 
     def _harmless(self, messages: Messages) -> Messages:

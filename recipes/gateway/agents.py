@@ -47,7 +47,7 @@ class Agents:
     """The worker of one agent. It outlives event loops, so that an agent is imported once."""
 
     def __init__(self, agent: str, python: str | None, allowed: list[str]):
-        """`allowed`: variables that the agent may see although they look like keys."""
+        """Take an agent. `allowed`: variables that it may see although they look like keys."""
         self.agent = agent
         self.allowed = allowed
         self.python = python or sys.executable

@@ -28,7 +28,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1 import ChatFormat, Generation, Message, Step
+from agent_r1 import ChatFormat, Generation, Message, Observation, Step
 from agent_r1_recipes.gateway.server import Request
 from agent_r1_recipes.gateway.wire import Turn
 
@@ -193,7 +193,7 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
     names = {key: call.name for key, call in place.last.turn.calls}
     calls = [names.get(m.get("tool_call_id"), "") for m in place.rest if m["role"] == "tool"]
     action_ids = place.last.generation.token_ids
-    reply = chat.reply_ids(action_ids, messages, calls, tools)
+    reply = chat.reply_ids(action_ids, Observation(messages, tools=tools, calls=calls))
     return place.last.prompt_ids + action_ids + reply
 
 

@@ -97,7 +97,7 @@ class Workspace:
     @property
     def _own_flow(self) -> list[str]:
         """List the programs of the section `rollout`: they decide what the model reads."""
-        names = trusted(self.config).items()
+        names = trusted_settings(self.config).items()
         return [program for setting, program in names if setting.startswith("rollout.")]
 
     @cached_property

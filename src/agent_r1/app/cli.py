@@ -122,7 +122,7 @@ def _config(a: Namespace) -> Config:
         file = home() / "runs" / a.run / "config.yaml"
         if file.exists():
             config = from_yaml(file)
-            return changed(config, agent) if agent else config
+            return apply_overrides(config, agent) if agent else config
     algorithm = " ".join(word for word in a.settings if "=" not in word)
     overrides = [word for word in a.settings if "=" in word]
     if a.engine:
