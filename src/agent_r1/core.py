@@ -76,6 +76,9 @@ class Sampling:
     whole distribution."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
+    ends: Callable[[list[int]], bool] | None = None
+    """Whether the turn ends after these sampled ids, for stop strings. `LocalPolicy` asks it after
+    each token."""
 
 
 @dataclass(frozen=True)

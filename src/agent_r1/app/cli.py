@@ -11,6 +11,7 @@ The decorator above a function holds its help text, examples and options. Exit c
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from agent_r1.app.parser import (
+    AGENT,
     BACKEND,
     COMMANDS,
     CONFIGURED,
@@ -111,15 +113,22 @@ def _config(a: Namespace) -> Config:
 
     `--run NAME` alone loads the saved configuration of that run.
     """
+    agent = []
+    for name in ("agent", "agent_python"):
+        value = getattr(a, name, None)
+        if value:  # quoted, because a command may have any character of YAML
+            agent.append(f"rollout.{name}={json.dumps(value)}")
     names_settings = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not names_settings:
         file = home() / "runs" / a.run / "config.yaml"
         if file.exists():
-            return from_yaml(file)
+            config = from_yaml(file)
+            return apply_overrides(config, agent) if agent else config
     algorithm = " ".join(word for word in a.settings if "=" not in word)
     overrides = [word for word in a.settings if "=" in word]
     if a.engine:
         overrides.append(f"engine={a.engine}")
+    overrides += agent
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
@@ -195,7 +204,7 @@ def index(a: Namespace) -> None:
 
 @command(
     "cold-start", "make the model that RL starts from",
-    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"], *CONFIGURED,
+    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"], *CONFIGURED, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = _config(a)
@@ -218,6 +227,7 @@ def cold_start(a: Namespace) -> None:
     option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for "
         "one hour"),
     flag("--plain", "print one line per step instead of the dashboard"),
+    *AGENT,
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
@@ -271,6 +281,7 @@ def train(a: Namespace) -> None:
     BACKEND,
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
+    *AGENT,
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.power:
