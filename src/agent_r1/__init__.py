@@ -66,6 +66,7 @@ AUTHORS = {
         "DataConfig",
         "EnvConfig",
         "OutsideFingerprint",
+        "Price",
         "RolloutConfig",
         "Trusted",
     ),

@@ -201,7 +201,9 @@ def cold_start(a: Namespace) -> None:
     from agent_r1.app import stages
     from agent_r1.workspace import Workspace
 
-    stages.make_cold_start(Workspace(config))
+    paths = Workspace(config)
+    stages.make_cold_start(paths)
+    stages.show_probe(paths)
 
 
 @command(

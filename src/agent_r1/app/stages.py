@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.app.cold_start import make_cold_start
+from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.own_code import check_own
 from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, tables
@@ -110,6 +110,8 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     make_missing(paths)
     set_threads(config.trainer.threads)
     model = start_model(paths)
+    if config.engine == "local" and run.latest_checkpoint() is None:
+        check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
