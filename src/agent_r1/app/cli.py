@@ -35,7 +35,16 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, apply_overrides, from_yaml, load_config, tables
+from agent_r1.config import (
+    Config,
+    apply_overrides,
+    from_yaml,
+    load_config,
+    plugins,
+    tables,
+    trusted_settings,
+    user_code_names,
+)
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -116,13 +125,59 @@ def _config(a: Namespace) -> Config:
         if file.exists():
             return from_yaml(file)
     algorithm = " ".join(word for word in a.settings if "=" not in word)
-    overrides = [word for word in a.settings if "=" in word]
-    if a.engine:
-        overrides.append(f"engine={a.engine}")
+    overrides = _overrides(a)
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
     )
+
+
+def _overrides(a: Namespace) -> list[str]:
+    """Return the settings `section.key=value` of the command line."""
+    overrides = [word for word in a.settings if "=" in word]
+    if a.engine:
+        overrides.append(f"engine={a.engine}")
+    return overrides
+
+
+def _config_of_run(a: Namespace) -> Config:
+    """Return the configuration to evaluate `--run` with: the saved one of that run.
+
+    Settings on the command line must agree with it. Naming the run's code there, or --trust-run, is
+    the permission to run it.
+    """
+    file = home() / "runs" / (a.run or "") / "config.yaml"
+    if not a.run or not file.exists():
+        return _config(a)
+    if a.preset:
+        # Its code is trusted, since the user named the preset. Its other values may have changed.
+        load_config(a.preset)
+    config = from_yaml(file)
+    overrides = _overrides(a)
+    if a.preset:
+        overrides.append(f"preset={a.preset}")
+    if a.seed is not None:
+        overrides.append(f"seed={a.seed}")
+    overrides += [f"algorithm={word}" for word in a.settings if "=" not in word]
+    config = apply_overrides(config, overrides)
+    code = dict(user_code_names(config))
+    for setting, place in trusted_settings(config).items():
+        code[place] = setting
+    if a.trust_run:
+        plugins.trust(code)
+    unnamed = []
+    for name, setting in code.items():
+        # Of a start model's making, and of training; an evaluation runs neither.
+        trains_only = setting.startswith("cold_start.")
+        if not trains_only and not plugins.is_trusted(name):
+            unnamed.append(f"{setting}={name}")
+    if unnamed:
+        raise ConfigError(
+            f"the run {a.run} names code, and you did not: {', '.join(unnamed)}. Inspect it, and "
+            "if you trust it, name it on this command line, or add --trust-run",
+            code="untrusted_code",
+        )
+    return config
 
 
 # --------------------------------------------------------------------------------------- the stages
@@ -240,6 +295,7 @@ def train(a: Namespace) -> None:
     "eval", "evaluate a model on held-out questions",
     ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
+     "--run my-task --trust-run",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
     *CONFIGURED,
     RUN,
@@ -263,11 +319,12 @@ def train(a: Namespace) -> None:
     BACKEND,
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
+    flag("--trust-run", "run the code that the run --run names (you have inspected it)"),
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.model:
         return _evaluate_models(a)
-    config = _config(a)
+    config = _config_of_run(a)
     from agent_r1.app import stages
     from agent_r1.workspace import run_name
 
@@ -518,15 +575,15 @@ def search_server(a: Namespace) -> None:
 
 @command(
     "inspect", "print a trajectory token by token",
-    ["runs/laptop-ppo/rollouts/eval.jsonl", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
-    option("rollouts", type=Path, help="a file of runs/NAME/rollouts/"),
+    ["runs/laptop-ppo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+    option("rollouts", type=Path, help="a run's folder, or a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens
 
-    tokens.print_trajectory(a.rollouts, a.index, a.table)
+    tokens.print_trajectory(tokens.rollouts_file(a.rollouts), a.index, a.table)
 
 
 if __name__ == "__main__":  # `python -m agent_r1`

@@ -101,8 +101,8 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         values = bounds.parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore "
-            "the file",
+            f"{path} cannot be read as YAML ({type(error).__name__}); restore the file, or "
+            "choose another run",
             code="damaged_config",
         ) from None
     preset = ""

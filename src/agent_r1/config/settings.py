@@ -155,7 +155,6 @@ class EnvConfig(Section):
     The share is measured for data sets that name such titles (HotpotQA, 2WikiMultihopQA, MuSiQue);
     0 is off."""
 
-
     def without_prices(self) -> Self:
         """Return these settings with every `Price` at its default."""
         mark = Price.__metadata__[0]

@@ -177,6 +177,21 @@ class _Plays(AgentFlowBase):
         return await player.run(task, sampling)
 
 
+def limit_of(reason: StopReason, env: EnvConfig) -> str:
+    """Describe the setting behind a stop reason, to complete "the demonstrator must answer"."""
+    limits = {
+        StopReason.MAX_TURNS: f"within env.max_turns={env.max_turns} turns",
+        StopReason.TOOL_BUDGET: f"with env.max_tool_calls={env.max_tool_calls} calls at most",
+        StopReason.INVALID_CALLS: (
+            f"before env.max_invalid_calls={env.max_invalid_calls} invalid calls in a row; write "
+            "its calls as the tools' schemas say (`agent-r1 tools --schema`)"
+        ),
+        StopReason.TIME_OUT: f"within env.episode_timeout_s={env.episode_timeout_s:g} seconds",
+        StopReason.NO_ANSWER: "with an answer in the environment's form, or call a tool",
+    }
+    return limits.get(reason, "before the episode ends")
+
+
 def play_demonstrations(
     name: str,
     rows: list[Row],
@@ -246,8 +261,8 @@ def play_demonstrations(
         raise ConfigError(
             f"{len(other_ends)} of {len(trajectories)} demonstrations ended without an answer "
             f"({other_ends[0]}); the demonstrator "
-            f"({plugins.source_location(demonstrate)}) must answer within "
-            f"env.max_turns={env.max_turns} turns",
+            f"({plugins.source_location(demonstrate)}) must answer "
+            f"{limit_of(other_ends[0], env)}",
             code="unfinished_demonstration",
         )
     first_plays = len(episodes) // plays
