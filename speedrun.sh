@@ -41,10 +41,22 @@ check_docker() {
     said=$(docker info --format '{{.SecurityOptions}} {{json .Runtimes}}' 2>&1) ||
         die "Docker does not answer (${said##*$'\n'}); start its daemon, join its group, $without"
     # In rootless Docker, root in the container is your user on the host.
-    case "$said" in *rootless*) user=0:0 ;; *) user=$(id -u):$(id -g) ;; esac
+    # It may not raise the limit of locked memory.
+    case "$said" in
+        *rootless*) user=0:0 limits=() ;;
+        *) user=$(id -u):$(id -g) limits=(--ulimit memlock=-1) ;;
+    esac
     if [ "$stack" = gpu ] && [[ "$said" != *nvidia* ]] && ! command -v nvidia-container-cli nvidia-ctk >/dev/null; then
         die "Docker cannot reach the GPUs; install nvidia-container-toolkit and restart Docker, $without"
     fi
+    [ "$stack" = cpu ] || use_older_driver
+}
+
+use_older_driver() {  # CUDA 13 needs driver 580; the image has libraries with which data-centre cards work with an older one
+    local driver
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sort -n | head -n 1)
+    case "${driver%%.*}" in ''|*[!0-9]*) return ;; esac  # unknown
+    [ "${driver%%.*}" -ge 580 ] || gpus+=(-e LD_LIBRARY_PATH=/usr/local/cuda/compat)
 }
 
 get_image() {
@@ -57,7 +69,7 @@ get_image() {
         exit 0
     elif [ -z "${AGENT_R1_IMAGE:-}" ]; then
         docker build --tag "$image" --build-arg STACK="$stack" --build-arg PIP_EXTRA_INDEX_URL . ||
-            die "the image could not be built (see above); fix the network or free space, $without"
+            die "the image could not be built (see above); $without"
     elif [ -z "$here" ]; then
         docker pull "$image" || die "AGENT_R1_IMAGE=$image cannot be pulled (see above); unset it to build one, $without"
     fi
@@ -97,7 +109,7 @@ run_stages() {
     # Workers exchange tensors through /dev/shm, for which Docker's default is 64 MB. Keys are passed by name: their
     # values are neither in the process list nor in the image.
     exec docker run --rm --init ${terminal[@]+"${terminal[@]}"} ${gpus[@]+"${gpus[@]}"} \
-        --shm-size=32g --ulimit memlock=-1 --ulimit stack=67108864 --ulimit nofile=65536 \
+        --shm-size=32g ${limits[@]+"${limits[@]}"} --ulimit stack=67108864 --ulimit nofile=65536 \
         --user "$user" "${volumes[@]}" -e AGENT_R1_HOME="$home" \
         -e WANDB_API_KEY -e HF_TOKEN -e CUDA_VISIBLE_DEVICES \
         "$image" bash speedrun-nodocker.sh ${words[@]+"${words[@]}"}

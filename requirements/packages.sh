@@ -59,7 +59,13 @@ pythons() {  # list Pythons of these names, and for GPUs the 3.12s of pyenv, con
     done
 }
 
-find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, because flash-attn's wheel exists for no other
+preflight() {  # before 11 GB are installed: driver, system libraries, compiler, disk, network, in seconds
+    [ "$stack" = gpu ] && command -v "${PYTHON:-python3}" >/dev/null || return 0
+    "${PYTHON:-python3}" src/agent_r1/ground/preflight.py "$venv" ||
+        die "this machine is not ready (see above); fix what failed, or skip these checks with AGENT_R1_PREFLIGHT=no"
+}
+
+find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, for which verl-gpu.txt is resolved
     local names=(python3.11 python3.12 python3) wanted="3.11 or 3.12" least=11
     [ "$stack" = cpu ] || names=(python3.12) wanted="3.12" least=12
     python=$venv/bin/python
@@ -95,13 +101,15 @@ install() {  # install WHAT PIP-ARGUMENTS...: hashed packages first; print pip's
     [ "${*: -2:1}" != -r ] || file=${*: -1}
     { { [ -z "$file" ] || "${pip[@]}" --no-deps --require-hashes -r <(verified "$file") | sed '/^Installing/d'; } &&
         "${pip[@]}" "${@:2}"; } | awk "$moving" ||
-        die "the packages could not be installed (see above); fix the network or free space, then run this again"
+        die "the packages could not be installed (see above): a full disk, a broken connection, or a package that this system cannot \
+use; then run this again"
     echo "  $((SECONDS - begin)) s, $(du -sh "$venv" | cut -f1) in $venv"
 }
 
 make_environment() {
     local size="about 1.7 GB with PyTorch for a CPU, several GB more with CUDA (docs/laptop.md); one to five minutes"
-    [ "$stack" = cpu ] || size="tens of GB; many minutes"
+    [ "$stack" = cpu ] || size="11 GB; five to ten minutes"
+    [ "${AGENT_R1_PREFLIGHT:-}" = no ] || preflight
     find_python
     [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
         die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"

@@ -5,6 +5,7 @@ No model hub is needed: templates come from the wheels of `trl` and vLLM, which 
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass, field
 from functools import cache
@@ -171,7 +172,10 @@ def _backend(family: Family) -> Tokenizer:
             vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
         )
     backend.train_from_iterator(TEXTS * 20, trainer)
-    return backend
+    # The trainer's bytes are ordinary tokens in published vocabularies, and not added ones.
+    plain = json.loads(backend.to_str())
+    plain["added_tokens"] = [t for t in plain["added_tokens"] if t["content"] == "<unk>"]
+    return Tokenizer.from_str(json.dumps(plain))
 
 
 def tokenizer_of(family: Family, template: str | dict[str, str]) -> PreTrainedTokenizerFast:

@@ -139,6 +139,7 @@ DOORS = {
     "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section "
     "asks for it",
     "training.run": "trains in a run folder, with all sections",
+    "training.start_chat": "reads the chat template of the model that a run starts from",
     "training.run_dir": "opens a run folder, and says what changed since",
     "verl_engine.agent_loop": "opens the run again inside a worker",
     "verl_engine.checkpoints": "a checkpoint carries its run's fingerprint",

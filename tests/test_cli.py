@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import itertools
 import json
+import os
 import resource
 import shlex
 import shutil
@@ -137,7 +138,12 @@ def test_help_refusals_and_plans_do_not_wait_for_torch(tmp_path):
         "    assert not loaded, (argv, loaded)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        # A plan fetches the template of a hub model, and reads it with transformers.
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     assert done.returncode == 0, done.stderr
 

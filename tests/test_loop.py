@@ -461,7 +461,7 @@ def test_an_interrupted_run_goes_on_to_the_same_weights_and_curve(
     assert curve(straight)[2:] == curve(rest) and (straight.saved, rest.saved) == ([1, 2, 3], [3])
     assert not torch.equal(straight.weights["embed.weight"], start["embed.weight"])
     assert all(math.isfinite(v) for m in straight.metrics for v in m.values())
-    other = micro_run(micro, chat, cloned_model, algorithm, *STRAIGHT, "seed=1", "trainer.steps=1")
+    other = micro_run(micro, chat, cloned_model, algorithm, *STRAIGHT, "seed=1", "trainer.steps=2")
     assert curve(other)[0] != curve(straight)[0]
 
 
@@ -551,7 +551,11 @@ def test_the_samples_of_a_group_are_of_one_prompt(straight):
 
 def test_the_critic_learns_alone_at_first(micro, chat, cloned_model):
     start = copy.deepcopy(cloned_model.state_dict())
-    record = micro_run(micro, chat, cloned_model, "ppo", "trainer.steps=1", "critic.warmup_steps=1")
+    # The configuration of a run refuses this: nothing would be trained.
+    config = micro_config("ppo", "trainer.steps=2", "critic.warmup_steps=1")
+    trainer = config.trainer.model_copy(update={"steps": 1})
+    config = config.model_copy(update={"trainer": trainer})
+    record = run_training_loop(config, cloned_model, chat, micro.tools, micro.rows("train"))
     assert all(torch.equal(start[name], record.weights[name]) for name in start)
     assert (record.learner.critic.value.weight != 0).any()
     assert all("actor/pg_loss" not in m for m in record.metrics)

@@ -38,6 +38,11 @@ def peak_gib() -> float:
     return round(torch.cuda.max_memory_allocated() / GIB, 2) if CUDA else 0.0
 
 
+def reserved_gib() -> float:
+    """Return the peak that the allocator reserved since the last reset, in GiB; 0 without a GPU."""
+    return round(torch.cuda.max_memory_reserved() / GIB, 2) if CUDA else 0.0
+
+
 def finished() -> float:
     """Wait for the GPU, and return the clock in seconds."""
     if CUDA:

@@ -1,20 +1,23 @@
 """Measure verl's own actor on one GPU without Ray and vLLM: memory and seconds.
 
-    python -m benchmarks.gpu.verl_actor Qwen/Qwen2.5-1.5B-Instruct --tokens 8192
+    python -m benchmarks.gpu.verl_actor Qwen/Qwen2.5-1.5B-Instruct --tokens 16384 --attention sdpa
 
-It measures an update and log-probabilities. The worker is verl's (FSDP2, packed rows, dynamic
-batches). Two things are replaced. Ray, which verl imports in every module, is not used by this
-worker. The wheel of flash-attn is on no package index, so PyTorch's attention replaces it
-(lab/rehearsals/_varlen.py). Out: one line of JSON, with the plan's figures next to the measured
-ones. Without a GPU the model is tiny: that tests this script and measures nothing.
+It measures an update and log-probabilities of rows with the lengths of HotpotQA episodes. The
+worker is verl's (FSDP2, dynamic batches). Ray, which verl imports in every module, is not used by
+this worker. `flash_attention_2` are packed rows with PyTorch's kernel for each row, because the
+wheel of flash-attn is on no package index (lab/rehearsals/_varlen.py); `sdpa` are padded rows, and
+nothing is replaced. Out: one line of JSON, with the plan's figures next to the measured ones.
+Without a GPU the model is tiny: that tests this script and measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import importlib.machinery
 import json
 import os
+import random
 import sys
 import tempfile
 import types
@@ -23,14 +26,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import torch
 from lab.rehearsals import _varlen
 
 from agent_r1.app import plan
 from agent_r1.config import load_config
 from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
-from benchmarks.gpu.common import CUDA, finished, peak_gib, reset_peak, shape_here
+from benchmarks.gpu.common import CUDA, finished, peak_gib, reserved_gib, reset_peak, shape_here
 
-ROWS = 4
+PASSES = 4
+"""Full passes of a batch."""
+SHORTEST = 500
+LONGEST = 2200
+"""Tokens of the shortest and of the longest row. Their mean is about the plan's, 1,480."""
 ONE_PROCESS = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
 
 
@@ -59,7 +67,7 @@ class NoRay:
         return MagicMock(name=name)
 
 
-def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
+def start_worker(shape: Shape, name: str, tokens: int, attention: str, folder: Path):
     """Build verl's worker for a model of that shape with random weights. Writes the model into
     `folder`."""
     sys.meta_path.insert(0, NoRay())
@@ -68,24 +76,69 @@ def start_worker(shape: Shape, name: str, tokens: int, folder: Path):
         from lab.rehearsals._as_on_a_gpu import NEEDS
 
         os.environ |= NEEDS
-    _varlen.install()
+    if attention == "flash_attention_2":
+        _varlen.install()
+    else:
+        importlib.import_module("agent_r1.verl_engine.no_flash_attn")
     from lab.rehearsals import _real_shapes_rank, real_shapes
 
     real_shapes.make_model(real_shapes.hf_config(name, shape), folder)
-    return _real_shapes_rank.make_worker(_real_shapes_rank.composed(folder, folder, tokens))
+    settings = _real_shapes_rank.composed(folder, folder, tokens, [f"verl.attention={attention}"])
+    return _real_shapes_rank.make_worker(settings)
 
 
-def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, float]:
-    """Time `work` on the third of three batches; the first two warm up.
+def row_lengths(tokens: int) -> list[int]:
+    """Draw lengths of rows that fill PASSES passes of `tokens` tokens."""
+    generator = random.Random(0)
+    longest = min(LONGEST, tokens)
+    lengths: list[int] = []
+    while sum(lengths) < PASSES * tokens:
+        lengths.append(generator.randint(min(SHORTEST, longest // 2), longest))
+    return lengths
 
-    A batch has ROWS rows of `tokens` tokens.
-    """
-    from lab.rehearsals._real_shapes_rank import batch
+
+def random_batch(lengths: list[int], vocab: int, seed: int):
+    """Make rows of random tokens as in verl's TransferQueue: half prompt, half answer."""
     from verl.utils import tensordict_utils
 
+    generator = torch.Generator().manual_seed(seed)
+    rows = [torch.randint(vocab, (length,), generator=generator) for length in lengths]
+    answers = [row[len(row) // 2 :] for row in rows]
+    count = len(rows)
+    columns = {
+        "input_ids": rows,
+        "position_ids": [torch.arange(len(row)) for row in rows],
+        "prompts": [row[: len(row) // 2] for row in rows],
+        "responses": answers,
+        "response_mask": [torch.ones_like(row) for row in answers],
+        "loss_mask": [torch.ones_like(row) for row in answers],
+        "old_log_probs": [torch.full(row.shape, -12.0) for row in answers],
+        "advantages": [torch.randn(row.shape, generator=generator) for row in answers],
+        "episode_tokens": [torch.full(row.shape, len(row)) for row in answers],
+        "minibatch_episodes": [torch.full(row.shape, count) for row in answers],
+    }
+    settings = {
+        "calculate_entropy": False,
+        "distillation_use_topk": False,
+        "distillation_only": False,
+        "global_batch_size": count,
+        "mini_batch_size": count,
+        "epochs": 1,
+        "seed": 0,
+        "dataloader_kwargs": {"shuffle": False},
+        "temperature": 1.0,
+    }
+    nested = {
+        name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
+        for name, column in columns.items()
+    }
+    return tensordict_utils.get_tensordict(nested, settings)
+
+
+def timed(work: Callable[[Any], Any], lengths: list[int], vocab: int) -> dict[str, float]:
+    """Time `work` on the third of three batches; the first two warm up."""
     for again in range(3):
-        data = batch(tokens, ROWS, vocab, again)
-        tensordict_utils.assign_non_tensor(data, global_batch_size=ROWS, mini_batch_size=ROWS)
+        data = random_batch(lengths, vocab, again)
         reset_peak()
         began = finished()
         work(data)
@@ -93,7 +146,8 @@ def timed(work: Callable[[Any], Any], tokens: int, vocab: int) -> dict[str, floa
     return {
         "s": round(seconds, 2),
         "peak_gib": peak_gib(),
-        "tokens_per_s": round(ROWS * tokens / seconds),
+        "reserved_gib": reserved_gib(),
+        "tokens_per_s": round(sum(lengths) / seconds),
     }
 
 
@@ -111,21 +165,34 @@ def planned(shape: Shape, folder: Path, tokens: int) -> dict[str, float]:
     return {part: round(training / GIB, 2) for part, (_, training) in parts.items() if training}
 
 
-def measure(name: str, tokens: int, folder: Path) -> dict[str, Any]:
+def measure(name: str, tokens: int, attention: str, folder: Path) -> dict[str, Any]:
     """Measure an update, and log-probabilities with entropy. Raises KeyError for a name that
-    `sizes.MODELS` lacks."""
+    `hardware.MODELS` lacks."""
     shape = shape_here(name)
-    worker = start_worker(shape, name, tokens, folder)
+    worker = start_worker(shape, name, tokens, attention, folder)
     from lab.rehearsals._real_shapes_rank import logprobs
 
-    found: dict[str, Any] = {"model": name, "tokens": tokens, "weights_gib": peak_gib()}
-    found["update"] = timed(worker.update_actor, tokens, shape.vocab)
-    found["logprobs, entropy"] = timed(
-        lambda data: logprobs(worker, data, entropy=True), tokens, shape.vocab
-    )
-    work = 3 * shape.forward(tokens) * ROWS * tokens  # forward, and twice that backward
-    found["update"]["share_of_h100"] = round(work / found["update"]["s"] / GPUS["H100"].flops, 3)
-    return found | {"plan_gib": planned(shape, folder, tokens)}
+    lengths = row_lengths(tokens if CUDA else 128)
+    result: dict[str, Any] = {
+        "model": name,
+        "attention": attention,
+        "tokens_of_a_pass": tokens,
+        "rows": len(lengths),
+        "tokens": sum(lengths),
+        "weights_gib": peak_gib(),
+    }
+
+    def with_entropy(batch: Any) -> None:
+        logprobs(worker, batch, entropy=True)
+
+    result["update"] = timed(worker.update_actor, lengths, shape.vocab)
+    result["logprobs, entropy"] = timed(with_entropy, lengths, shape.vocab)
+    # Forward, and twice that backward. The recomputed forward is not counted as useful work.
+    work = sum(3 * shape.forward(length) * length for length in lengths)
+    share = work / result["update"]["s"] / GPUS["H100"].flops
+    result["update"]["share_of_h100"] = round(share, 3)
+    result["plan_gib"] = planned(shape, folder, tokens)
+    return result
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -133,10 +200,14 @@ def main(argv: list[str] | None = None) -> None:
         prog="python -m benchmarks.gpu.verl_actor", description=__doc__.split("\n")[0]
     )
     parser.add_argument("model", choices=list(MODELS), metavar="MODEL", help=", ".join(MODELS))
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a row, and of a pass")
+    parser.add_argument("--tokens", type=int, default=16384, help="tokens of a pass")
+    parser.add_argument(
+        "--attention", choices=["flash_attention_2", "varlen", "sdpa"], default="flash_attention_2"
+    )
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="agent-r1-verl-") as folder:
-        print("VERL", json.dumps(measure(options.model, options.tokens, Path(folder))))
+        measured = measure(options.model, options.tokens, options.attention, Path(folder))
+        print("VERL", json.dumps(measured))
 
 
 if __name__ == "__main__":

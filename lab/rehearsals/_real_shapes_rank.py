@@ -59,12 +59,14 @@ class Peak:
             watcher.join()
 
 
-def composed(model: Path, out: Path, tokens: int):
+def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
     """Return verl's configuration of the preset, with passes of `tokens` tokens."""
     from agent_r1.config import load_config
     from agent_r1.verl_engine.compose import Sources, compose, overrides
 
-    config = load_config("hotpotqa-4xh100", small(model, tokens), algorithm="grpo")
+    config = load_config(
+        "hotpotqa-4xh100", [*small(model, tokens), *(settings or [])], algorithm="grpo"
+    )
     ours = merged(overrides(config, Sources(model, out, out, out), "cuda"), CANNOT)
     return compose(ours).actor_rollout_ref
 

@@ -1,8 +1,8 @@
-"""Install the GPU pins, and validate imports, every preset on faked cards, and tests.
+"""Resolve each documented way to install on a GPU; with AGENT_R1_INSTALL_GPU=1 also install one.
 
-Needs Python 3.12 (python3.12, or the program in PYTHON312), gcc, and temporarily 11 GB of disk. The
-wheel of flash-attn is not in the package index, so it is omitted. The page docs/presets.md lists
-what a CPU cannot check.
+Resolving reads metadata only. Installing needs Python 3.12 (python3.12, or the program in
+PYTHON312), gcc, and temporarily 11 GB of disk; it validates imports, every preset on faked cards,
+and tests. The page docs/presets.md lists what a CPU cannot check.
 """
 
 from __future__ import annotations
@@ -22,6 +22,15 @@ from agent_r1.ground.machine import read_pins
 
 ROOT = Path(__file__).parents[2]
 PINS = ROOT / "requirements" / "verl-gpu.txt"
+WAYS = {
+    "requirements/verl-gpu.txt": ["-r", "requirements/verl-gpu.txt"],
+    "agent-r1[verl]": [".[verl]"],
+    "agent-r1[vllm]": [".[vllm]"],
+    "inference.sh": ["vllm==0.27.1", "sentence-transformers==6.2.0", "-c", str(PINS)],
+}
+"""What README, docs/verl.md, requirements/ and messages tell users to install."""
+ONE_SET = ("torch", "vllm", "transformers", "verl", "ray", "tensordict")
+"""Packages that training needs in exactly the pinned version; serving needs the first two."""
 TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
 # vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. It looks
 # for these names; all return 100, CUDA_ERROR_NO_DEVICE.
@@ -74,10 +83,13 @@ IMPORTS = (
 
 
 def run() -> dict[str, Any]:
-    """Return figures of the installation and of the checks."""
+    """Return figures of the resolutions, and of the installation and its checks."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-pins-") as folder:
         root = Path(folder)
-        figures = install(root)
+        figures: dict[str, Any] = {"resolved": resolve(root)}
+        if os.environ.get("AGENT_R1_INSTALL_GPU") != "1":
+            return figures
+        figures |= install(root)
         environment = os.environ | {
             "LD_LIBRARY_PATH": str(stub_driver(root)),
             "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
@@ -90,15 +102,49 @@ def run() -> dict[str, Any]:
         return figures | tests(root, environment)
 
 
+def resolve(root: Path) -> dict[str, int]:
+    """Resolve each way for Python 3.12 and glibc 2.35; return how many packages each brings.
+
+    Raises if a way does not resolve, or brings another version of a package in ONE_SET.
+    """
+    call([sys.executable, "-m", "venv", root / "tools"])
+    call([root / "tools/bin/pip", "install", "-q", "uv"])
+    platform = ["--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_35"]
+    pins = read_pins(PINS.read_text())
+    counts = {}
+    for name, words in WAYS.items():
+        wanted = root / "wanted.in"
+        lines = [word for word in words if "==" in word or word.startswith(".")]
+        wanted.write_text("\n".join(lines) + "\n")
+        source = ROOT / words[1] if words[0] == "-r" else wanted
+        constraints = ["-c", PINS] if "-c" in words else []
+        compiled = call(
+            [root / "tools/bin/uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+            + [*platform, *constraints, source]
+        )
+        found = read_pins(compiled)
+        one_set = ONE_SET if "verl" in found else ONE_SET[:2]
+        changed = [
+            f"{package} {found[package]}"
+            for package in one_set
+            if package in found and found[package] != pins[package]
+        ]
+        if changed:
+            raise RuntimeError(f"{name} brings {', '.join(changed)}")
+        counts[name] = len(found)
+        print(f"  {name}: {len(found)} packages, torch {found['torch']}", flush=True)
+    return counts
+
+
 def install(root: Path) -> dict[str, Any]:
-    """Install exactly the pins, without flash-attn, and what the tests need."""
+    """Install exactly the pins, and what the tests need."""
     python = os.environ.get("PYTHON312") or shutil.which("python3.12")
     if (
         python is None or subprocess.run([python, "--version"], capture_output=True).returncode
     ):  # pyenv's may not run
         raise RuntimeError("no python3.12 that runs on this machine; name one in PYTHON312")
     pins = [line.split("#")[0].strip() for line in PINS.read_text().splitlines()]
-    pins = [line for line in pins if line and not line.startswith("flash-attn")]
+    pins = [line for line in pins if line]
     wanted = root / "pins.txt"
     wanted.write_text("\n".join(pins) + "\n")
     print(f"  installing {len(pins)} packages ...", flush=True)

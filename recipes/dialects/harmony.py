@@ -139,6 +139,8 @@ class Harmony(Dialect):
 
     describes_format = True
     control_tokens = CONTROL_TOKENS
+    tool_parser = "openai"
+    reasoning_parser = "openai_gptoss"
     partial_tag = re.compile(f"{_HALF}|{Dialect.partial_tag.pattern}", re.DOTALL)
 
     def parts(self, text: str) -> list[Part]:

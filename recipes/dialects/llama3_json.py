@@ -30,6 +30,10 @@ _DECODER = json.JSONDecoder()
 class Llama3Json(Hermes):
     """Thoughts and answers as in Hermes, calls as bare JSON."""
 
+    tool_parser = "llama3_json"
+    tool_parser_needs = (PYTHON_TAG,)
+    partial_tag = re.compile(rf'{Hermes.partial_tag.pattern}|\A\s*\{{?\s*"?n?a?m?e?"?\Z')
+
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         calls = []
         for part in super().parts(text):

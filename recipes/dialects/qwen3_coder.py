@@ -35,6 +35,8 @@ _PARAMETER = re.compile(
 class Qwen3Coder(Hermes):
     """Thoughts and answers as in Hermes, calls in XML."""
 
+    tool_parser = "qwen3_coder"
+
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         parts = [part for part in self.parts(text) if part.kind == "tool_call"]
         return [replace(_call(part.text, part.closed, tools), end=part.end) for part in parts]

@@ -27,6 +27,7 @@ class ReTool(Hermes):
 
     describes_format = True
     tags = ("code", "interpreter")
+    tool_parser = None
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (

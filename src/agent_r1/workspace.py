@@ -179,8 +179,13 @@ class Workspace:
 
         stage(f"data: {title}", self.data, make)
         verify(self.data)
-        for split in SPLITS:
-            self.load_rows(split)
+        rows = [row for split in SPLITS for row in self.load_rows(split)]
+        scored_by_text = wants_answers(config.env.name) and not config.env.reward
+        if scored_by_text and has_only_numbers(rows):
+            say(
+                "  note: all answers are numbers, and exact match compares them as texts without "
+                "punctuation: it pays 1.4 for 14. env.reward=math compares numbers"
+            )
 
     def make_index(self) -> None:
         """Build the search index over all passages, and measure its recall (stage)."""
@@ -326,6 +331,7 @@ class Workspace:
                     "your own env.reward or env.name",
                     code="question_without_answer",
                 )
+        refuse_long_context(rows, config.rollout.max_context)
         return rows
 
     def load_passages(self) -> Iterator[Passage]:
@@ -422,3 +428,28 @@ def check_local_model(path: str) -> None:
             "or to a name on the hub",
             code="missing_model",
         )
+
+
+CHARACTERS_A_TOKEN = 4
+"""Of English text. A tiny tokenizer needs more tokens, so this refuses only what cannot fit."""
+NUMBER = re.compile(r"\s*[-+$€£]?\s*\d[\d,.\s]*(?:/\d+)?\s*%?\s*")
+
+
+def has_only_numbers(rows: list[Row]) -> bool:
+    """Return whether every right answer is a number."""
+    answers = [answer for row in rows for answer in row["reward_model"]["ground_truth"]]
+    return bool(answers) and all(NUMBER.fullmatch(answer) for answer in answers)
+
+
+def refuse_long_context(rows: list[Row], max_context: int) -> None:
+    """Raise AgentR1Error for a question whose own text leaves no room for the agent."""
+    for row in rows:
+        place = row["extra_info"].get("source_line")
+        size = len(row["prompt"][-1]["content"])
+        if place and size > CHARACTERS_A_TOKEN * max_context:
+            raise AgentR1Error(
+                f"{place}: the question and its context have {size} characters, about "
+                f"{size // CHARACTERS_A_TOKEN} tokens, and rollout.max_context={max_context}; "
+                "shorten the context, or raise rollout.max_context",
+                code="context_too_long",
+            )

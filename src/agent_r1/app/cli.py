@@ -253,12 +253,12 @@ def index(a: Namespace) -> None:
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = _config(a)
-    from agent_r1.app import stages
+    from agent_r1.app.cold_start import make_cold_start, show_probe
     from agent_r1.workspace import Workspace
 
     paths = Workspace(config)
-    stages.make_cold_start(paths)
-    stages.show_probe(paths)
+    make_cold_start(paths)
+    show_probe(paths)
 
 
 @command(
@@ -368,6 +368,8 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
             models.append(folder)
             configs.append(config_of_model)
         config = configs[0]
+    for model in models:
+        agent.check_agent(model, config)
     paths = Workspace(config)
     paths.make_task()
     split = a.split or "test"
@@ -381,7 +383,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         config,
         rows[: a.limit],
         split,
-        a.backend or "transformers",
+        a.backend or "local",
         a.temperature or 0.0,
         a.out,
         a.prompt,
@@ -453,13 +455,15 @@ def export(a: Namespace) -> None:
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
-    from agent_r1.inference.agent import find_model
+    from agent_r1.env import dialect_of
+    from agent_r1.inference.agent import check_agent, find_model
     from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
     )
-    serve_forever(model, config.rollout, config.trainer, a.port)
+    check_agent(model, config)
+    serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
 
 
 @command(
@@ -492,7 +496,7 @@ def chat(a: Namespace) -> None:
     run_chat(
         model,
         config,
-        a.backend or "transformers",
+        a.backend or "local",
         a.question,
         a.json,
         a.tools,

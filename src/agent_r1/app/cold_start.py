@@ -41,6 +41,7 @@ from agent_r1.training.probe import (
     warning_or_refusal,
 )
 from agent_r1.training.run import check_network, check_start_model, write_model
+from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import (
     byte_chat,
     chat_with_tools,
@@ -92,6 +93,7 @@ def make_cold_start(paths: Workspace) -> None:
             "only search",
             code="missing_demonstrator",
         )
+    check_start_chat(config)
     if config.model.path:
         teach = config.cold_start.warm_steps and not paths.cold_start.exists()
         if teach:

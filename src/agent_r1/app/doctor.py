@@ -1,8 +1,8 @@
 """Check that a machine can do a run: `agent-r1 doctor [--preset NAME]`.
 
 In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per
-check, with a remedy if needed, and an exit code. Doctor leaves no files and sends nothing over the
-network.
+check, with a remedy if needed, and an exit code. Doctor leaves no files. Over the network it only
+fetches the chat template of a model on the hub.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.app import plan, plan_local
-from agent_r1.config import Config, plugins
-from agent_r1.ground import machine
-from agent_r1.ground.errors import ConfigError, first_line
+from agent_r1.config import Config
+from agent_r1.ground import machine, preflight
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import home
 from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu, find_shape
 from agent_r1.ground.machine import (
     GpuHere,
     available_memory,
+    flash_attn_error,
     gpus_here,
     installed,
     raise_file_limit,
@@ -38,8 +39,6 @@ from agent_r1.ground.machine import (
 
 LAPTOP = 2 * GIB
 """Bytes of memory, and of disk, that every run needs."""
-DRIVER = 580
-"""Driver for CUDA 13, which the torch of requirements/verl-gpu.txt is built with."""
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
 NEEDED = (
     "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
@@ -110,13 +109,13 @@ def run_checks(config: Config) -> list[Check]:
     }
     if shape:
         found |= {
-            "flash-attn": check_flash_attn(),
+            "attention": check_attention(config),
             "shared memory": check_shm(),
-            "C compiler": check_compiler(),
+            "C compiler": preflight.check_compiler(sysconfig.get_path("include")),
         }
     if shape and gpus:
         found["GPU memory"] = check_fit(config, shape, gpus)
-    found["preset"] = trouble or ("ok", f"{config.preset}: its model is available")
+    found["preset"] = trouble or check_template(config)
     return [Check(name, *finding) for name, finding in found.items()]
 
 
@@ -261,26 +260,17 @@ def check_torch() -> Finding:
     return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
 
 
-def check_flash_attn() -> Finding:
-    """Import flash-attn.
-
-    A wheel for another torch, CUDA or glibc installs without an error, and fails only in the
-    trainer, hours later.
-    """
-    try:
-        plugins.import_object("flash_attn:__name__", "flash-attn")
-    except (
-        Exception
-    ) as error:  # ImportError for a symbol or a library, OSError for glibc, and any error of torch
-        detail = f"does not load ({type(error).__name__}: {first_line(error)})"
-        remedy = (
-            "in a checkout, pip install -r requirements/verl-gpu.txt; its wheel requires torch "
-            "2.11, CUDA 13, Python 3.12 and "
-            "a recent glibc: on other machines use Docker (./speedrun.sh), or compile it: "
-            "MAX_JOBS=8 pip install --no-build-isolation --no-binary :all: flash-attn==2.8.3"
-        )
-        return "fail", detail, remedy
-    return "ok", "loads"
+def check_attention(config: Config) -> Finding:
+    """Check the trainer's attention: flash-attn if it loads, else PyTorch's own kernel."""
+    error = flash_attn_error()
+    if error is None:
+        return "ok", "flash-attn loads"
+    packed = "verl.attention=varlen packs rows with PyTorch's own kernel"
+    if isinstance(error, ModuleNotFoundError) and config.verl.attention != "flash_attention_2":
+        return "ok", f"no flash-attn; {packed}"
+    detail = f"flash-attn does not load ({type(error).__name__}: {first_line(error)})"
+    # vLLM imports an installed flash-attn, too, and its server would end with this error.
+    return "fail", detail, f"pip uninstall flash-attn; {packed}"
 
 
 # ------------------------------------------------------------------------------------- memory, disk
@@ -349,25 +339,6 @@ def check_shm(path: str = "/dev/shm") -> Finding:
     return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
 
 
-def check_compiler() -> Finding:
-    """Look for what Triton builds each kernel's launcher with. Without it, the first evaluation
-    fails."""
-    compilers = [os.environ["CC"]] if os.environ.get("CC") else ["gcc", "clang"]
-    header = Path(sysconfig.get_path("include")) / "Python.h"
-    if not any(map(shutil.which, compilers)):
-        missing = f"there is no C compiler ({' or '.join(compilers)})"
-    elif not header.is_file():
-        missing = f"there is no {header}"
-    else:
-        return "ok", "found, with Python's headers"
-    headers = "python{}.{}-dev".format(*sys.version_info[:2])
-    return (
-        "fail",
-        missing,
-        f"install a C compiler and Python's headers (Ubuntu: build-essential {headers})",
-    )
-
-
 # ----------------------------------------------------------------------------------- model and GPUs
 
 
@@ -380,6 +351,25 @@ def check_model(config: Config) -> Finding | None:
     if (path := config.model.path) is None or is_somewhere(path):
         return None
     return "fail", f"there is no model at {path}", "set model.path to an existing folder"
+
+
+def check_template(config: Config) -> Finding:
+    """Check that the chat template is exact and fits the dialect; of a hub model only that is
+    fetched."""
+    try:
+        from agent_r1.training.start_chat import describe_start_chat
+
+        text = describe_start_chat(config, cached=False)
+    except AgentR1Error as error:
+        detail, _, remedy = str(error).rpartition("; ")
+        return "fail", detail, remedy
+    except Exception as error:  # a broken package: its own check names it
+        why = f"{type(error).__name__}: {first_line(error)}"
+        return "warn", f"the chat template was not checked ({why})", "repair the packages above"
+    detail = f"{config.preset}: its model is available; chat template: {text}"
+    if text.startswith("not seen"):
+        return "warn", detail, "connect to the network and try again"
+    return "ok", detail
 
 
 def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
@@ -401,22 +391,21 @@ def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Find
     if not gpus:
         return "ok", f"none: the preset {config.preset} needs none"
     detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
-    if all(int(gpu.driver.split(".")[0]) >= DRIVER for gpu in gpus):
+    if all(int(gpu.driver.split(".")[0]) >= preflight.DRIVER for gpu in gpus):
         remedy = (
             "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r "
             "requirements/verl-gpu.txt), "
             "and unset CUDA_VISIBLE_DEVICES"
         )
         return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
-    detail += f"; CUDA 13 requires driver {DRIVER}"
+    detail += f"; CUDA 13 requires driver {preflight.DRIVER}"
     if works:
         return (
             "warn",
             f"{detail}, and works",
-            f"if a CUDA error occurs, install driver {DRIVER} or newer",
+            f"if a CUDA error occurs, install driver {preflight.DRIVER} or newer",
         )
-    remedy = f"install driver {DRIVER} or newer, or use Docker (./speedrun.sh), whose image has libraries for older drivers"
-    return lame, detail, remedy
+    return lame, detail, preflight.driver_remedy(gpus[0].name, preflight.in_container())
 
 
 def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:

@@ -104,10 +104,18 @@ FROM_ANYWHERE = (
         help="settings, such as data.name=hotpotqa",
     ),
 )
+
+
+def backend(text: str) -> str:
+    """Return the backend's name; `transformers` is the former name of `local`."""
+    return "local" if text == "transformers" else text
+
+
 BACKEND = option(
     "--backend",
-    choices=("transformers", "vllm"),
-    help="run the model in this process (default) or in a vLLM server",
+    choices=("local", "vllm"),
+    type=backend,
+    help="run the model in this process (local, the default) or in a vLLM server",
 )
 PROMPT = option(
     "--prompt",

@@ -26,6 +26,9 @@ import math
 from agent_r1.app.plan_local import local_memory, local_plan
 from agent_r1.config import Config, tables, to_yaml
 from agent_r1.data.source import source_of
+from agent_r1.env import dialect_of
+from agent_r1.env.hermes import Hermes
+from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, extra
 from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
 
@@ -316,6 +319,26 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 # ----------------------------------------------------------------------------------------- the page
 
 
+def describe_template(config: Config) -> str:
+    """Describe how exact the start model's chat template is; "" for one of ours, which is exact.
+
+    Raises AgentR1Error for a template that training would refuse.
+    """
+    path = config.model.path
+    if path is None or tables.scheme_of(path) is not None:
+        # A new model and a package have templates for Hermes: their plan need not wait for PyTorch.
+        if type(dialect_of(config.env)) is Hermes:
+            return ""
+    elif hub.is_repo_name(path):
+        try:
+            hub.fetch_chat(path)
+        except AgentR1Error:
+            return f"not seen, because {path} cannot be downloaded now"
+    from agent_r1.training.start_chat import describe_start_chat
+
+    return describe_start_chat(config)
+
+
 def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
     """Print configuration, stages and estimates.
 
@@ -333,7 +356,10 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         if config.verl.gpu and config.engine == "verl"
         else local_plan(config)
     )
+    template = describe_template(config)  # raises before anything is printed
     say(to_yaml(config))
+    if template:
+        say(f"chat template      {template}")
     for title, path in (
         ("data", workspace.data),
         ("index", workspace.index if workspace.needs_index else None),

@@ -25,7 +25,8 @@ from typing import Any
 from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.own_code import check_own
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import Config, tables
+from agent_r1.config import Config, from_yaml, tables
+from agent_r1.config.load import keep_stored
 from agent_r1.env import make_env, offered_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -43,6 +44,7 @@ from agent_r1.training.run_dir import (
     check_same_settings,
     open_run,
 )
+from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
@@ -82,6 +84,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
         model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
+        template  its chat template is exact and fits the dialect; of a hub model only that is fetched
 
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
     workers need. Raises AgentR1Error with the remedy.
@@ -103,10 +106,14 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not fetched and not paths.cold_start.exists():
             check_network(config, paths.base_model)
+    check_start_chat(config)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
+    saved = run_dir(config, name).path / "config.yaml"
+    if resume and saved.exists():
+        config = keep_stored(config, from_yaml(saved))
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
@@ -265,7 +272,7 @@ def _backend(config: Config, model: Path) -> str:
     from agent_r1.rollout.model_files import OtherModelError, read_shape
 
     if config.engine != "verl":
-        return "transformers"
+        return "local"
     try:
         read_shape(model)
     except OtherModelError:
@@ -273,7 +280,7 @@ def _backend(config: Config, model: Path) -> str:
     return (
         "vllm"
         if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
-        else "transformers"
+        else "local"
     )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -35,6 +36,8 @@ from agent_r1.ground.errors import ConfigError, nearest
 ALGORITHMS = tables.names("estimator")
 ENGINES = get_args(Engine)
 
+
+AUTO = "auto"
 
 # --------------------------------------------------------------------------------------- load, save
 
@@ -74,7 +77,27 @@ def load_config(
         )
         relative = "ppo" if critic else "grpo"
         layers += [file, per_algorithm.get(final_algorithm) or per_algorithm[relative]]
-    return _validate(_merge(*layers, {"preset": preset}, overriding), trains)
+    layers = with_implied([*layers, {"preset": preset}, overriding])
+    return _validate(_merge(*layers), trains)
+
+
+def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Insert the settings that an environment's scheme implies, before the layer that names it.
+
+    So `env.name=gym:FILE.py:Class` brings its own rows and demonstrator, and the same layer or a
+    later one may set others.
+    """
+    result: list[dict[str, Any]] = []
+    for layer in layers:
+        env = layer.get("env")
+        name = env.get("name") if isinstance(env, dict) else None
+        scheme = str(name).partition(":")[0]
+        if ":" in str(name) and scheme in tables.names("env_scheme"):
+            entry = tables.entry_of("env_scheme", scheme, "env.name")
+            plugins.trust(_strings(entry["implies"].get("cold_start", {})))
+            result.append(entry["implies"])
+        result.append(layer)
+    return result
 
 
 def apply_overrides(config: Config, overrides: list[str]) -> Config:
@@ -332,6 +355,7 @@ def _validate(values: Any, trains: bool = True) -> Config:
         config = all_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
+    config = _resolve_auto(config)
     _check_names(config)
     for conflict in _all_conflicts(config, trains):
         if isinstance(conflict, ConfigError):
@@ -352,6 +376,29 @@ def _all_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
         for owner in type(section).__mro__:
             if "conflicts" in vars(owner):
                 yield from owner.conflicts(config, trains)
+
+
+def _resolve_auto(config: Config) -> Config:
+    """Replace `auto` in the settings that the table [auto] lists, and say by what.
+
+    Only the name that is found reaches rows, the names of artefacts, config.yaml and cards.
+    """
+    for setting in tables.names("auto"):
+        if _value(config, setting) != AUTO:
+            continue
+        section, key = setting.split(".")
+        value = tables.resolve("auto", setting, setting)(config)
+        part = getattr(config, section).model_copy(update={key: value})
+        config = config.model_copy(update={section: part})
+        config.replaced_auto.append(setting)
+        print(f"{setting}={AUTO}: {value}", file=sys.stderr)
+    return config
+
+
+def keep_stored(config: Config, stored: Config) -> Config:
+    """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
+    kept = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
+    return apply_overrides(config, kept) if kept else config
 
 
 def _explain(error: ValidationError) -> ConfigError:
@@ -538,6 +585,13 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
             f"actor.lora_rank={a.lora_rank} needs --engine verl; the local loop trains all weights "
             "(actor.lora_rank=0)",
             code="lora_without_verl",
+        )
+    warmup = config.critic.warmup_steps
+    if config.algorithm_has("critic") and warmup >= config.trainer.steps:
+        yield ConfigError(
+            f"critic.warmup_steps={warmup} leaves none of trainer.steps={config.trainer.steps} for "
+            "the policy, which would not be trained; set it below trainer.steps",
+            code="policy_not_trained",
         )
     if r.prompts_per_step > config.data.train:
         yield ConfigError(

@@ -33,8 +33,19 @@ def is_user_code(name: str) -> bool:
     return ":" in name
 
 
+def split_scheme(name: str) -> tuple[str, str]:
+    """Split `gym:FILE.py:NAME` into `gym` and `FILE.py:NAME`. The scheme is "" if there is none."""
+    scheme, colon, place = name.partition(":")
+    if colon and ":" in place and re.fullmatch(r"[a-z]{2,}", scheme):
+        return scheme, place
+    return "", name
+
+
 def absolute(name: str, folder: Path) -> str:
     """Make the file of `name` absolute, seen from `folder`; a module's name does not change."""
+    scheme, name = split_scheme(name)
+    if scheme:
+        return f"{scheme}:{absolute(name, folder)}"
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         return name
@@ -84,8 +95,9 @@ def import_object(name: str, setting: str) -> Any:
     library, and an error keeps its traceback. User-defined code is also found in the working
     directory, and its errors are one line.
     """
-    place, _, attribute = name.rpartition(":")
-    if name not in _trusted and not place.endswith(".py"):
+    is_trusted = name in _trusted
+    place, _, attribute = split_scheme(name)[1].rpartition(":")
+    if not is_trusted and not place.endswith(".py"):
         return import_attribute(name)
     module = _import_module(place, setting)
     if not hasattr(module, attribute):
@@ -133,7 +145,8 @@ def error_location(error: BaseException) -> str:
     """Return `file, line 7: ` of the user's failing line, or nothing if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
-    folders = {Path(name.rpartition(":")[0]).parent for name in _trusted if ".py:" in name}
+    files = [split_scheme(name)[1].rpartition(":")[0] for name in _trusted if ".py:" in name]
+    folders = {Path(file).parent for file in files}
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders
     ]
@@ -180,7 +193,7 @@ def code_hashes(names: Iterable[str]) -> dict[str, str]:
     for name in names:
         if not is_user_code(name):
             continue
-        path = _file_of(name.rpartition(":")[0])
+        path = _file_of(split_scheme(name)[1].rpartition(":")[0])
         if path:
             todo.append(path)
     while todo:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PrivateAttr
 
 from agent_r1.ground.errors import ConfigError
 
@@ -125,8 +125,9 @@ class EnvConfig(Section):
     """Configure environment, tools and reward (packages 3, 4 and 6)."""
 
     name: NamesCode[str] = "hermes"
-    """hermes (or nous) | retool | mathtir | react | harmony (recipes/dialects) | openenv; stored in
-    each row as `agent_name`."""
+    """hermes (or nous) | retool | mathtir | react | harmony | qwen3_coder | llama3_json
+    (recipes/dialects) | openenv | auto (the first that reads the calls of the model's chat
+    template); stored in each row as `agent_name`."""
     tools: NamesCode[list[str]] = ["search"]
     """Names of tools; for an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
     max_turns: AtLeast1 = 5
@@ -306,6 +307,7 @@ class TrainerConfig(Section):
 class Config(Section):
     """Hold everything that a run depends on. `agent-r1 train --dry-run` prints it."""
 
+    _replaced_auto: list[str] = PrivateAttr(default_factory=list)
     preset: str = "laptop"
     algorithm: str = "ppo"
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a
@@ -321,3 +323,8 @@ class Config(Section):
     actor: ActorConfig = Field(default_factory=ActorConfig)
     critic: CriticConfig = Field(default_factory=CriticConfig)
     trainer: TrainerConfig = Field(default_factory=TrainerConfig)
+
+    @property
+    def replaced_auto(self) -> list[str]:
+        """The settings that were `auto` and were replaced (`load.py`)."""
+        return self._replaced_auto

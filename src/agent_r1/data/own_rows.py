@@ -6,9 +6,10 @@ In: `data.source`, or the function that `data.name` names. Out: `OwnQuestion`s b
     {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
     {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
      "kind": "easy", "system": "You are ...", "tools": ["calculator"],
+     "context": "A text about this question only.",
      "passages": [{"title": "Six", "text": "Six is a number."}]}                            all possible keys
 
-A parquet file has the same names as columns.
+A parquet file has the same names as columns. `null` is a missing value, and 3.0 is the number 3.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PrivateAttr, model_validator
 
 from agent_r1.config import plugins
 from agent_r1.config.settings import DataConfig
@@ -30,6 +32,10 @@ from agent_r1.data.splits import RecordSource
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
+MAX_WHOLE_DIGITS = 400
+"""Digits of a whole number that was written as a float: the largest float has 309."""
+CONTEXT = "[context]\n{context}\n[end of context]\n\n{question}"
+"""What the agent reads: the marks keep a question inside the context apart from the question."""
 QUESTION_EXAMPLE = '{"question": "What is 6 * 7?", "answer": "42"}'
 
 
@@ -39,15 +45,19 @@ class Titled(BaseModel):
     text: str
 
 
+def _as_list(value: Any) -> Any:
+    return value if isinstance(value, list) else [value]
+
+
 class OwnQuestion(BaseModel):
     """One question. Other keys are refused; data for the environment go into `metadata`."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
     question: Text
-    answer: Annotated[
-        list[Text], BeforeValidator(lambda value: value if isinstance(value, list) else [value])
-    ] = []
+    answer: Annotated[list[Text], BeforeValidator(_as_list)] = []
     """Any of these is right. May be left out if a user-defined environment or reward scores."""
+    context: Text | None = None
+    """A text that belongs to this question: the agent reads it before the question."""
     metadata: dict[str, Any] = {}  # for environment and reward, not for the agent
     kind: Text | None = None  # evaluations report each kind separately
     system: Text | None = None
@@ -57,14 +67,41 @@ class OwnQuestion(BaseModel):
     passages: list[Titled] = []
     """Together with those of other questions the corpus, unless `data.corpus` is a file."""
 
+    _place: str = PrivateAttr("")
+    """Where the question stands, such as `q.jsonl, line 3`."""
+
     @model_validator(mode="before")
     @classmethod
     def _sound(cls, value: Any) -> Any:
-        """Refuse values that a row cannot store: NaN, Infinity, and too deeply nested lists."""
+        """Refuse values that a row cannot store: NaN, Infinity, and too deeply nested lists.
+
+        pandas and datasets write a missing value as null, and integers with a gap as floats.
+        """
         bounds.check_depth(value)
-        if not _finite(value):
+        if not _is_finite(value):
             raise ValueError("NaN or Infinity, which is not a number")
-        return value
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: item if key == "metadata" else _whole_numbers(item)
+            for key, item in value.items()
+            if item is not None
+        }
+
+    @property
+    def key(self) -> str:
+        """What is equal for equal questions; the same question about another text is another."""
+        key = question_key(self.question)
+        return f"{question_key(self.context)}\0{key}" if self.context else key
+
+    @property
+    def prompt(self) -> str:
+        """The text of the agent's first message."""
+        if self.context is None:
+            return self.question
+        # A context that contains the closing mark cannot end itself.
+        context = self.context.replace("[end of context]", "[end of context ]")
+        return CONTEXT.format(context=context, question=self.question)
 
     @property
     def paragraphs(self) -> list[tuple[str, str]]:
@@ -74,13 +111,30 @@ class OwnQuestion(BaseModel):
     def extra(self) -> dict[str, Any]:
         """Return the row's further data. Parquet cannot store an empty object."""
         known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
+        if self.context is not None:
+            known["source_line"] = self._place  # for the message about a context that is too long
         return {key: value for key, value in known.items() if value}
 
 
-def _finite(value: Any) -> bool:
-    if isinstance(value, dict | list):
-        return all(map(_finite, value.values() if isinstance(value, dict) else value))
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_is_finite(item) for item in value.values())
+    if isinstance(value, list):
+        return all(_is_finite(item) for item in value)
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def _whole_numbers(value: Any) -> Any:
+    """Write whole numbers as such, and drop missing elements of a list: [3.0, null] is [3]."""
+    if isinstance(value, list):
+        return [_whole_numbers(item) for item in value if item is not None]
+    if isinstance(value, dict):
+        return {key: _whole_numbers(item) for key, item in value.items() if item is not None}
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, Decimal) and value == value.to_integral_value():
+        return int(value) if value.adjusted() < MAX_WHOLE_DIGITS else value
+    return value
 
 
 def source_files(config: DataConfig) -> dict[str, Path]:
@@ -98,12 +152,15 @@ def source_files(config: DataConfig) -> dict[str, Path]:
             f"question a line: {QUESTION_EXAMPLE}",
             code="missing_source",
         )
-    return {split: _file(source, split) for split in SPLITS} if source.is_dir() else {"own": source}
+    if source.is_dir():
+        return {split: _file(source, split) for split in SPLITS}
+    return {"own": source}
 
 
 def _file(folder: Path, split: str) -> Path:
     for ending in ("jsonl", "parquet"):
-        if (path := folder / f"{split}.{ending}").is_file():
+        path = folder / f"{split}.{ending}"
+        if path.is_file():
             return path
     raise AgentR1Error(
         f"{folder} has no {split}.jsonl or {split}.parquet; a single file is divided into the "
@@ -119,81 +176,146 @@ def splits_of(
 
     Raises AgentR1Error naming a bad line; ConfigError for too few questions.
     """
-    wanted = {split: getattr(config, split) for split in SPLITS}
+    counts = {split: getattr(config, split) for split in SPLITS}
     if plugins.is_user_code(config.name):
-        return _apart(
-            {split: _made(config.name, seed, split, count) for split, count in wanted.items()},
-            skipped,
-        )
-    asked: dict[str, str] = {}
-    found = {
-        name: read_questions(path, config.skip_bad, skipped, asked) for name, path in files.items()
+        questions = {
+            split: _questions_from_function(config.name, seed, split, count)
+            for split, count in counts.items()
+        }
+        give_metadata_one_type(questions)
+        return _without_held_out(questions, skipped)
+    places: dict[str, str] = {}
+    questions = {
+        name: read_questions(path, config.skip_bad, skipped, places) for name, path in files.items()
     }
-    if "own" in found:
-        return found
-    for split, count in wanted.items():
-        if count > len(found[split]):
+    give_metadata_one_type(questions)
+    if "own" in questions:
+        return questions
+    for split, count in counts.items():
+        if count > len(questions[split]):
             raise ConfigError(
-                f"{config.source} has {len(found[split])} questions in {split}, and "
+                f"{config.source} has {len(questions[split])} questions in {split}, and "
                 f"data.{split}={count}",
                 code="too_few_questions",
             )
-    return {split: found[split][: count or None] for split, count in wanted.items()}
+    return {split: questions[split][: count or None] for split, count in counts.items()}
 
 
 def read_questions(
-    path: Path, skip_bad: bool, skipped: list[str], asked: dict[str, str]
+    path: Path, skip_bad: bool, skipped: list[str], places: dict[str, str]
 ) -> list[OwnQuestion]:
-    """Read the questions of a file. `asked` has all earlier questions, which must not be
-    repeated."""
+    """Read the questions of a file.
+
+    `places` has the places of all earlier questions by their keys, which must not be repeated.
+    """
 
     def parse(value: tuple[str, Any]) -> OwnQuestion:
         place, record = value
         if isinstance(record, ValueError):
             raise record
         question = OwnQuestion.model_validate(record)
-        if (key := question_key(question.question)) in asked:
-            raise ValueError(f"the same question as {asked[key]}")
-        asked[key] = f"{path.name}, {place}"
+        if question.key in places:
+            raise ValueError(f"the same question as {places[question.key]}")
+        question._place = f"{path.name}, {place}"
+        places[question.key] = question._place
         return question
 
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
-    remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE})"
-    return list(
-        parse_records(
-            ((place, (place, v)) for place, v in values),
-            parse,
-            str(path),
-            skip_bad,
-            skipped,
-            remedy,
-        )
-    )
+    keys = ", ".join(OwnQuestion.model_fields)
+    remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE}; its keys are {keys})"
+    placed = ((place, (place, value)) for place, value in values)
+    return list(parse_records(placed, parse, str(path), skip_bad, skipped, remedy))
 
 
-def _apart(made: dict[str, list[OwnQuestion]], skipped: list[str]) -> dict[str, list[OwnQuestion]]:
+def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
+    """Check that each key of the metadata has one type in all questions of all splits.
+
+    Integers become floats where a key has both. A split is a table of typed columns, so questions
+    that were drawn together would otherwise decide whether the file is accepted. Raises
+    AgentR1Error with two places.
+    """
+    first: dict[str, tuple[str, str]] = {}  # key -> type, and the place where it was met first
+    floats: set[str] = set()
+    for entries in questions.values():
+        for number, question in enumerate(entries, 1):
+            place = question._place or f"question {number}"
+            for key, kind in _types(question.metadata, "metadata"):
+                if kind == "float":
+                    floats.add(key)
+                    kind = "number"
+                known, first_place = first.setdefault(key, (kind, place))
+                if known != kind:
+                    raise AgentR1Error(
+                        f"{key} is a {known} in {first_place} and a {kind} in {place}; give each "
+                        "key of the metadata one type in all questions",
+                        code="mixed_metadata",
+                    )
+    for entries in questions.values():
+        for question in entries:
+            question.metadata = _with_floats(question.metadata, "metadata", floats)
+
+
+def _types(value: Any, key: str) -> Iterator[tuple[str, str]]:
+    """Yield the key and the type of each value; a list's elements have one key."""
+    if value is None:
+        return
+    if isinstance(value, dict):
+        yield key, "object"
+        for name, item in value.items():
+            yield from _types(item, f"{key}.{name}")
+    elif isinstance(value, list):
+        yield key, "list"
+        for item in value:
+            yield from _types(item, f"{key}[]")
+    elif isinstance(value, bool):
+        yield key, "truth value"
+    elif isinstance(value, int):
+        yield key, "number"
+    elif isinstance(value, float):
+        yield key, "float"
+    elif isinstance(value, str):
+        yield key, "text"
+    else:
+        yield key, type(value).__name__
+
+
+def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
+    """Return the value with floats for the integers of those keys."""
+    if isinstance(value, dict):
+        return {name: _with_floats(item, f"{key}.{name}", floats) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_with_floats(item, f"{key}[]", floats) for item in value]
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_integer and key in floats else value
+
+
+def _without_held_out(
+    questions: dict[str, list[OwnQuestion]], skipped: list[str]
+) -> dict[str, list[OwnQuestion]]:
     """Remove val and test questions from train, and test questions from val. Raise ConfigError if
     none remains."""
-    asked: set[tuple[str, str]] = set()
-    kept = {}
+    held_out: set[tuple[str, str]] = set()
+    rest = {}
     for split in reversed(SPLITS):
-        keys = [
-            (question_key(q.question), q.model_dump_json(exclude={"question", "answer"}))
-            for q in made[split]
-        ]
-        kept[split] = [
-            question for question, key in zip(made[split], keys, strict=True) if key not in asked
-        ]
-        skipped += [f"{split}: {key[0][:80]!r} is held out" for key in keys if key in asked]
-        if not kept[split]:
+        keys = []
+        rest[split] = []
+        for question in questions[split]:
+            others = question.model_dump_json(exclude={"question", "answer"})
+            key = (question_key(question.question), others)
+            keys.append(key)
+            if key in held_out:
+                skipped.append(f"{split}: {key[0][:80]!r} is held out")
+            else:
+                rest[split].append(question)
+        if not rest[split]:
             raise ConfigError(
                 f"every question that was made for {split} is also in val or test; make different "
                 "questions for each split, or, if "
                 "the same text is intended, put the split into their metadata",
                 code="questions_held_out",
             )
-        asked.update(keys)
-    return {split: kept[split] for split in SPLITS}
+        held_out.update(keys)
+    return {split: rest[split] for split in SPLITS}
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
@@ -208,10 +330,11 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             code="damaged_file",
         ) from None
     for number, value in enumerate(values, 1):
-        yield f"row {number}", {key: item for key, item in value.items() if item is not None}
+        # pandas writes a missing number as NaN, in a column of floats.
+        yield f"row {number}", {key: item for key, item in value.items() if item == item}
 
 
-def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
+def _questions_from_function(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
     """Call a user-defined `questions(split, count, rng)` for one split."""
     make = plugins.load_trusted(name, "data.name")
     if not callable(make):
@@ -221,7 +344,7 @@ def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
             code="wrong_code",
         )
     try:
-        found = [
+        questions = [
             OwnQuestion.model_validate(value)
             for value in make(split, count, random.Random(f"{seed}/{split}"))
         ]
@@ -232,12 +355,12 @@ def _made(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
             f"a question is {QUESTION_EXAMPLE}",
             code="broken_code",
         ) from error
-    if len(found) < max(count, 1):
+    if len(questions) < max(count, 1):
         raise ConfigError(
-            f"data.name={name} made {len(found)} questions for {split}, but data.{split}={count}",
+            f"data.name={name} made {len(questions)} questions for {split}, but data.{split}={count}",
             code="too_few_questions",
         )
-    return found
+    return questions
 
 
 class OwnRows(RecordSource):
@@ -256,7 +379,7 @@ class OwnRows(RecordSource):
 
     def asked(self, config: DataConfig, record: OwnQuestion) -> Asked:
         return Asked(
-            record.question,
+            record.prompt,
             record.answer,
             record.extra(),
             record.system or config.system,

@@ -91,16 +91,21 @@ def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = 
     GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train
     and test.
     """
-    keys = {question_key(record.question) for record in held_out}
+    keys = {_key(record) for record in held_out}
     first_ones = []
     for record in records:
-        key = question_key(record.question)
+        key = _key(record)
         if key in keys:
             skipped.append(f"{record.question[:80]!r} is asked twice")
             continue
         keys.add(key)
         first_ones.append(record)
     return first_ones
+
+
+def _key(record: Any) -> str:
+    """Return what is equal for equal questions. A question about a text of its own has a `key`."""
+    return getattr(record, "key", None) or question_key(record.question)
 
 
 def split_one(

@@ -60,7 +60,17 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 
 @cache  # called for each episode, and finding a file by name reads the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
-    return _environment_maker(plugins.load_trusted(name, "env.name"), name)
+    scheme, _, place = name.partition(":")
+    if scheme not in tables.names("env_scheme"):
+        return _environment_maker(plugins.load_trusted(name, "env.name"), name)
+    # gym:FILE.py:Class names the user's class, gym:ID an installed one.
+    cls = None
+    if ":" in place:
+        cls = plugins.load_trusted(name, "env.name")
+    else:
+        plugins.check_trusted(name, "env.name")
+    plain_class = tables.resolve("env_scheme", scheme, "env.name")(name, cls)
+    return _environment_maker(plain_class, name)
 
 
 def _environment_maker(

@@ -22,6 +22,8 @@ This is the contract of TRL's `environment_factory` (docs/source/grpo_trainer.md
 - `done` ends an episode
 - `get_reward` may take the agent's `answer`; without `get_reward`, `self.reward` is a number
 - `reward_parts` are the summands of the reward by name
+- `close` is called once at the end, also after a failure
+- `truncated` tells an end by a limit from one by the task
 - `score`, named `score_name`, is what evaluations report
 - `state` identifies the agent's state (`Observation.extra`), unless it is a method
 """
@@ -32,20 +34,22 @@ import asyncio
 import functools
 import inspect
 import numbers
+import sys
 import types
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.tool.base import BaseTool, OneThread, ends_run
+from agent_r1.tool.base import BaseTool, OneThread, ToolCall, ends_run
 from agent_r1.tool.function import FunctionTool
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
-RESERVED = ("reset", "get_reward")
-ENV_ATTRIBUTES = ("done", "reward", "reward_parts", "score", "score_name")
+RESERVED = ("reset", "get_reward", "close")
+ENV_ATTRIBUTES = ("done", "truncated", "reward", "reward_parts", "score", "score_name")
 """Attributes that are read. A public method would be a tool, so these are values or properties."""
 TAKEN = (
     "em",
@@ -129,6 +133,12 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
             f"{', '.join(TAKEN)}",
             code="name_taken",
         )
+    refuse_gymnasium(owner, cls, public)
+    if "close" in public and _required(_bound(cls, "close")):
+        raise ConfigError(
+            f"{owner}: close takes no arguments; it releases what the object holds, at the end",
+            code="wrong_signature",
+        )
     if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
         raise ConfigError(
             f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}",
@@ -141,6 +151,23 @@ def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
         if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)
     ]
     return tuple(MethodTool(_bound(cls, n), f"{owner}, method {n}") for n in tools)
+
+
+def refuse_gymnasium(owner: str, cls: type, public: list[str]) -> None:
+    """Raise ConfigError for a Gymnasium environment, and name the setting for it.
+
+    Its `step` and `render` would be offered to the agent as tools, and its `reset` returns a tuple.
+    """
+    options = "options" in inspect.signature(_bound(cls, "reset")).parameters
+    spaces = any(hasattr(cls, name) for name in ("action_space", "observation_space"))
+    if "step" in public and (options or spaces or "render" in public):
+        # `environment FILE.py:Class` is the owner of a class that the user named.
+        place = owner.removeprefix("environment ")
+        raise ConfigError(
+            f"{owner}: {cls.__name__} looks like a Gymnasium environment (step, reset); name it "
+            f"env.name=gym:{place}",
+            code="gymnasium_class",
+        )
 
 
 def _bound(cls: type, name: str) -> Callable[..., Any]:
@@ -169,8 +196,18 @@ class MethodsEnv(WorldEnv):
         tools: dict[str, BaseTool],
         config: EnvConfig,
     ):
+        if hasattr(cls, "_call_from_text"):
+            # Each turn is a call, so a smaller budget of calls would be another limit of turns.
+            budget = max(config.max_tool_calls, config.max_turns)
+            config = config.model_copy(update={"max_tool_calls": budget})
         super().__init__(tools, config)
-        self.owner, self.cls, self.methods, self.world = owner, cls, methods, None
+        self.owner = owner
+        self.cls = cls
+        self.methods = methods
+        self.world: Any = None
+        """The object of the episode, once it has begun."""
+        self._opened: Any = None
+        """The same object from its construction on: `reset` may fail and still hold a browser."""
         # One thread per object: SQLite connections, browsers and the like belong to the thread that
         # made them.
         self.thread = OneThread("environment")
@@ -181,31 +218,50 @@ class MethodsEnv(WorldEnv):
         return bool(getattr(self.world, "done", False))
 
     async def reset(self, row: Row) -> Observation:
-        world = await self.call(self.cls)
-        said = await self.call(world.reset, **self._known(world.reset, {**row, **self.facts(row)}))
-        if not isinstance(said, str | None):
+        self._opened = await self.call(self.cls)
+        world = self._opened
+        facts = {**row, "max_turns": self.config.max_turns, **self.facts(row)}
+        text = await self.call(world.reset, **self._known(world.reset, facts))
+        if not isinstance(text, str | None):
             raise AgentR1Error(
-                f"{self.owner}: reset returned {_what(said)}; it returns text for the agent, or "
+                f"{self.owner}: reset returned {_what(text)}; it returns text for the agent, or "
                 "None",
                 code="wrong_return_value",
             )
         for method in self.methods:
-            if not callable(value := getattr(world, method.name)):
+            value = getattr(world, method.name)
+            if not callable(value):
                 raise AgentR1Error(
                     f"{self.owner}: the attribute {method.name}={value!r:.40} hides the method; "
                     "rename it",
                     code="name_taken",
                 )
         self.world = world
-        return self._named(self.first(row, said))
+        return self._with_state(self.first(row, text))
+
+    def extract_tool_calls(self, text: str) -> list[ToolCall]:
+        """Return the calls of a turn. A class may read an action from a turn's plain text."""
+        calls = super().extract_tool_calls(text)
+        read = getattr(self.cls, "_call_from_text", None)
+        if calls or read is None:
+            return calls
+        self.final_turn = text
+        return [replace(read(self.answer()), end=len(text))]
+
+    def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
+        if hasattr(self.cls, "_call_from_text"):
+            return None  # every turn is an action, and only the world ends the episode
+        return super().stop(text, calls)
 
     async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
         if result.observation:
-            self._named(result.observation)
+            self._with_state(result.observation)
+        if result.stop_reason is StopReason.ANSWERED and getattr(self.world, "truncated", False):
+            result.stop_reason = StopReason.MAX_TURNS
         return result
 
-    def _named(self, observation: Observation) -> Observation:
+    def _with_state(self, observation: Observation) -> Observation:
         """Add the world's `state`, if it has one."""
         state = getattr(self.world, "state", None)
         if state is not None and not callable(state):
@@ -215,22 +271,40 @@ class MethodsEnv(WorldEnv):
     async def outcome(self, stop_reason: StopReason) -> Outcome:
         if stop_reason.failed:
             return Outcome()
-        outcome = Outcome(await self._earned(stop_reason), metrics=self.calls_by_tool())
-        for name, paid in dict(getattr(self.world, "reward_parts", {})).items():
+        outcome = Outcome(await self._reward(stop_reason), metrics=self.calls_by_tool())
+        for name, value in dict(getattr(self.world, "reward_parts", {})).items():
             if name in TAKEN:
                 raise AgentR1Error(
                     f"{self.owner}: reward_parts[{name!r}] has a reserved name; rename it",
                     code="name_taken",
                 )
-            outcome.parts[str(name)] = self._number(paid, f"reward_parts[{name!r}] is")
-        if (score := getattr(self.world, "score", None)) is not None:
+            outcome.parts[str(name)] = self._number(value, f"reward_parts[{name!r}] is")
+        score = getattr(self.world, "score", None)
+        if score is not None:
             outcome.score_name = getattr(self.cls, "score_name", "score")
             outcome.metrics[outcome.score_name] = self._number(score, "score is")
         return outcome
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """End the episode: call the object's `close` once, at most as long as a tool."""
         super().close()
-        self.thread.end()
+        opened = self._opened
+        self._opened = None
+        close = getattr(opened, "close", None)
+        try:
+            # After a method that hangs, `close` waits in the thread, and nothing waits for it.
+            if callable(close) and self.broken:
+                self.thread.submit(close)
+            elif callable(close):
+                async with asyncio.timeout(self.config.tool_timeout_s):
+                    await self.call(close)
+        except Exception as error:  # its reward is known already
+            print(
+                f"warning: {self.owner}: close failed ({type(error).__name__}: {error})",
+                file=sys.stderr,
+            )
+        finally:
+            self.thread.end()
 
     async def call(self, function: Callable[..., Any], /, **arguments: Any) -> Any:
         """Call a function of the world: a coroutine here, others in the world's thread.
@@ -253,7 +327,7 @@ class MethodsEnv(WorldEnv):
             # A CancelledError that nobody asked for, a BaseExceptionGroup, a GeneratorExit.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
-    async def _earned(self, stop_reason: StopReason) -> float:
+    async def _reward(self, stop_reason: StopReason) -> float:
         if not hasattr(self.world, "get_reward"):
             if not hasattr(self.world, "reward"):
                 raise AgentR1Error(
@@ -265,21 +339,21 @@ class MethodsEnv(WorldEnv):
         answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
         try:
             async with asyncio.timeout(self.config.tool_timeout_s):
-                paid = await self.call(
-                    self.world.get_reward, **self._known(self.world.get_reward, {"answer": answer})
-                )
+                arguments = self._known(self.world.get_reward, {"answer": answer})
+                reward = await self.call(self.world.get_reward, **arguments)
         except TimeoutError:
             raise AgentR1Error(
                 f"get_reward took longer than {self.config.tool_timeout_s:g} s "
                 "(env.tool_timeout_s)",
                 code="timed_out",
             ) from None
-        return self._number(paid, "get_reward returned")
+        return self._number(reward, "get_reward returned")
 
     def _known(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
         """Select the arguments that `function` takes; with a `**row`, all of them."""
         parameters = inspect.signature(function).parameters
-        if missing := [name for name in _required(function) if name not in given]:
+        missing = [name for name in _required(function) if name not in given]
+        if missing:
             raise AgentR1Error(
                 f"{self.owner}: {function.__name__} requires {missing[0]!r}, which the row lacks; "
                 f"the row has {', '.join(given)}",
@@ -288,10 +362,10 @@ class MethodsEnv(WorldEnv):
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
         return {name: value for name, value in given.items() if everything or name in parameters}
 
-    def _number(self, value: Any, said: str) -> float:
+    def _number(self, value: Any, what: str) -> float:
         if not isinstance(value, numbers.Real):
             raise AgentR1Error(
-                f"{self.owner}: {said} {_what(value)}, and must be a number",
+                f"{self.owner}: {what} {_what(value)}, and must be a number",
                 code="wrong_return_value",
             )
         return float(value)
@@ -306,10 +380,10 @@ class MethodTool(FunctionTool):
     async def execute(self, args: dict[str, Any]) -> Any:
         try:
             return await self.env.call(getattr(self.env.world, self.name), **args)
-        except (
-            asyncio.CancelledError
-        ):  # the deadline; the method may still be working on the object
-            self.env.broken = f"{self.name} took longer than {self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
+        except asyncio.CancelledError:
+            # The deadline; the method may still be working on the object.
+            limit = f"{self.env.config.tool_timeout_s:g} s (env.tool_timeout_s)"
+            self.env.broken = f"{self.name} took longer than {limit}"
             raise
 
 

@@ -93,6 +93,16 @@ class Dialect:
         """Return the control token that ends this turn; None: the chat template's."""
         return None
 
+    # ---------------------------------------------------------------------------------- a server
+
+    tool_parser: str | None = None
+    """vLLM's parser of these calls (`--tool-call-parser`). None: a served model leaves its calls in
+    the text."""
+    tool_parser_needs: Sequence[str] = ()
+    """Control tokens without which vLLM refuses that parser."""
+    reasoning_parser: str | None = None
+    """vLLM's parser of these thoughts (`--reasoning-parser`), so that it runs no call in them."""
+
     # ----------------------------------------------------------------------- screens, demonstrators
 
     partial_tag = re.compile(r"<[/|]?[a-z_]*\|?\Z")

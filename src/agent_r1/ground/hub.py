@@ -21,6 +21,15 @@ from agent_r1.ground.errors import AgentR1Error, first_line
 REPO_NAME = r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?"
 MODEL_FILES = ["*.safetensors", "*.json", "*.jinja", "merges.txt", "agent_r1.yaml"]
 
+CHAT_FILES = [
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "config.json",
+    "generation_config.json",
+    "*.jinja",
+]
+
 
 def is_repo_name(text: str) -> bool:
     """Return whether `text` is a name on the hub. An existing folder takes precedence."""
@@ -69,6 +78,11 @@ def fetch_model(name: str) -> Path:
             code="damaged_model",
         )
     return folder
+
+
+def fetch_chat(name: str) -> Path:
+    """Download a model's tokenizer, chat templates and settings, a few MB, without its weights."""
+    return download(name, CHAT_FILES)
 
 
 def damage(folder: Path) -> str | None:

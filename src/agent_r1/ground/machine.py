@@ -135,6 +135,19 @@ def torch_sees_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def flash_attn_error() -> Exception | None:
+    """Import flash-attn; return the error, or None if it loads.
+
+    A wheel for another torch, CUDA or glibc installs without an error. It raises ImportError for a
+    missing symbol or library, OSError for a glibc that is too old, or an error of torch.
+    """
+    try:
+        import flash_attn  # noqa: F401
+    except Exception as error:
+        return error
+    return None
+
+
 def device_names(device: str, dtype: str) -> tuple[str, str]:
     """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not
     import PyTorch."""

@@ -6,7 +6,7 @@ policy, chat format, tools and the configuration that it was trained with. Next:
 
 There are two backends:
 
-    transformers   in this process, on the training sampler: Llama, Qwen2 and Qwen3
+    local          in this process, on the training sampler: Llama, Qwen2 and Qwen3
     vllm           a vLLM server that we start, for speed and for other clients (`serve.py`)
 """
 
@@ -76,7 +76,7 @@ class Agent:
 def open_agent(
     model: Path,
     config: Config,
-    backend: str = "transformers",
+    backend: str = "local",
     tools: dict[str, BaseTool] | None = None,
     prompt: str | None = None,
     all_gpus: bool = False,
@@ -101,7 +101,13 @@ def open_agent(
 
             gpus = gpus_for(config.trainer) if all_gpus else 0
             server = stack.enter_context(
-                vllm_server(model, config.rollout, config.trainer, gpus=gpus)
+                vllm_server(
+                    model,
+                    config.rollout,
+                    config.trainer,
+                    gpus=gpus,
+                    dialect=dialect_of(config.env),
+                )
             )
             policy = ServerPolicy(
                 server.url,
@@ -123,6 +129,13 @@ def open_agent(
         )
         agent.lead = _leading_messages(agent, prompt)
         yield agent
+
+
+def check_agent(model: Path, config: Config) -> ChatFormat:
+    """Raise AgentR1Error if the agent of a model folder cannot be used, before anything is made."""
+    chat = load_chat(model)
+    check_dialect(chat, config.env, bool(config.env.tools))
+    return chat
 
 
 def _in_process(
@@ -260,6 +273,9 @@ def find_model(
     if demo:
         model = model_folder(tables.resolve("agent", "demo", "--demo"))
     elif hf_path is not None:
+        if hub.is_repo_name(hf_path):  # a template of some KB may save gigabytes of weights
+            folder = hub.fetch_chat(hf_path)
+            check_agent(folder, settings_for(folder, run, preset, overrides))
         model = hub_model(hf_path)
     elif checkpoint_dir is not None:
         model = model_folder(newest_step(checkpoint_dir))

@@ -285,7 +285,7 @@ def _opening(is_terminal: bool) -> Iterator[None]:
 def run_chat(
     model: Path,
     config: Config,
-    backend: str = "transformers",
+    backend: str = "local",
     question: str | None = None,
     as_json: bool = False,
     tools: list[str] | None = None,

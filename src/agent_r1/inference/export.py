@@ -14,18 +14,21 @@ from __future__ import annotations
 import json
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from agent_r1.config import Config, tables, to_yaml
-from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground import bounds
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import SETTINGS_FILE, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
+from agent_r1.rollout.template_probe import TOOLS
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.fsdp_merge import find_shards, write_merged
 from agent_r1.training.tiny_model import load_chat
@@ -43,6 +46,7 @@ TOKENIZER_PATTERNS = (
     "vocab.json",
     "merges.txt",
     "*.jinja",
+    "additional_chat_templates/*.jinja",
     "generation_config.json",
 )
 """Files that are copied from a model folder; no *.bin, which can contain code."""
@@ -85,6 +89,7 @@ def export(
     with writing(target), whole(target) as part:
         part.mkdir()
         ours = _write_model(source, part, base)
+        check_chat(_tokenizer_folder(source, base), part)
         gaps = logprob_differences(ours, load_transformers(part), _rows(checkpoint))
         mean, most, largest = gaps.mean().item(), gaps.quantile(0.99).item(), gaps.max().item()
         if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
@@ -124,7 +129,7 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     if not find_shards(source):
         _copy(source, part, MODEL_PATTERNS + TOKENIZER_PATTERNS)
         return load_any(source)
-    base = base or source / "huggingface"  # verl saves them here
+    base = _tokenizer_folder(source, base)
     for name in ("config.json", "tokenizer.json"):
         if not (base / name).is_file():
             raise AgentR1Error(
@@ -137,10 +142,17 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     return load_any(part)
 
 
+def _tokenizer_folder(source: Path, base: Path | None) -> Path:
+    """Return the folder with the checkpoint's tokenizer; verl saves it next to its shards."""
+    return (base or source / "huggingface") if find_shards(source) else source
+
+
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         for file in source.glob(pattern):
-            shutil.copyfile(file, target / file.name)
+            place = target / file.relative_to(source)
+            place.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, place)
 
 
 # ------------------------------------------------------------------------------------------- parity
@@ -182,15 +194,50 @@ def _write_settings(part: Path, config: Config) -> None:
     """Write the configuration for `agent-r1`, and the sampling settings for other programs."""
     (part / SETTINGS_FILE).write_text(to_yaml(config))
     chat = load_chat(part)
-    generation = {
+    file = part / "generation_config.json"
+    published = bounds.read_json(file) if file.is_file() else {}
+    ends = published.get("eos_token_id") or []
+    ends = ends if isinstance(ends, list) else [ends]
+    # Other programs need what the model's authors wrote, such as a repetition penalty; the sampling
+    # is that of the training.
+    generation = published | {
         "do_sample": True,
         "temperature": config.rollout.temperature,
         "top_p": 1.0,
         "max_new_tokens": config.rollout.max_tokens_per_turn,
-        "eos_token_id": list(chat.stop_ids),
+        "eos_token_id": sorted({*ends, *chat.stop_ids}),
         "pad_token_id": chat.tokenizer.pad_token_id,
     }
-    (part / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
+    if "top_k" in published:
+        generation["top_k"] = 0  # the training sampled from all tokens
+    file.write_text(json.dumps(generation, indent=2) + "\n")
+
+
+def check_chat(source: Path, part: Path) -> None:
+    """Raise AgentR1Error unless source and export render a conversation with the same tokens."""
+    if _conversation(source) != _conversation(part):
+        raise AgentR1Error(
+            f"{source} and its export render a conversation with other tokens; the export was not "
+            "kept: its tokenizer or its chat template is not the checkpoint's",
+            code="wrong_conversion",
+        )
+
+
+def _conversation(folder: Path) -> list[list[int]]:
+    """Encode a question with and without tools, and a result. Nothing without a chat template."""
+    ids: list[list[int]] = []
+    try:
+        chat = load_chat(folder)
+    except ConfigError:
+        return ids
+    ids.append(list(chat.stop_ids))
+    for tools in (None, TOOLS):
+        with suppress(ConfigError):  # a template may show no tools
+            ids.append(chat.prompt_ids([{"role": "user", "content": "Where is Oslo?"}], tools))
+        with suppress(ConfigError):  # or take no results
+            result = [{"role": "tool", "content": "In Norway."}]
+            ids.append(chat.continuation_ids(result, closed=False, tools=tools))
+    return ids
 
 
 HEAD = """\

@@ -29,12 +29,16 @@ import httpx
 import torch
 
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
+from agent_r1.env.dialect import Dialect
+from agent_r1.env.hermes import HERMES
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import ALLOCATOR
 from agent_r1.ground.ui import say
+from agent_r1.rollout.model_files import read_config
 from agent_r1.search.service import open_port
+from agent_r1.training.tiny_model import load_tokenizer
 
 INSTALL = (
     "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install "
@@ -43,6 +47,8 @@ INSTALL = (
 )
 SERVER_START_S, SERVER_STOP_S = 900.0, 10.0
 """Seconds for a server to become healthy, and to exit after SIGTERM."""
+TELL_EVERY_S = 10.0
+"""Seconds between two lines while a server loads."""
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception|Exit)): (.*\S)")
 
@@ -80,9 +86,11 @@ def vllm_server(
     *,
     gpus: int = 0,
     port: int | None = None,
+    dialect: Dialect = HERMES,
 ) -> Iterator[VllmServer]:
     """Start a server, wait until it answers, and stop it after the block.
 
+    `dialect`: the form of the agent's calls, which vLLM parses for OpenAI clients.
     `gpus`: for thousands of episodes, one engine per GPU, with CUDA graphs. 0 starts sooner: one
     engine without compilation, for a chat or a CPU. The log is kept only if the server died. Raises
     AgentR1Error with the cause if it never answers.
@@ -95,7 +103,7 @@ def vllm_server(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [*command, *options(model, rollout, trainer, port, gpus)],
+            [*command, *options(model, rollout, trainer, port, gpus, dialect)],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
@@ -113,7 +121,12 @@ def vllm_server(
 
 
 def options(
-    model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int, gpus: int
+    model: Path,
+    rollout: RolloutConfig,
+    trainer: TrainerConfig,
+    port: int,
+    gpus: int,
+    dialect: Dialect = HERMES,
 ) -> list[str]:
     """Return vLLM's command-line options."""
     device, dtype = resolve_device(trainer.device, trainer.dtype)
@@ -128,7 +141,7 @@ def options(
         ),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
-        *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
+        *parser_options(model, dialect),
         # Our sampler and trainer define log-probabilities at the sampling temperature.
         *("--logprobs-mode", "processed_logprobs"),
         # On a CPU, vLLM 0.27 crashes on a seeded request whose prompt it reads in two chunks ("CPU
@@ -139,6 +152,32 @@ def options(
         # Compiling takes longer than all the answers of a small model's chat.
         *(("--data-parallel-size", str(gpus)) if gpus else ("--enforce-eager",)),
     ]
+
+
+def parser_options(model: Path, dialect: Dialect) -> list[str]:
+    """Return the options for vLLM's parsers of this dialect, as far as they fit the model."""
+    if trouble := why_unparsed(model, dialect):
+        say(f"  calls stay in the text of a message: {trouble}")
+        return []
+    options = ["--enable-auto-tool-choice", "--tool-call-parser", dialect.tool_parser]
+    if dialect.reasoning_parser:
+        options += ["--reasoning-parser", dialect.reasoning_parser]
+    return options
+
+
+def why_unparsed(model: Path, dialect: Dialect) -> str | None:
+    """Return why vLLM cannot parse this dialect's calls for this model, or None."""
+    name = dialect.tool_parser
+    if name is None:
+        return f"vLLM has no parser for {type(dialect).__name__}"
+    known = load_tokenizer(model).get_vocab() if dialect.tool_parser_needs else {}
+    for token in dialect.tool_parser_needs:
+        if token not in known:
+            return f"vLLM's parser {name} requires the token {token}, which this model lacks"
+    # Its parser of Harmony belongs to the architecture.
+    if dialect.control_tokens and read_config(model).get("model_type") != "gpt_oss":
+        return f"vLLM's parser {name} is for GPT-OSS only"
+    return None
 
 
 def _environment(api_key: str, gpus: int) -> dict[str, str]:
@@ -161,6 +200,7 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
 def _wait(server: VllmServer) -> None:
     """Wait until /health succeeds."""
     begin = time.monotonic()
+    told = begin
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while True:
             seconds = time.monotonic() - begin
@@ -174,6 +214,9 @@ def _wait(server: VllmServer) -> None:
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"http://127.0.0.1:{server.port}/health").status_code == 200:
                     return
+            if time.monotonic() - told > TELL_EVERY_S:
+                told = time.monotonic()
+                say(f"  vLLM is loading, {seconds:.0f} s so far")
             time.sleep(0.25)
 
 
@@ -195,7 +238,11 @@ def stop(process: subprocess.Popen) -> None:
 
 
 def serve_forever(
-    model: Path, rollout: RolloutConfig, trainer: TrainerConfig, port: int | None
+    model: Path,
+    rollout: RolloutConfig,
+    trainer: TrainerConfig,
+    port: int | None,
+    dialect: Dialect = HERMES,
 ) -> None:
     """Serve until the server dies or Ctrl-C: `agent-r1 serve`.
 
@@ -204,7 +251,10 @@ def serve_forever(
     for number in (signal.SIGTERM, signal.SIGHUP):  # exit the block properly, and delete the key
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
     gpus = min(1, gpus_for(trainer))
-    with vllm_server(model, rollout, trainer, gpus=gpus, port=port) as server, ExitStack() as stack:
+    with ExitStack() as stack:
+        server = stack.enter_context(
+            vllm_server(model, rollout, trainer, gpus=gpus, port=port, dialect=dialect)
+        )
         key = server.log.with_suffix(".key")
         stack.callback(key.unlink, missing_ok=True)
         key.touch(mode=0o600)
@@ -239,8 +289,7 @@ def vllm_python() -> str:
         )
     if not named and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(
-            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend "
-            "transformers",
+            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend local",
             code="missing_vllm",
         )
     return named or sys.executable

@@ -24,13 +24,14 @@ vocabulary. The template's own tags stay whole; the same tag inside data is spli
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from agent_r1.core import Message
+from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.template import PLACEHOLDER, Template
 
@@ -43,15 +44,6 @@ them.
 OTHER_ENDS = ("<|eom_id|>",)
 """Control tokens that also end a turn, where the template writes another (Llama 3 after a call)."""
 
-_PROBE = {
-    "type": "function",
-    "function": {
-        "name": "probe_it",
-        "description": "A tool.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
-
 
 class ChatFormat:
     """Encoder of observations for one fast Hugging Face tokenizer with a chat template."""
@@ -60,8 +52,7 @@ class ChatFormat:
         """`end_ids`: more tokens that end a turn of this model (`tiny_model.load_chat`)."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
-                "template; "
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
                 "use an instruct model, or set tokenizer.chat_template and save it again",
                 code="no_chat_template",
             )
@@ -90,7 +81,7 @@ class ChatFormat:
         it is the token that begins the user's turn."""
         self.closing_ids = {self.turn_end_id}
         """The template's end is not added to a turn that ends with one of these."""
-        if self.template.left_open:
+        with contextlib.suppress(ConfigError):  # a template may take no results
             self.closing_ids.add(self._end_before("tool"))
         own_ends = [self._ids_of(tokens) for tokens in MESSAGE_ENDS.values()]
         self._other_ends = self._ids_of(OTHER_ENDS).union(*own_ends)
@@ -123,10 +114,6 @@ class ChatFormat:
         """Return the ids of those `tokens` that are control tokens of the vocabulary."""
         return {self.control_ids[token] for token in tokens if token in self.control_ids}
 
-    def check_tools(self) -> None:
-        """Raise ConfigError if the template does not show tools to the model."""
-        self.prompt_ids([{"role": "user", "content": ""}], [_PROBE])
-
     # --------------------------------------------------------------------------------- observations
 
     def prompt_ids(
@@ -156,19 +143,14 @@ class ChatFormat:
         # second one would close an empty turn (lesson 3).
         return ids[1:] if closed else ids
 
-    def reply_ids(
-        self,
-        action_ids: list[int],
-        messages: list[Message],
-        calls: Sequence[str] = (),
-        tools: list[dict[str, Any]] | None = None,
-    ) -> list[int]:
+    def reply_ids(self, action_ids: list[int], reply: Observation) -> list[int]:
         """Encode what follows the sampled turn `action_ids`."""
-        ids = self.continuation_ids(messages, closed=False, calls=calls, tools=tools)
+        ids = self.continuation_ids(
+            reply.messages, closed=False, calls=reply.calls, tools=reply.tools
+        )
         # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before a
         # result, `<|user|>` before a question. If the other one was sampled, the right one follows.
-        last = action_ids[-1] if action_ids else None
-        closed = last == ids[0] or last in self._other_ends
+        closed = action_ids[-1:] == ids[:1] or not self._other_ends.isdisjoint(action_ids[-1:])
         return ids[1:] if closed else ids
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:

@@ -56,6 +56,8 @@ class DecoderShape:
     tied: bool = True  # one matrix is both the embedding and the output projection
     family: str = "qwen2"
     head_width: int | None = None  # width of a head; None: hidden_size / heads
+    rope_scaling: Callable[[Tensor], Tensor] | None = None
+    """Changes the rotary frequencies of Llama 3.1 and 3.2 (`rope_scaling.py`)."""
 
     @property
     def head_dim(self) -> int:
@@ -207,6 +209,8 @@ def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
     """Tabulate cos and signed sin of position x frequency in Hugging Face's layout: [max_position,
     head_dim]."""
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
+    if shape.rope_scaling is not None:
+        frequency = shape.rope_scaling(frequency)
     angle = torch.outer(torch.arange(shape.max_position).float(), frequency)
     return angle.cos().repeat(1, 2), torch.cat((-angle.sin(), angle.sin()), dim=1)
 

@@ -15,6 +15,7 @@ import json
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
@@ -27,8 +28,9 @@ from agent_r1.env import dialect_of, environment
 from agent_r1.env.base import BaseToolEnv
 from agent_r1.env.dialect import Dialect
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout import chat_format, template, template_probe
+from agent_r1.rollout import chat_format, template, template_facts, template_probe
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.template_facts import check_tools, study
 from agent_r1.rollout.template_probe import TOOLS
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
@@ -64,7 +66,7 @@ class _ProbeTool(BaseTool):
 def written_call(chat: ChatFormat) -> str | None:
     """Return an agent's turn with a call as the template writes it, or None if it writes none."""
     name = TOOLS[0]["function"]["name"]
-    turn = chat.template.recorded([name], ARGUMENTS)
+    turn = study(chat.template).turn([name], ARGUMENTS)
     try:
         text = chat.template.render([ASKED, turn], TOOLS, opens=False)
         opened = chat.template.render([ASKED], TOOLS)
@@ -154,6 +156,7 @@ def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True
 
     Raises ConfigError with the first difference and a remedy.
     """
+    study(chat.template)  # also if the result is known: the chat format needs the facts
     dialect = dialect_of(env)
     file = _cache_file(chat, env.name, dialect, tools)
     known = _read_result(file)
@@ -173,7 +176,7 @@ def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True
 def _examine(chat: ChatFormat, name: str, dialect: Dialect, tools: bool) -> str:
     shown = tools and dialect.system_prompt({}) is None
     if shown:
-        chat.check_tools()
+        check_tools(chat.template)
         _check_results(chat, name, dialect)
     sentence = template_probe.examine(chat, results=shown)
     made = environment(name)
@@ -234,7 +237,7 @@ def _cache_file(chat: ChatFormat, name: str, dialect: Dialect, tools: bool) -> P
 @cache
 def _code(dialect: str) -> list[str]:
     """Return hashes of the code that computes the result."""
-    modules = [chat_format, template, template_probe, sys.modules[__name__]]
+    modules = [chat_format, template, template_facts, template_probe, sys.modules[__name__]]
     files = [module.__file__ for module in modules]
     files.append(getattr(sys.modules.get(dialect), "__file__", None))
     return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if file]
@@ -255,4 +258,5 @@ def _keep(file: Path, result: Result) -> None:
         part.write_text(json.dumps(asdict(result)), encoding="utf-8")
         part.replace(file)
     except OSError:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()

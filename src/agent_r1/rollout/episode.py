@@ -187,7 +187,10 @@ class AgentEnvLoop(AgentFlowBase):
                 )
             # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit
             # hash, so that it fits into an int64.
-            state = derive_seed(observation.extra.get("state") or str(observation.messages)) >> 1
+            state = observation.extra.get("state")  # 0 is a state
+            if state is None:
+                state = str(observation.messages)
+            state = derive_seed(state) >> 1
             step = Step(
                 ids,
                 generation.token_ids,
@@ -230,9 +233,7 @@ class AgentEnvLoop(AgentFlowBase):
         last = steps[-1]
         # A turn that was cut off lacks its end token. The format adds it, as part of the
         # observation: the policy did not sample it, so its mask is 0 (lesson 3).
-        reply = self.chat.reply_ids(
-            last.action_ids, observation.messages, observation.calls, observation.tools
-        )
+        reply = self.chat.reply_ids(last.action_ids, observation)
         return last.observation_ids + last.action_ids + reply
 
     def locate_rewards(self, step: Step, result: StepResult) -> list[tuple[int, float]]:

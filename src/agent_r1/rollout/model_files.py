@@ -6,6 +6,7 @@ AgentR1Error that names the fault. `decoder.py` has the arithmetic.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -18,6 +19,7 @@ from torch import Tensor
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.decoder import Decoder, DecoderShape
+from agent_r1.rollout.rope_scaling import RopeScaling
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Supported architectures: `model_type` in config.json -> the class in `transformers`."""
@@ -52,11 +54,16 @@ class OtherModelError(AgentR1Error):
 
 
 def save_model(
-    model: Decoder, folder: Path, eos_token_id: int | list[int], pad_token_id: int
+    model: Decoder,
+    folder: Path,
+    eos_token_id: int | list[int],
+    pad_token_id: int,
+    published: dict | None = None,
 ) -> None:
     """Write config.json, generation_config.json and model.safetensors in the format of
     `transformers`.
 
+    `published`: keys of the start model's generation_config.json, which stay where ours say nothing.
     Raises OSError or SafetensorError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -74,8 +81,10 @@ def save_model(
         "pad_token_id": pad_token_id,
         "torch_dtype": str(model.embed.weight.dtype).removeprefix("torch."),
     }
+    if isinstance(s.rope_scaling, RopeScaling):
+        config["rope_scaling"] = {"rope_type": "llama3", **dataclasses.asdict(s.rope_scaling)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = {
+    generation = (published or {}) | {
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
         "do_sample": True,
@@ -93,6 +102,7 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
         files = sorted(folder.glob("*.safetensors"))
         if not files:
             raise FileNotFoundError("it has no *.safetensors")
+        check_head(folder)
         _fit(shape, files)  # before memory is allocated for the sizes in config.json
         model = Decoder(shape)
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
@@ -130,6 +140,12 @@ def read_shape(folder: Path) -> DecoderShape:
     raw = read_config(folder)
     family = raw.get("model_type")
     otherwise = "train it with --engine verl, run it with --backend vllm, or choose another model"
+    if family not in FAMILIES and raw.get("auto_map"):
+        raise OtherModelError(
+            f"{folder} needs code of its own (`auto_map` in its config.json), which is not run; "
+            "choose a model of an architecture that transformers has",
+            code="remote_code",
+        )
     if family not in FAMILIES:
         raise OtherModelError(
             f"{folder} is of architecture {family!r}; the local loop computes "
@@ -137,8 +153,10 @@ def read_shape(folder: Path) -> DecoderShape:
             code="unsupported_model",
         )
     rope = raw.get("rope_parameters") or {}  # transformers 5 nests what version 4 has at the top
+    scaling = raw.get("rope_scaling") or rope
+    scaling_kind = scaling.get("rope_type") or scaling.get("type") or "default"
     for what, there in {
-        "RoPE scaling": raw.get("rope_scaling") or rope.get("rope_type", "default") != "default",
+        f"RoPE scaling {scaling_kind!r}": scaling_kind not in ("default", "llama3"),
         "a sliding window": raw.get("use_sliding_window"),
         f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
         "a bias in attention's output or in the MLP": raw.get("attention_bias")
@@ -167,6 +185,7 @@ def read_shape(folder: Path) -> DecoderShape:
         head_width=None
         if (width := raw.get("head_dim")) == raw["hidden_size"] // raw["num_attention_heads"]
         else width,
+        rope_scaling=_scaling(folder, scaling) if scaling_kind == "llama3" else None,
     )
     real = all(
         isinstance(x, int | float) and 0 < x < math.inf
@@ -185,6 +204,45 @@ def read_shape(folder: Path) -> DecoderShape:
             code="damaged_model",
         )
     return shape
+
+
+def _scaling(folder: Path, raw: dict) -> RopeScaling:
+    """Read Llama 3.1's RoPE scaling. Raise AgentR1Error for values that no model has."""
+    numbers = [raw.get(field.name) for field in dataclasses.fields(RopeScaling)]
+    valid = all(isinstance(x, int | float) and 0 < x < 2**32 for x in numbers)
+    if not valid or numbers[2] <= numbers[1]:
+        raise AgentR1Error(
+            f"{folder}/config.json: its rope_scaling is invalid; make or download the model again",
+            code="damaged_model",
+        )
+    return RopeScaling(*numbers)
+
+
+def check_head(folder: Path) -> None:
+    """Raise AgentR1Error if config.json says that the output projection is the embedding, and the
+    file has another one.
+
+    `transformers` uses the file's, this decoder the embedding: one folder, two models.
+    """
+    shape = read_shape(folder)
+    files = sorted(folder.glob("*.safetensors"))
+    if shape.tied and "lm_head.weight" in (sizes := sizes_in(files)):
+        head = _tensor(files, "lm_head.weight")
+        embedding = "model.embed_tokens.weight"
+        if embedding in sizes and not torch.equal(head, _tensor(files, embedding)):
+            raise AgentR1Error(
+                f"{folder}: config.json says tie_word_embeddings=true, and its lm_head.weight is "
+                "not the embedding; set tie_word_embeddings to false, or delete lm_head.weight",
+                code="contradicting_head",
+            )
+
+
+def _tensor(files: list[Path], name: str) -> Tensor:
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            if name in weights.keys():  # noqa: SIM118
+                return weights.get_tensor(name)
+    raise KeyError(name)
 
 
 def to_hf(model: Decoder) -> dict[str, Tensor]:

@@ -339,6 +339,15 @@ class OneThread:
 
     async def run(self, function: Callable[..., Any], /, *args: Any, **arguments: Any) -> Any:
         """Call `function` in the thread, after earlier calls. Raise its exceptions."""
+        value, error = await asyncio.wrap_future(self.submit(function, *args, **arguments))
+        if error is not None:
+            raise error
+        return value
+
+    def submit(
+        self, function: Callable[..., Any], /, *args: Any, **arguments: Any
+    ) -> Future[tuple[Any, BaseException | None]]:
+        """Call `function` in the thread, after earlier calls. The result is (value, exception)."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name=self.name, daemon=True)
             self._thread.start()
@@ -346,10 +355,7 @@ class OneThread:
         self._jobs.put(
             (done, functools.partial(contextvars.copy_context().run, function, *args, **arguments))
         )
-        value, error = await asyncio.wrap_future(done)
-        if error is not None:
-            raise error
-        return value
+        return done
 
     def end(self) -> None:
         self._jobs.put(None)

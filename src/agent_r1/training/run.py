@@ -20,7 +20,7 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
-from agent_r1.ground import hub
+from agent_r1.ground import bounds, hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import remove
@@ -46,7 +46,7 @@ from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.sentinel import SPAN, new_signs
-from agent_r1.training.tiny_model import load_chat, load_tokenizer, save_tokenizer
+from agent_r1.training.tiny_model import load_chat, save_tokenizer
 from agent_r1.workspace import Workspace, check_local_model
 
 
@@ -249,9 +249,22 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
     """Write a Hugging Face folder: weights, configuration, tokenizer, chat template."""
     ends = list(chat.stop_ids)
     model_files.save_model(
-        model, folder, ends if len(ends) > 1 else ends[0], chat.tokenizer.pad_token_id
+        model,
+        folder,
+        ends if len(ends) > 1 else ends[0],
+        chat.tokenizer.pad_token_id,
+        published_generation(chat),
     )
     save_tokenizer(chat.tokenizer, folder)
+
+
+def published_generation(chat: ChatFormat) -> dict[str, Any]:
+    """Return what generation_config.json of the start model says, such as a repetition penalty."""
+    file = Path(chat.tokenizer.name_or_path or "", "generation_config.json")
+    if not chat.tokenizer.name_or_path or not file.is_file():
+        return {}
+    found = bounds.read_json(file)
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager
@@ -319,7 +332,7 @@ def check_start_model(paths: Workspace) -> None:
     """Check the start model before anything is computed or written. Raise AgentR1Error for a
     fault."""
     check_network(paths.config, paths.start_model)
-    chat = ChatFormat(load_tokenizer(paths.start_model))
+    chat = load_chat(paths.start_model)
     check_dialect(chat, paths.config.env, bool(paths.config.env.tools))
 
 
@@ -337,6 +350,4 @@ def check_network(config: Config, model: Path) -> None:
             code="context_exceeds_model",
         )
     if config.engine == "local":
-        model_files.read_shape(
-            model
-        )  # raises for an architecture that the local loop does not support
+        model_files.check_head(model)  # raises for an architecture that the loop lacks, too

@@ -35,6 +35,8 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
+from agent_r1.rollout.template import KNOWN, Facts, template_key
+from agent_r1.rollout.template_facts import check_tools, studied_chat
 from agent_r1.training.settings import TinyModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -85,6 +87,10 @@ CHAT_TEMPLATE = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
 """
+
+
+# A test studies it; each other template is studied when its model is loaded.
+KNOWN[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -192,7 +198,7 @@ def load_chat(folder: Path) -> ChatFormat:
             f"{path} cannot be read ({first_line(error)}); make or download the model again",
             code="damaged_model",
         ) from None
-    return ChatFormat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
+    return studied_chat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
@@ -267,7 +273,7 @@ def chat_with_tools(folder: Path) -> ChatFormat:
     """
     try:
         chat = load_chat(folder)
-        chat.check_tools()
+        check_tools(chat.template)
         return chat
     except ConfigError as error:
         tokenizer = load_tokenizer(folder)
@@ -282,4 +288,4 @@ def chat_with_tools(folder: Path) -> ChatFormat:
     from agent_r1.training.chat_tools import tools_template
 
     tokenizer.chat_template = tools_template()
-    return ChatFormat(tokenizer)
+    return studied_chat(tokenizer)

@@ -87,6 +87,7 @@ def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, 
     cpu = device == "cpu"
     critic = config.algorithm_has("critic")
     kl = a.kl_coef > 0
+    attention = attention_name(v.attention, device)
     if dtype in ("auto", "fast"):
         dtype = "float32" if cpu else "bfloat16"
     cap = v.tis_cap
@@ -106,7 +107,8 @@ def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, 
         "gpu": not cpu,
         "dtype": dtype,
         "half": {"float32": "fp32", "bfloat16": "bf16"}[dtype],
-        "attention": "sdpa" if cpu else "flash_attention_2",
+        "attention": {"varlen": "agent_r1_varlen"}.get(attention, attention),
+        "packed": attention != "sdpa",
         "extension": "agent_r1.verl_engine.cpu.CpuWorkerExtension" if cpu else None,
         "bucket_megabytes": bucket_megabytes(sources.model),
         "storage_units": 1 if cpu else 8,
@@ -133,6 +135,13 @@ def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, 
         values["critic_steps"] = config.critic.warmup_steps
         values["first_actor_step"] = config.critic.warmup_steps + 1
     return values
+
+
+def attention_name(setting: str, device: str) -> str:
+    """Resolve `verl.attention=auto` without a look at the machine: sdpa on a CPU."""
+    if setting != "auto":
+        return setting
+    return "sdpa" if device == "cpu" else "flash_attention_2"
 
 
 def compose(ours: dict[str, Any]) -> DictConfig:

@@ -35,7 +35,6 @@ transformers.utils.is_sklearn_available = lambda: False
 
 import verl.utils.distributed  # noqa: E402
 import verl.utils.fsdp_utils  # noqa: E402
-import verl.utils.model  # noqa: E402
 from verl.plugin.platform.platform_base import PlatformBase  # noqa: E402
 from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: E402
 
@@ -106,19 +105,7 @@ verl.utils.distributed.initialize_global_process_group_ray = functools.partial(
 )
 
 
-# 2. The critic is loaded with attn_implementation="flash_attention_2", whatever override_config
-#   says.
-def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
-    from transformers import AutoModelForTokenClassification
-
-    return AutoModelForTokenClassification.from_pretrained(
-        local_path, dtype=torch_dtype, config=model_config, attn_implementation="sdpa"
-    )
-
-
-verl.utils.model.load_valuehead_model = load_value_model
-
-# 3. The reference model is offloaded with pin_memory=True, which needs an accelerator.
+# 2. The reference model is offloaded with pin_memory=True, which needs an accelerator.
 verl.utils.fsdp_utils.CPUOffloadPolicy = _answers(
     torch.distributed.fsdp.CPUOffloadPolicy(pin_memory=False)
 )

@@ -30,7 +30,14 @@ PROCESS_LOSS = (
     "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
     "memory, dmesg says so: " + LESS_MEMORY
 )
-EVERYWHERE = ("AGENT_R1_HOME", "AGENT_R1_VERL_RUN", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS")
+EVERYWHERE = (
+    "AGENT_R1_HOME",
+    "AGENT_R1_VERL_RUN",
+    "HF_HUB_OFFLINE",
+    "VLLM_NO_USAGE_STATS",
+    "VERL_USE_EXTERNAL_MODULES",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
+)
 """Our variables (launch.py) that a worker in a user's own Ray does not inherit."""
 
 
@@ -108,7 +115,7 @@ def main(file: str, ray_folder: str, cpus: str, gpus: str) -> int:
     runtime["env_vars"] = unset | {"TRANSFER_QUEUE_ENABLE": "1"}
     several = config.trainer.nnodes > 1
     if several:
-        runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE}
+        runtime["env_vars"] |= {name: os.environ[name] for name in EVERYWHERE if name in os.environ}
     try:
         if several:  # the Ray of all machines, which knows their resources
             ray.init(address=os.environ["RAY_ADDRESS"], runtime_env=runtime)

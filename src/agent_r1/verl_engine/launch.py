@@ -31,13 +31,14 @@ import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
-from agent_r1.config import Config, fingerprint, tables
+from agent_r1.config import Config, fingerprint, from_yaml, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import hold_lock, home, write_whole
-from agent_r1.ground.machine import ALLOCATOR, cores
+from agent_r1.ground.machine import ALLOCATOR, cores, flash_attn_error
+from agent_r1.ground.ui import say
 from agent_r1.rollout import model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
@@ -47,7 +48,13 @@ from agent_r1.training.run import graceful_interrupt
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, newest_shards
-from agent_r1.verl_engine.compose import Sources, compose, overrides, ray_environment
+from agent_r1.verl_engine.compose import (
+    Sources,
+    attention_name,
+    compose,
+    overrides,
+    ray_environment,
+)
 from agent_r1.workspace import Workspace
 
 RUN_VARIABLE = "AGENT_R1_VERL_RUN"
@@ -69,6 +76,7 @@ def train_with_verl(
     """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's
     folder."""
     device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
+    config = choose_attention(run, config, device)
     check_runnable(config, device, start_model)
     with only_trainer(run), only_one_here():
         open_run(run, config)
@@ -112,6 +120,25 @@ def train_with_verl(
             f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed"
         )
     return run.latest_checkpoint()
+
+
+def choose_attention(run: RunDir, config: Config, device: str) -> Config:
+    """Resolve `verl.attention=auto`: as the run was started, or by what loads on this machine."""
+    attention = config.verl.attention
+    if attention == "auto" and run.config.exists():
+        attention = from_yaml(run.config).verl.attention
+    if attention == "auto" and device == "cuda":
+        error = flash_attn_error()
+        if error is None:
+            attention = "flash_attention_2"
+        else:
+            attention = "varlen"
+            say(
+                f"verl.attention=varlen, because flash-attn does not load "
+                f"({type(error).__name__}: {first_line(error)}); PyTorch's own kernel packs rows too"
+            )
+    verl = config.verl.model_copy(update={"attention": attention})
+    return config.model_copy(update={"verl": verl})
 
 
 def check_runnable(config: Config, device: str, model: Path) -> None:
@@ -330,6 +357,8 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
         "PYTHONUNBUFFERED": "1",
         "RAY_DEDUP_LOGS": "0",
         "RAY_DISABLE_IMPORT_WARNING": "1",
+        # Ray 2.60 shows all GPUs to actors that asked for none; each might open a CUDA context.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     }
     hidden = {
         "WANDB_API_KEY",
@@ -358,7 +387,23 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
             "VLLM_CPU_KVCACHE_SPACE": "1",
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
+    elif attention_name(config.verl.attention, device) != "flash_attention_2":
+        ours["VERL_USE_EXTERNAL_MODULES"] = "agent_r1.verl_engine.no_flash_attn"
+        ours["PYTHONPATH"] = hide_flash_attn(scratch)
     return {name: value for name, value in os.environ.items() if name not in hidden} | ours
+
+
+def hide_flash_attn(scratch: Path) -> str:
+    """Hide a flash-attn that does not load from each process; return the new PYTHONPATH.
+
+    verl, vLLM and transformers import it as soon as it is installed. They expect at most an
+    ImportError, and verl does so before it imports our modules.
+    """
+    folder = scratch / "python"
+    folder.mkdir(exist_ok=True)
+    # Python imports a module of this name at its start. None in this table: "not installed".
+    (folder / "sitecustomize.py").write_text('import sys\nsys.modules["flash_attn"] = None\n')
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
 
 
 def clean_up(child: Child, logs: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -31,6 +31,14 @@ class VerlConfig(Section):
     offload: OutsideFingerprint[bool] = False
     """Keep weights and optimizer in host memory while their network is idle: slower, for small
     GPUs."""
+    attention: OutsideFingerprint[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
+    """The trainer's attention. flash_attention_2: the package flash-attn.
+
+    varlen: the same kernel inside PyTorch, which packs rows, too. sdpa: padded rows, which take
+    more memory.
+
+    auto: flash_attention_2 on a GPU where flash-attn loads, else varlen. On a CPU sdpa. All compute
+    the same; a run keeps its choice."""
     tis_cap: float | None = None
     """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's
     loss is weighted by min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in

@@ -1,0 +1,31 @@
+"""An example: a class in Gymnasium's form, without the package."""
+
+import random
+
+
+class Corridor:
+    """A treasure lies in a corridor of nine cells."""
+
+    action_space = ("left", "right", "take")
+
+    def reset(self, *, seed=None, options=None):
+        rng = random.Random(seed)
+        self.cell = 4
+        self.treasure = rng.choice([0, 1, 2, 3, 5, 6, 7, 8])
+        return self.look(), {}
+
+    def look(self):
+        side = "left" if self.treasure < self.cell else "right"
+        if self.treasure == self.cell:
+            side = "here"
+        return {"treasure": side}
+
+    def step(self, action):
+        if action == "take":
+            found = self.cell == self.treasure
+            return self.look(), float(found), True, False, {"is_success": found}
+        self.cell += {"left": -1, "right": 1}[action]
+        return self.look(), -0.05, False, False, {}
+
+    def close(self):
+        pass

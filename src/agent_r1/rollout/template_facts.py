@@ -1,0 +1,223 @@
+"""Find out what a chat template needs, by reading and rendering it once.
+
+In: a `Template`. Out: its `Facts`, noted in `template.KNOWN`, and a `Study`, with which
+`template_probe.py` and `dialect_fit.py` write turns as the template wants them. `load_chat` and
+`check_dialect` study each template; the training loop only uses the facts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+
+from agent_r1.core import Message
+from agent_r1.ground.errors import ConfigError
+from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.template import KNOWN, TURN, Facts, Template, placeholder
+
+ASKED: Message = {"role": "user", "content": "?"}
+
+
+def study(template: Template) -> Study:
+    """Study a template, and note its facts for all chat formats with it.
+
+    Raises ConfigError for a template that reads no texts.
+    """
+    found = Study(template)
+    if template.key not in KNOWN:
+        found.refuse_parts()
+        source = template.source
+        copies = isinstance(source, str) and only_copies(source)
+        KNOWN[template.key] = Facts(copies, found.record if found.needs_call else None)
+    return found
+
+
+def studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
+    """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
+    if getattr(tokenizer, "chat_template", None):
+        added = tokenizer.added_tokens_decoder.items()
+        study(Template(tokenizer, {token.content: index for index, token in added}))
+    return ChatFormat(tokenizer, end_ids)
+
+
+def check_tools(template: Template) -> None:
+    """Raise ConfigError if the template does not show tools to the model."""
+    name = "probe_shown"
+    parameters = {"type": "object", "properties": {}}
+    tool = {"name": name, "description": "A tool.", "parameters": parameters}
+    if name not in template.render([ASKED], [{"type": "function", "function": tool}]):
+        raise ConfigError(
+            f"the chat template of {template.model} does not show the tools to the model; use a "
+            "model whose template does, describe them in the prompt (env.name=react), or use none "
+            "(env.tools=[])",
+            code="template_shows_no_tools",
+        )
+
+
+def only_copies(template: str) -> bool:
+    """Return whether each use of a message's `content` in the template only copies it.
+
+    Then a placeholder ends up where a content would. False if that is not certain.
+    """
+    template = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
+    try:
+        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+    except jinja2.TemplateError:  # a tag that only `transformers` knows
+        return False
+    parent = {
+        child: node for node in tree.find_all(nodes.Node) for child in node.iter_child_nodes()
+    }
+    copies = 0
+    for read in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        name = read.attr if isinstance(read, nodes.Getattr) else read.arg
+        if getattr(name, "value", name) != "content":
+            continue
+        # Up through `'user\n' + content + '\n'` and `content or ''`; a filter or a test ends it.
+        above: Any = read
+        while isinstance(parent[above], nodes.Add | nodes.Or):
+            above = parent[above]
+        copies += isinstance(parent[above], nodes.Output)
+    # A whole message may be passed on, too: `message | tojson`.
+    whole = {"messages"}
+    for loop in tree.find_all(nodes.For):
+        if getattr(loop.iter, "name", "") == "messages":
+            whole.add(getattr(loop.target, "name", ""))
+    for name in tree.find_all(nodes.Name):
+        above = parent[name]
+        if name.name in whole and not isinstance(above, nodes.Getattr | nodes.Getitem | nodes.For):
+            return False
+    return copies == len(re.findall(r"\bcontent\b", template))
+
+
+class Study:
+    """Write turns with calls, and their results, in the form that a template reads."""
+
+    def __init__(self, template: Template):
+        self.template = template
+        self._ends: dict[tuple[str, ...], str] = {}
+
+    # ------------------------------------------------------------------------------- what it needs
+
+    @cached_property
+    def needs_call(self) -> bool:
+        """Whether a result looks another way after a call in structured form than after text.
+
+        Some templates refuse a result without such a call, others write the tool's name from it.
+        """
+        result = [{"role": "tool", "content": placeholder(0)}]
+        turn = {"role": "assistant", "content": TURN}
+        plain = self._after([ASKED, turn, *result], "")
+        conversation, skipped = self.record(result, ["probe"])
+        recorded = self._after(conversation, skipped)
+        return recorded is not None and recorded != plain
+
+    def _after(self, conversation: list[Message], skipped: str) -> str | None:
+        """Render what follows the turn; None if the template refuses or drops the result."""
+        text = ""
+        with contextlib.suppress(ConfigError):
+            text = self.template.render(conversation).rpartition(TURN)[2]
+        return text.removeprefix(skipped) if placeholder(0) in text else None
+
+    @cached_property
+    def left_open(self) -> bool:
+        """Whether no token of its own ends a turn, only the next role's token (GLM)."""
+        return self.template.control.search(self._alone(())) is None
+
+    def refuse_parts(self) -> None:
+        """Raise ConfigError if contents are lists of texts and images for this template."""
+        if not self._reads(TURN) and self._reads([{"type": "text", "text": TURN}]):
+            raise ConfigError(
+                f"the chat template of {self.template.model} reads a content as a list of texts "
+                "and images, and the contents here are texts; use a model for text",
+                code="template_needs_parts",
+            )
+
+    def _reads(self, content: Any) -> bool:
+        messages = [{"role": role, "content": content} for role in ("user", "assistant")]
+        with contextlib.suppress(ConfigError):
+            return self.template.render(messages, opens=False).count(TURN) == 2
+        return False
+
+    # ---------------------------------------------------------------------------- a turn with calls
+
+    def record(self, messages: list[Message], names: Sequence[str]) -> tuple[list[Message], str]:
+        """Make a conversation of a turn with these calls and their results: `Facts.record`."""
+        conversation = [ASKED, self.turn(names), *self.results(messages, names)]
+        # After a call's arguments come brackets and tags; the turn ends with the last control token
+        # that is there, whatever follows.
+        alone = self._alone(tuple(names))
+        with_reply = ""
+        with contextlib.suppress(ConfigError):
+            with_reply = self.template.render(conversation).rpartition(TURN)[2]
+        shared = os.path.commonprefix([alone, with_reply])
+        ends = [match.start() for match in self.template.control.finditer(shared)]
+        if self.left_open or not ends:
+            return conversation, alone
+        return conversation, alone[: max(ends)]
+
+    def _alone(self, names: tuple[str, ...]) -> str:
+        """Render the end of a turn that nothing follows."""
+        if names not in self._ends:
+            turn = self.turn(names) if names else {"role": "assistant", "content": TURN}
+            text = ""
+            with contextlib.suppress(ConfigError):
+                text = self.template.render([ASKED, turn], opens=False)
+            self._ends[names] = text.rpartition(TURN)[2]
+        return self._ends[names]
+
+    def turn(self, names: Sequence[str], arguments: dict[str, Any] | None = None) -> Message:
+        """Write the agent's turn with calls of these names.
+
+        The sampled ids stay: only what follows the turn is used. So stand-ins serve as arguments,
+        because a template may fail at odd ones.
+        """
+        names = [self.template.hidden.sub("", name) for name in names]
+        return _turn_with_calls(names, arguments or {"value": TURN}, *self._form)
+
+    @cached_property
+    def _form(self) -> tuple[str | None, bool]:
+        """The content next to a call, and whether its arguments are JSON text."""
+        # The first is what the documentation of `transformers` shows. DeepSeek's templates need
+        # text, and no content.
+        for form in (("", False), (None, False), ("", True), (None, True)):
+            turn = _turn_with_calls(["probe"], {"value": TURN}, *form)
+            with contextlib.suppress(ConfigError):
+                if TURN in self.template.render([ASKED, turn], opens=False):
+                    return form
+        return "", False
+
+    def results(self, messages: list[Message], names: Sequence[str]) -> list[Message]:
+        """Write messages as the results of structured calls of these names, in order."""
+        written = []
+        for number, message in enumerate(messages):
+            if number < len(names) and message["role"] not in ("system", "user", "assistant"):
+                mine = {"role": "tool", "name": names[number], "tool_call_id": _call_id(number)}
+                message = message | mine
+            written.append(message)
+        return written
+
+
+def _turn_with_calls(
+    names: Sequence[str], arguments: dict[str, Any], content: str | None, as_text: bool
+) -> Message:
+    """Write an agent's turn in OpenAI's form."""
+    calls = []
+    for number, name in enumerate(names):
+        function = {
+            "name": name,
+            "arguments": json.dumps(arguments, ensure_ascii=False) if as_text else arguments,
+        }
+        calls.append({"id": _call_id(number), "type": "function", "function": function})
+    return {"role": "assistant", "content": content, "tool_calls": calls}
+
+
+def _call_id(number: int) -> str:
+    return f"call{number:05d}"  # nine letters and digits, as Mistral's templates require
