@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 
 import pytest
 import runs
@@ -57,7 +58,7 @@ def trained(tmp_path_factory):
         f"env.name={home / 'world.py'}:Lamp", "env.tools=[]",
         f"data.name={home / 'world.py'}:questions",
         f"cold_start.demonstrator={home / 'world.py'}:demonstrate",
-        "cold_start.probe=0", "trainer.steps=2",
+        "cold_start.probe=0", "trainer.steps=2", "critic.warmup_steps=1",
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_R1_HOME", str(home))
@@ -161,3 +162,54 @@ def test_a_manifest_that_names_a_device_is_refused_before_it_is_read(forgetful, 
         message = error_of(capsys, "eval", "--run", "lamp", "--trust-run", "--limit", "2")
         assert "which is not a file of this checkpoint" in message
     file.write_text(text)
+
+
+@pytest.mark.parametrize("text", ["extends: [smoke]", "extends: 5", "x: " + "[" * 5000])
+def test_a_preset_of_another_form_is_refused_in_one_line(tmp_path, text):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text + "\n")
+    with fails_with("bad_preset"):
+        load_config(str(file))
+
+
+def test_a_recipe_table_of_5000_brackets_is_refused_in_one_line(tmp_path):
+    from agent_r1.config import recipes
+
+    file = tmp_path / "recipe.toml"
+    file.write_text("x = " + "[" * 5000)
+    with fails_with("bad_recipe"):
+        recipes.add(file)
+
+
+def test_a_recipe_with_a_line_break_in_its_name_is_refused(tmp_path, capsys):
+    assert "choose another name" in error_of(capsys, "new", str(tmp_path / "a\nb"))
+    assert not (tmp_path / "a\nb").exists()
+
+
+def test_a_tool_maker_that_returns_nothing_is_refused_in_one_line(monkeypatch):
+    from agent_r1 import tool
+
+    monkeypatch.setattr(tool.tables, "resolve", lambda *names: lambda **resources: None)
+    with fails_with("wrong_code", "which is no tool"):
+        tool.make_tools(["calculator"], env=load_config("smoke", []).env)
+
+
+def test_the_chat_ends_quietly_without_a_reader_or_a_keyboard(tmp_path):
+    """As in `agent-r1 chat | head`, and with standard input closed."""
+    env = runs.environment(tmp_path)
+    chat = f"{runs.AGENT} chat --demo"
+    piped = subprocess.run(
+        ["bash", "-c", f"for i in $(seq 30); do echo Q; done | {chat} | head -1; "
+         "echo ${PIPESTATUS[1]}"],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert piped.stdout.splitlines()[-1] == "0" and "Traceback" not in piped.stderr
+    closed = subprocess.run(
+        ["bash", "-c", f"{chat} --json --question 'In which city is the publisher of Sosnum "
+         "based?' <&-"],
+        env=env, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert "Traceback" not in closed.stderr
+    record = json.loads(closed.stdout)
+    assert len(record["token_ids"]) == len(record["action_mask"]) > 50
+    assert sum(record["action_mask"]) == record["sampled_tokens"]

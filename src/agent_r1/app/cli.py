@@ -58,6 +58,13 @@ def main(argv: list[str] | None = None) -> int:
 
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
+    # A closed stream (`agent-r1 chat <&-`) is None, which has no method.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  open until the end
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         if argv is None:
             argv = sys.argv[1:]
@@ -77,7 +84,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(
-            f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions",
+            f"{error.filename or 'a file of this command'}: {error.strerror or error}; check space "
+            "and permissions, and run it again",
             1,
         )
 
