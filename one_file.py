@@ -170,7 +170,8 @@ def play(world, questions, greedy=False):
 
 
 def make_rows(episodes):
-    """Pad the episodes on the right. Return ids, masks and sampled log-probabilities, each [B, T]."""
+    """Pad the episodes on the right. Return ids, masks and sampled log-probabilities, each [B,
+    T]."""
     longest = max(len(e.ids) for e in episodes)
 
     def pad(lists):

@@ -99,7 +99,8 @@ def main() -> None:
             )
 
         print(
-            f"| ms a call | one by one | cpu | {a.max_concurrent} at once | cpu |\n| --- | --- | --- | "
+            f"| ms a call | one by one | cpu | {a.max_concurrent} at once | cpu |\n| --- | --- | "
+            "--- | "
             "--- | --- |"
         )
         for name in ("in_the_loop", "in_a_thread", "in_a_batch", "remote"):

@@ -13,7 +13,11 @@ from agent_r1.rollout.rope_scaling import RopeScaling
 from agent_r1.training.tiny_model import save_tokenizer
 
 ROPE = RopeScaling(8.0, 1.0, 4.0, 256)
-SHAPES = {"llama": {"rope_theta": 500000.0, "rope_scaling": ROPE}, "qwen3": {"head_width": 32}}
+SHAPES = {
+    "llama": {"hidden_size": 128, "rope_theta": 500000.0, "rope_scaling": ROPE},
+    "qwen3": {"head_width": 32},
+}
+"""Heads are 32 wide, because vLLM on a CPU knows no narrower ones."""
 
 
 def random_decoder(family: str, vocabulary: int, tied: bool = True, **sizes) -> Decoder:

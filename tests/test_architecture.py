@@ -38,7 +38,7 @@ STOREYS = {
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
     "learner": ("rollout", "training"),
     "around": ("verl_engine", "inference", "viewer"),
-    "shell": ("app", "cli"),
+    "shell": ("app",),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 

@@ -25,7 +25,7 @@ from agent_r1.app.plan import (  # fmt: skip
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.data.source import source_of
 from agent_r1.ground import machine
-from agent_r1.ground.errors import ConfigError
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.hardware import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
 from agent_r1.inference import serve
 from agent_r1.verl_engine import launch
@@ -223,7 +223,25 @@ def test_published_steps(case, monkeypatch):
         assert least < measured / seconds[part] < most, (part, seconds)
 
 
+def test_the_range_of_hours_depends_on_the_card():
+    assert [plan.slower(name) for name in ("H100", "H200", "A100-80GB", "L4")] == [2, 2, 4, 4]
+    page = plan.gpu_plan(load_config("hotpotqa-4xh100", algorithm="grpo"))
+    assert "1 to 2 times the computed time" in page
+
+
 # ------------------------------------------------------------------------------------------- memory
+
+
+def test_a_conversion_that_host_memory_cannot_hold_is_refused(monkeypatch, tmp_path):
+    """One process merges the shards of Qwen3-32B: 32.76 B weights in float32 are 122 GiB."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    config = load_config("hotpotqa-8xh100", ["model.path=Qwen/Qwen3-32B"])
+    monkeypatch.setattr(plan, "total_memory", lambda: 128 * GIB)
+    with pytest.raises(AgentR1Error, match="merged by one process, which needs 136 GiB"):
+        plan.check_conversion(config)
+    monkeypatch.setattr(plan, "total_memory", lambda: 256 * GIB)
+    plan.check_conversion(config)
+    plan.check_conversion(load_config("hotpotqa-4xh100"))
 
 
 def test_memory_by_hand():

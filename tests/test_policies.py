@@ -313,6 +313,6 @@ def test_a_published_model_in_a_fresh_clone_searches_and_is_told_how_to_answer(p
     assert json.loads(said.out)["question"] == "Who is it?"  # standard output is for programs
     (line,) = [line for line in said.err.splitlines() if "tools:" in line]
     assert (
-        f"{published}, transformers; tools: search over tinyhop-" in line
+        f"{published}, local; tools: search over tinyhop-" in line
         and "temperature 1, 6 tokens a turn" in line
     )

@@ -241,6 +241,22 @@ def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
     assert rate == pytest.approx(1.5 * 1024, rel=0.1) and left == pytest.approx(136, abs=10)
 
 
+@pytest.mark.parametrize(
+    ("speed", "length", "reported"),
+    [(300.0, 100.0, True), (600.0, 100.0, False), (300.0, 50.0, False), (None, 100.0, False)],
+)
+def test_a_sampler_that_slows_down_is_reported(speed, length, reported):
+    """Shorter turns explain fewer tokens per second; step 1 compiles and does not count."""
+    lines = []
+    for step in range(1, 41):
+        late = step > 25
+        line = {STEP_KEY: step, "response_length/mean": length if late else 100.0}
+        if speed is not None:
+            line["perf/agent_tokens_per_s"] = 50.0 if step == 1 else speed if late else 1000.0
+        lines.append(line)
+    assert ("slow sampling" in [sign.name for sign in signs(lines)]) is reported
+
+
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "free",

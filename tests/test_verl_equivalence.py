@@ -71,6 +71,7 @@ from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     SamplerWatch,
     deal_into_minibatches,
     parse_key,
+    replace_unknown_logprobs,
     verl_actor_loss,
     votes,
 )
@@ -89,10 +90,10 @@ def make_rows(
     for number in range(GROUPS * SAMPLES):
         for _ in range(2 + number // 5 if rewriting and number % 5 == 0 else 1):
             row = TrainingRow(number, f"g{number // SAMPLES}")
-            row._extend([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))], None, 0)
+            row._add_observation([r.randrange(1, VOCAB) for _ in range(r.randint(3, 9))])
             for turn in range(r.randint(1, 3)):
                 ids = [r.randrange(1, VOCAB) for _ in range(r.randint(1, 7))]
-                row._extend(ids, [-r.random() * 3 for _ in ids], turn)
+                row._add_action(ids, [-r.random() * 3 for _ in ids], turn)
                 for column in columns:
                     column.extend(
                         row.columns,
@@ -101,9 +102,7 @@ def make_rows(
                     )
                 row.rewards[-1] += r.choice([0.0, 0.1, -0.1])
                 if turn < 2:
-                    row._extend(
-                        [r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))], None, turn
-                    )
+                    row._add_observation([r.randrange(1, VOCAB) for _ in range(r.randint(1, 12))])
             for column in columns:
                 row.columns[column.name] += [0] * (
                     len(row.input_ids) - len(row.columns[column.name])
@@ -224,13 +223,13 @@ def test_a_lonely_sample_learns_nothing_instead_of_ending_the_run():
 
 def test_rewards_lie_on_the_tokens_that_earned_them():
     row = TrainingRow(0, "g")
-    row._extend([1, 2, 3], None, 0)
-    row._extend([4, 5], [-1.0, -2.0], 0)
+    row._add_observation([1, 2, 3])
+    row._add_action([4, 5], [-1.0, -2.0], 0)
     row.rewards[-1] = 0.25
-    row._extend([6, 7, 8], None, 1)
-    row._extend([9], [-3.0], 1)
+    row._add_observation([6, 7, 8])
+    row._add_action([9], [-3.0], 1)
     row.rewards[-1] = 1.0
-    row._extend([10], None, 2)  # cut off behind a tool's result
+    row._add_observation([10])  # cut off behind a tool's result
     row.columns["process_BT"] = [0, 0, 0, 0, 0.25, 0, 0, 0, 0, 0]
     ((_, fields),) = wire([row], [PROCESS])
     assert fields["prompts"].tolist() == [1, 2, 3]
@@ -300,7 +299,7 @@ def both_loops(chat, folder, monkeypatch, answer: str, device: str = "cpu"):
     trainer.actor_rollout_ref.rollout.multi_turn.format = "hermes"
     trainer.actor_rollout_ref.rollout.response_length = 512
     wrapped = DictConfigWrap(trainer)
-    monkeypatch.setattr(agent_loop, "_shared", lambda *_: (config, chat, tools))
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (config, chat, tools))
     params = {"temperature": 1.0, "top_p": 1.0}
 
     async def ours():
@@ -392,7 +391,7 @@ def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validati
             return StepResult(None, done=True, stop_reason=StopReason(reason))
 
     monkeypatch.setitem(tables.entries("env"), "ending", {"code": Ending})
-    monkeypatch.setattr(agent_loop, "_shared", lambda *_: (smoke(), chat, {}))
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (smoke(), chat, {}))
     (tmp_path / "verl").mkdir()
     wrapped = DictConfigWrap(composed(smoke(), tmp_path))
     row = {
@@ -715,6 +714,32 @@ def test_a_sampler_with_stale_weights_ends_the_run_and_rounding_does_not(cloned_
         nothing = SamplerWatch()
         for _ in range(2):
             nothing.check(trained_BT * float("nan"), sampled_BT, mask_BT)
+
+
+def test_one_nan_of_the_sampler_costs_one_weight_and_many_end_the_run():
+    mask_BT = torch.ones(2, 1000, dtype=torch.long)
+    mask_BT[1, 500:] = 0
+    trainer_BT = torch.full((2, 1000), -1.0)
+    sampler_BT = torch.full((2, 1000), -1.1)
+    sampler_BT[0, 3] = float("nan")
+    sampler_BT[1, 900] = float("nan")  # not an action: does not count
+    repaired_BT, known_BT, count = replace_unknown_logprobs(sampler_BT, trainer_BT, mask_BT)
+    assert count == 1 and known_BT.sum() == 1499 and not known_BT[0, 3]
+    weights, *_ = compute_rollout_correction_and_rejection_mask(
+        trainer_BT, repaired_BT, mask_BT, "token", 2.0
+    )
+    weights_BT = weights.batch["rollout_is_weights"]
+    assert weights_BT[0, 3] == 1.0
+    assert weights_BT[0, 0] == pytest.approx(math.exp(0.1), rel=1e-4)
+    assert weights_BT.isfinite().all()
+    watched = SamplerWatch().check(trainer_BT, repaired_BT, known_BT)
+    assert watched["training/rollout_logprobs_diff_mean"] == pytest.approx(0.1, abs=1e-5)
+    broken_BT = trainer_BT.clone()
+    broken_BT[0, 3] = float("nan")  # the trainer's own NaN stays, and ends the run later
+    assert replace_unknown_logprobs(sampler_BT, broken_BT, mask_BT)[0][0, 3].isnan()
+    sampler_BT[0, :2] = -float("inf")
+    with pytest.raises(AgentR1Error, match=r"for 3 sampled tokens, 0\.2% of the step's"):
+        replace_unknown_logprobs(sampler_BT, trainer_BT, mask_BT)
 
 
 def test_value_losses_agree():

@@ -43,6 +43,7 @@ NARROW = replace(MODELS[HALF], layers=2, hidden=128, heads=4, head_dim=32, inter
 CARDS = {  # billions of parameters, as the model cards say
     "Qwen/Qwen2.5-0.5B-Instruct": 0.49, "Qwen/Qwen2.5-1.5B-Instruct": 1.54, "Qwen/Qwen3-1.7B": 1.7,
     "Qwen/Qwen2.5-3B-Instruct": 3.09, "Qwen/Qwen3-4B": 4.0, "Qwen/Qwen2.5-7B-Instruct": 7.61,
+    "Qwen/Qwen3-8B": 8.2, "Qwen/Qwen3-14B": 14.8, "Qwen/Qwen3-32B": 32.8,
 }  # fmt: skip
 WITHIN = 0.15
 

@@ -1,4 +1,4 @@
-"""Write calls as Qwen3-Coder, Qwen3.5 and Nemotron 3 do: a tag per function, a tag per parameter.
+"""Write calls as Qwen3-Coder, Qwen3.5 and Nemotron 3 do, in tags.
 
     <think> ... </think>
     <tool_call>
@@ -11,7 +11,7 @@
     <answer> ... </answer>                         ends the episode
 
 A value is plain text between its tags, without one line break at each end. The tool's schema says
-what the text means: a parameter of type string stays text, also `007` or `true`; any other one is
+what the text means. A parameter of type string stays text, also `007` or `true`. Any other one is
 read as JSON, and stays text if it is none. A value may have several lines, and tags: it ends at the
 first `</parameter>` after which another parameter or the end of the function follows. Only
 `</tool_call>` cannot be in a value, because it ends the call.

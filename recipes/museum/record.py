@@ -142,9 +142,8 @@ def table() -> str:
         seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
         named = [[finding.cause for finding in findings(run)][:1] for run in runs]
         figures = map(_spread, (greedy, sampled, gained, test))
-        out.append(
-            f"| {' | '.join([f'`{name}`', str(len(runs)), ends, *figures, _counted(seen), _counted(named)])} |"
-        )
+        cells = [f"`{name}`", str(len(runs)), ends, *figures, _counted(seen), _counted(named)]
+        out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 
 

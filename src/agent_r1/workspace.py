@@ -222,7 +222,8 @@ class Workspace:
             else ""
         )
         if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
-            return f"recall@{top_k} of a correct query on the test questions: {recall_at_k(index, rows, top_k):.3f}{recall}"
+            share = recall_at_k(index, rows, top_k)
+            return f"recall@{top_k} of a correct query on the test questions: {share:.3f}{recall}"
         if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
             return f"{made_of['index']} over {made_of['count']} passages{recall}"
         return (

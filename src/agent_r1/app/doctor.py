@@ -354,8 +354,10 @@ def check_model(config: Config) -> Finding | None:
 
 
 def check_template(config: Config) -> Finding:
-    """Check that the chat template is exact and fits the dialect; of a hub model only that is
-    fetched."""
+    """Check that the chat template is exact and fits the dialect.
+
+    Of a hub model only the template is fetched.
+    """
     try:
         from agent_r1.training.start_chat import describe_start_chat
 

@@ -15,8 +15,8 @@ tokens attends to T/2 tokens on average:
     decoding            bound by memory: each token reads 2 P of weights once for all episodes, and each episode's cache
 
 Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good
-kernels could reach. Assumptions are constants in capitals with their reason. This project has
-measured none of it on a GPU.
+kernels could reach. Assumptions are constants in capitals with their reason. An update and
+log-probabilities were measured on one H100 (docs/lab/gpu.md); sampling was not.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from agent_r1.data.source import source_of
 from agent_r1.env import dialect_of
 from agent_r1.env.hermes import Hermes
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
+from agent_r1.ground.machine import total_memory
 
 # -------------------------------------------------------------------------------------- assumptions
 
@@ -43,7 +44,8 @@ LONGEST = 4
 MULTIPLY, WIDE = 0.4, 4096
 """Share of a GPU's arithmetic that passes over long packed rows reach at width 4096. It falls with
 the root of the width, because narrow matrices leave units idle (published: .15 at 896,
-benchmarks/published_steps.json)."""
+benchmarks/published_steps.json). At width 1536 that is .245. Measured with verl on one H100: .245
+for log-probabilities and .30 for an update with its recomputed forward (docs/lab/gpu.md)."""
 STREAM = 0.6
 """Share of the bandwidth that decoding reaches."""
 TOKEN_S, TURN_S, STEP_S = 0.006, 1.0, 5.0
@@ -54,12 +56,16 @@ SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
 """Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory
 to a GPU (PCIe 4)."""
 SLOWER = 4
-"""Published steps took 1.0 to 3.7 times the computed time (benchmarks/published_steps.json); gives
-the plan's range."""
+SLOWER_ON_HOPPER = 2
+"""The plan's range is the computed time to so many times that (benchmarks/published_steps.json).
+
+On A100s of 2025 steps took up to 3.7 times as long: that stack paused all episodes for each round
+of tools. On H100s they took at most 1.5 times as long."""
 BYTES_PER_LOGIT = 8
 """Most bytes per token of a pass and word of the vocabulary: bfloat16, its gradient, float32 for
 the softmax. A cross entropy in place and a compiled entropy need less (`make long
-PART=real_shapes`)."""
+PART=real_shapes`). On an H100 an update of 1.5B with 16,384 tokens reserved 45.5 GiB; this sum has
+45.1 for the same parts."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
 """Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse. Of vLLM's share:
 a long prompt, graphs."""
@@ -320,7 +326,7 @@ def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str,
 
 
 def describe_template(config: Config) -> str:
-    """Describe how exact the start model's chat template is; "" for one of ours, which is exact.
+    """Describe how exact the start model's chat template is; "" for one of ours.
 
     Raises AgentR1Error for a template that training would refuse.
     """
@@ -388,6 +394,35 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         say(compose.page(config, workspace.start_model, workspace.data, run.path))
 
 
+def slower(gpu: str) -> int:
+    """Return the factor from the computed to the longest time, for a name in `hardware.GPUS`."""
+    return SLOWER_ON_HOPPER if gpu.startswith(("H100", "H200")) else SLOWER
+
+
+def check_conversion(config: Config) -> None:
+    """Raise AgentR1Error if a checkpoint of this model cannot be merged in this machine's memory.
+
+    One process merges verl's shards in float32, after the first steps were paid for.
+    """
+    from agent_r1.workspace import Workspace
+
+    if not config.verl.gpu:
+        return
+    try:
+        shape = find_shape(config.model.path or "", Workspace(config).base_model)
+    except ConfigError:  # of unknown size until it is fetched
+        return
+    total = total_memory()
+    need = HOST + convert_memory(shape)
+    if total is not None and total < need:
+        raise AgentR1Error(
+            f"a checkpoint of {config.model.path} is merged by one process, which needs "
+            f"{need / GIB:.0f} GiB of host memory; this machine has {total / GIB:.0f}; use a machine "
+            "with more, or a smaller model",
+            code="too_little_memory",
+        )
+
+
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     """Describe memory, disk, time and cost on GPUs.
 
@@ -404,7 +439,8 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
     index = [hours * passage_count(config) / INDEXED for hours in INDEX_HOURS]
-    low, high = sum(hours.values()) + index[0], SLOWER * sum(hours.values()) + index[1]
+    times = slower(v.gpu)
+    low, high = sum(hours.values()) + index[0], times * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE converts them to money"
     if gpu_hour is not None:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
@@ -438,6 +474,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
             "hours": hours,
             "low": low,
             "high": high,
+            "times": times,
             "index": index,
             "indexes": 0
             if config.search.url

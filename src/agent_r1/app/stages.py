@@ -6,9 +6,9 @@ A stage whose artefact exists is skipped. An artefact's name has a fingerprint o
 depends on. A changed setting makes a new artefact, and a stale one is never used. Each stage writes
 to a temporary name and renames at the end: an interrupted stage leaves nothing that looks complete.
 
-    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/ and similar)
+    artifacts/tinyhop-<fp>/       questions and corpus, shared by all runs (or hotpotqa-<fp>/)
     artifacts/index-<fp>/         the search index
-    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: its commit on the hub)
+    artifacts/cold-start-<fp>/    the model that RL starts from (or model-<name>/: from the hub)
     runs/<name>/                  one training run: see training/run.py
 """
 
@@ -24,6 +24,7 @@ from typing import Any
 
 from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.own_code import check_own
+from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
@@ -79,11 +80,11 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
 
     The checks run in this order, from quick to slow:
 
-        run       an existing folder has these settings and this code, and is finished or to be resumed
+        run       an existing folder has these settings and this code: finished, or resumed
         engine    its packages are installed
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
-        model     the folder of `model.path` exists, is complete, and supports the context and the arithmetic
+        model     the folder of `model.path` is complete and supports context and arithmetic
         template  its chat template is exact and fits the dialect; of a hub model only that is fetched
 
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
@@ -98,6 +99,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
             from agent_r1.verl_engine.compose import require_verl
 
         require_verl()
+        check_conversion(config)
     check_own(config)
     check_free_memory(config)
     if path := config.model.path:

@@ -126,8 +126,8 @@ class EnvConfig(Section):
 
     name: NamesCode[str] = "hermes"
     """hermes (or nous) | retool | mathtir | react | harmony | qwen3_coder | llama3_json
-    (recipes/dialects) | openenv | auto (the first that reads the calls of the model's chat
-    template); stored in each row as `agent_name`."""
+    (recipes/dialects) | openenv | auto (the first that reads the template's calls). Stored in each
+    row as `agent_name`."""
     tools: NamesCode[list[str]] = ["search"]
     """Names of tools; for an MCP server `SERVER` (all of its tools) or `SERVER.TOOL`."""
     max_turns: AtLeast1 = 5

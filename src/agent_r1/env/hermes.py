@@ -131,8 +131,8 @@ class Hermes(Dialect):
     tags: Tags = TAGS
     tool_parser = "hermes"
     reasoning_parser = "deepseek_v4"
-    """Of vLLM 0.27's parsers the one that takes a turn without a thought for none: `qwen3`, without
-    thinking, runs calls in thoughts, and `deepseek_r1` takes a bare call for a thought."""
+    """Of vLLM 0.27's parsers the one that knows turns with and without thoughts. Without thinking,
+    `qwen3` runs calls in thoughts, and `deepseek_r1` takes a bare call for a thought."""
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         # `end`, in characters, is where a reward for the call goes: `AgentEnvLoop.locate_rewards`.

@@ -94,6 +94,9 @@ MODELS = {  # from the config.json of each
     "Qwen/Qwen2.5-3B-Instruct": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, 32768),
     "Qwen/Qwen3-4B": Shape(36, 2560, 32, 8, 128, 9728, 151936, True, 40960),
     "Qwen/Qwen2.5-7B-Instruct": Shape(28, 3584, 28, 4, 128, 18944, 152064, False, 32768),
+    "Qwen/Qwen3-8B": Shape(36, 4096, 32, 8, 128, 12288, 151936, False, 40960),
+    "Qwen/Qwen3-14B": Shape(40, 5120, 40, 8, 128, 17408, 151936, False, 40960),
+    "Qwen/Qwen3-32B": Shape(64, 5120, 64, 8, 128, 25600, 151936, False, 40960),
 }
 
 

@@ -54,7 +54,7 @@ def in_container() -> bool:
 
 
 def driver_remedy(card: str, container: bool) -> str:
-    """Return what to do about a driver that is too old for CUDA 13, for this card and place."""
+    """Return the remedy for a driver that is too old for CUDA 13."""
     newer = f"install driver {DRIVER} or newer"
     if not DATA_CENTRE.search(card):
         return newer + " (CUDA's compatibility libraries do not work on this card)"
@@ -130,7 +130,10 @@ def check_libstdcxx() -> Finding:
 
 
 def check_pip() -> Finding:
-    """Check that an environment can be made: by Python 3.12 itself, or by pip, which fetches uv."""
+    """Check that an environment can be made.
+
+    Either Python 3.12 makes it, or pip fetches uv, which brings that Python.
+    """
     for name in ("python3.12", os.environ.get("PYTHON", "")):
         if name and output(name, "-c", "import ensurepip, venv; print(1)"):
             return "ok", f"{name} can make an environment", ""

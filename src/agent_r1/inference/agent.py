@@ -132,7 +132,7 @@ def open_agent(
 
 
 def check_agent(model: Path, config: Config) -> ChatFormat:
-    """Raise AgentR1Error if the agent of a model folder cannot be used, before anything is made."""
+    """Raise AgentR1Error if a model folder's agent cannot be used. Make nothing."""
     chat = load_chat(model)
     check_dialect(chat, config.env, bool(config.env.tools))
     return chat

@@ -155,7 +155,7 @@ def options(
 
 
 def parser_options(model: Path, dialect: Dialect) -> list[str]:
-    """Return the options for vLLM's parsers of this dialect, as far as they fit the model."""
+    """Return the options for vLLM's parsers of this dialect, if they fit the model."""
     if trouble := why_unparsed(model, dialect):
         say(f"  calls stay in the text of a message: {trouble}")
         return []

@@ -218,7 +218,7 @@ class ChatFormat:
     def _encode(self, text: str, before: str, after: str) -> list[int]:
         """Encode a text between two control tokens, and drop those.
 
-        Alone, it could have other ids: some tokenizers put a blank before the first word of a
+        Alone, it could have other ids. Some tokenizers put a blank before the first word of a
         string, and a control token may take the blanks next to it (`rstrip`, `lstrip`).
         """
         # A lone surrogate (broken unicode from a web page) has no UTF-8 form: replace it.

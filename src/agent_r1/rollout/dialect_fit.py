@@ -1,4 +1,4 @@
-"""Check that a model's chat template and a dialect fit, and choose a dialect for `env.name=auto`.
+"""Check that a model's chat template and a dialect fit, and choose one for `auto`.
 
 In: a chat format and `env.name`. Out: one sentence on what is exact, or a ConfigError that names the
 dialects that fit. `template_probe.py` compares the tokens; this module compares the *form* of a
@@ -64,7 +64,7 @@ class _ProbeTool(BaseTool):
 
 
 def written_call(chat: ChatFormat) -> str | None:
-    """Return an agent's turn with a call as the template writes it, or None if it writes none."""
+    """Return a turn with a call as the template writes it, or None."""
     name = TOOLS[0]["function"]["name"]
     turn = study(chat.template).turn([name], ARGUMENTS)
     try:
@@ -92,7 +92,7 @@ def reads(dialect: Dialect, turn: str) -> bool:
 
 
 def template_dialects() -> dict[str, Dialect]:
-    """Return the dialects in which the chat template shows the tools, in the order of `auto`.
+    """Return the dialects that rely on the chat template, in the order of `auto`.
 
     The core's are first, then those of recipes in the order of their tables.
     """

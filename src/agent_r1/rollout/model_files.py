@@ -139,7 +139,7 @@ def read_shape(folder: Path) -> DecoderShape:
     model."""
     raw = read_config(folder)
     family = raw.get("model_type")
-    otherwise = "train it with --engine verl, run it with --backend vllm, or choose another model"
+    otherwise = "choose another model to train; for a chat or an evaluation, try --backend vllm"
     if family not in FAMILIES and raw.get("auto_map"):
         raise OtherModelError(
             f"{folder} needs code of its own (`auto_map` in its config.json), which is not run; "
@@ -219,8 +219,7 @@ def _scaling(folder: Path, raw: dict) -> RopeScaling:
 
 
 def check_head(folder: Path) -> None:
-    """Raise AgentR1Error if config.json says that the output projection is the embedding, and the
-    file has another one.
+    """Raise AgentR1Error if a head contradicts `tie_word_embeddings` in config.json.
 
     `transformers` uses the file's, this decoder the embedding: one folder, two models.
     """

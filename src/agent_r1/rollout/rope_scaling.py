@@ -1,4 +1,6 @@
-"""Change rotary frequencies as Llama 3.1 and 3.2 do, for contexts longer than those of pretraining.
+"""Change rotary frequencies as Llama 3.1 and 3.2 do.
+
+Their contexts are longer than those of pretraining.
 
 In: the four numbers in config.json. Out: a function of the frequencies, for `decoder.py`.
 """
@@ -24,7 +26,7 @@ class RopeScaling:
     def __call__(self, frequency: Tensor) -> Tensor:
         turns = self.original_max_position_embeddings * frequency / (2 * math.pi)
         # A pair that turned fewer than `low` times in pretraining would meet new angles in a longer
-        # context; one that turned more than `high` times has seen all of them.
+        # context. One that turned more than `high` times has seen all of them.
         span = self.high_freq_factor - self.low_freq_factor
         share = ((turns - self.low_freq_factor) / span).clamp(0, 1)
         return share * frequency + (1 - share) * frequency / self.factor

@@ -73,8 +73,8 @@ class Facts:
     copies: bool = False
     """Whether the first way of the module's docstring is right."""
     record: Callable[[list[Message], Sequence[str]], tuple[list[Message], str]] | None = None
-    """For a template that reads a result after a call in structured form: maps results and the
-    names of their calls to a conversation, and to the text between the turn and its end."""
+    """Set for a template that reads a result only after a call in structured form. It maps results
+    and the names of their calls to a conversation, and to the text between the turn and its end."""
 
 
 KNOWN: dict[tuple[str, ...], Facts] = {}
@@ -167,7 +167,7 @@ class Template:
     def continuation(
         self, messages: list[Message], tools: Tools = None, calls: Sequence[str] = ()
     ) -> Skeleton:
-        """Return the skeleton of what follows an agent's turn, from the token that ends the turn.
+        """Return the skeleton of what follows a turn, from the token that ends it.
 
         `calls`: names of the calls that `messages` answer.
         """
@@ -203,7 +203,7 @@ class Template:
         return rendered, texts
 
     def _hide(self, text: str, texts: list[str]) -> str:
-        """Put a placeholder for each control token or tag in `text`, and append it to `texts`."""
+        """Replace each control token or tag by a placeholder, and append it to `texts`."""
 
         def mark(match: re.Match[str]) -> str:
             texts.append(match[0])
@@ -273,7 +273,7 @@ class Template:
 
 
 def _have_results(messages: list[Message]) -> bool:
-    """Return whether a message is a tool's result; some dialects name its author as the role."""
+    """Return whether a message is a tool's result. Some dialects name its author as the role."""
     return any(m["role"] not in ("system", "user", "assistant") for m in messages)
 
 

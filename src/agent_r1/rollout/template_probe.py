@@ -5,8 +5,8 @@ that names the first difference. `training/tiny_model.py` and `rollout/setup.py`
 is opened; the training loop does not import it.
 
 The claim: each token that the agent did not sample is the one that the template renders for that
-conversation. The probe plays a set of conversations both ways: as the episode loop does, a prompt
-and then one continuation after another, and as a whole, rendered anew before each turn.
+conversation. The probe plays a set of conversations both ways. One is that of the episode loop, a
+prompt and then one continuation after another. The other renders the whole anew before each turn.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _THOUGHT = re.compile(r"\s*<[^<>]*(think|thought|channel)[^<>]*>.*", re.DOTALL)
 
 @dataclass
 class Conversation:
-    """Roles of the messages after which the agent speaks, one tuple per turn of the agent."""
+    """Hold the roles of the messages before each turn of the agent."""
 
     title: str
     turns: tuple[tuple[str, ...], ...]
@@ -141,7 +141,9 @@ def _compare(
             _same(chat, where, chat.prompt_ids(reply, tools), expected)
         else:
             ours = chat.continuation_ids(reply, closed=False, calls=calls, tools=tools)
-            _same(chat, where, ours, expected[-len(ours) :])
+            # It begins with the token that ends the turn, and with nothing of the turn itself.
+            ends = ours[0] in chat.control_ids.values()
+            _same(chat, where, ours, expected[-len(ours) :] if ends else [])
         history.append(whole)
         _check_history(chat.template, where, history, notes)
 

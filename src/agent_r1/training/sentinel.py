@@ -57,6 +57,11 @@ class Sign:
         )
 
 
+SPEED = "perf/agent_tokens_per_s"
+SLOW = 0.4
+"""Share of the first steps' sampled tokens per second below which a fall is reported."""
+
+
 def signs(lines: Sequence[Line]) -> list[Sign]:
     """List all signs of a run: where each began, and whether it ended."""
     signs_by_name: dict[str, Sign] = {}
@@ -86,6 +91,7 @@ def new_signs(lines: Sequence[Line]) -> list[Sign]:
         zero
         + _agreement(lines)
         + _leak(lines)
+        + _slow_sampling(lines)
         + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
     )
 
@@ -278,6 +284,28 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     )
     first = "Find the growing process; trainer.max_hours and --resume restart all processes"
     return [Sign("host memory", observation, meaning, first, lines[-1][STEP_KEY])]
+
+
+def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
+    """Detect a sampler that became much slower for turns of the same length."""
+    if len(lines) < 2 * SPAN + 1:
+        return []
+    # Without step 1, which compiles kernels.
+    before = lines[1 : SPAN + 1]
+    now = lines[-SPAN:]
+    speeds = [[line.get(SPEED) or 0.0 for line in part] for part in (before, now)]
+    lengths = [[line.get("response_length/mean") or 0.0 for line in part] for part in (before, now)]
+    first_speed, last_speed = (fmean(part) for part in speeds)
+    first_length, last_length = (fmean(part) for part in lengths)
+    # Shorter episodes give fewer tokens for the same overhead, so they explain a slower sampler.
+    if not first_speed:  # an old run, whose lines do not say
+        return []
+    if last_speed > SLOW * first_speed or last_length < 0.7 * first_length:
+        return []
+    observation = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
+    means = "the sampler or the machine became slower (verl#7029 is such a case), or others use it"
+    remedy = "Look for other programs; --resume starts vLLM anew"
+    return [Sign("slow sampling", observation, means, remedy, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:

@@ -1,4 +1,4 @@
-"""Check the chat template of the model that a run starts from, before anything is made or fetched.
+"""Check the chat template of a start model before anything is made.
 
 In: a configuration. Out: one sentence on what is exact, or an error with a remedy. Of a model on the
 hub, only tokenizer and template are fetched (a few MB). `env.name=auto` is resolved here, too.
@@ -30,7 +30,7 @@ def check_start_chat(config: Config, cached: bool = True) -> str:
 
 
 def describe_start_chat(config: Config, cached: bool = True) -> str:
-    """Return the same sentence for a plan; without a network, that the template was not seen."""
+    """Return the same sentence for a plan. Without a network, the template was not seen."""
     try:
         return check_start_chat(config, cached)
     except AgentR1Error as error:
@@ -40,7 +40,7 @@ def describe_start_chat(config: Config, cached: bool = True) -> str:
 
 
 def start_chat(config: Config) -> ChatFormat | None:
-    """Load the chat format of the start model; None for a package that is not converted yet."""
+    """Load the start model's chat format. None for a package that is not converted yet."""
     path = config.model.path
     if path is None:
         return byte_chat()  # the template of a new model; its vocabulary is trained later

@@ -223,6 +223,39 @@ def verl_actor_loss(
     return loss, Metric.from_dict(stats, "mean") | Metric.from_dict(terms, "sum")
 
 
+NAN_SHARE = 1e-3
+"""Most sampled tokens of a step that may lack a log-probability."""
+
+
+def replace_unknown_logprobs(
+    sampler_BT: Tensor, trainer_BT: Tensor, mask_BT: Tensor
+) -> tuple[Tensor, Tensor, int]:
+    """Give tokens whose sampled log-probability is NaN or infinite the trainer's.
+
+    vLLM returns such a number now and then. Its importance weight would be NaN, and so would the
+    whole gradient. With the trainer's number the weight is exp(0) = 1. A NaN of the trainer stays
+    one, and ends the run.
+
+    Returns the repaired log-probabilities [B, T], the mask of tokens with a number of their own,
+    and how many have none. Raises AgentR1Error if their share exceeds NAN_SHARE.
+    """
+    action_BT = mask_BT.bool()
+    unknown_BT = action_BT & ~sampler_BT.isfinite()
+    count = int(unknown_BT.sum())
+    share = count / max(1, int(action_BT.sum()))
+    if share > NAN_SHARE:
+        raise AgentR1Error(
+            f"vLLM gave no log-probability (NaN) for {count} sampled tokens, {share:.1%} of the "
+            f"step's; more than {NAN_SHARE:.1%} means that it computes wrongly: try another "
+            "version of vLLM, or enforce_eager",
+            code="nan_logprobs",
+        )
+    # Also outside of actions, where NaN times a mask of 0 would still be NaN.
+    trainer_BT = trainer_BT.to(sampler_BT.dtype)
+    repaired_BT = torch.where(sampler_BT.isfinite(), sampler_BT, trainer_BT)
+    return repaired_BT, action_BT & ~unknown_BT, count
+
+
 class SamplerWatch:
     """Stop a run whose sampler no longer has the trainer's weights.
 

@@ -54,6 +54,7 @@ from agent_r1.verl_engine.algorithms import (
     SamplerWatch,
     deal_into_minibatches,
     parse_key,
+    replace_unknown_logprobs,
     verl_actor_loss,
     votes,
 )
@@ -229,8 +230,12 @@ class AgentR1Trainer(PPOTrainerSync):
         rewards_BT = columns_BT["rm_scores"].clone()
         mask_BT = columns_BT["response_mask"]
         old_BT = columns_BT["old_log_probs"]
-        sampler_BT = columns_BT["rollout_log_probs"]
-        metrics |= self.sampler.check(old_BT, sampler_BT, mask_BT)
+        # Before any exp(): one NaN of the sampler would make the whole gradient NaN.
+        sampler_BT, known_BT, unknown = replace_unknown_logprobs(
+            columns_BT["rollout_log_probs"], old_BT, mask_BT
+        )
+        metrics["rollout/nan_logprobs"] = unknown
+        metrics |= self.sampler.check(old_BT, sampler_BT, known_BT)
         algorithm = self.config.algorithm
         truncated_B, columns = self._of_episodes(batch)
         advantages_BT, returns_BT = get_adv_estimator_fn(algorithm.adv_estimator)(
