@@ -58,7 +58,7 @@ def trained(tmp_path_factory):
         f"env.name={home / 'world.py'}:Lamp", "env.tools=[]",
         f"data.name={home / 'world.py'}:questions",
         f"cold_start.demonstrator={home / 'world.py'}:demonstrate",
-        "cold_start.probe=0", "trainer.steps=2", "critic.warmup_steps=1",
+        "trainer.steps=2", "critic.warmup_steps=1",
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_R1_HOME", str(home))
