@@ -48,6 +48,9 @@ from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
+# Two verl runs exclude each other on a machine: a test waits for another's instead of failing.
+os.environ.setdefault("AGENT_R1_VERL_WAIT_S", "600")
+
 # A shell that runs `pytest &` has it ignore Ctrl-C, and its children inherit that; some tests press
 # Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)

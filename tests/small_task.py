@@ -1,4 +1,4 @@
-"""A task of one's own with 300 questions, each with its text, and a demonstrator that errs.
+"""Write a task with 300 questions, their texts, and a demonstrator that errs.
 
 AGENT_R1_HOME=/tmp/small python tests/small_task.py --seed 1    trains it with default settings
 """

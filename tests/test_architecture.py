@@ -146,6 +146,7 @@ DOORS = {
     "verl_engine.checkpoints": "a checkpoint carries its run's fingerprint",
     "verl_engine.compose": "translates every section into verl's words",
     "verl_engine.launch": "opens the run for verl",
+    "verl_engine.real_update": "opens verl's worker in a process of its own",
     "verl_engine.trainer": "opens the run again inside a worker",
     "inference.agent": "opens whatever was trained",
     "inference.chat": "opens a second agent beside the first",

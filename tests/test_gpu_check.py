@@ -8,6 +8,8 @@ import pytest
 from agent_r1.app import gpu_check
 from agent_r1.app.gpu_check import GpuCheck, measured_setup, run_phases, small
 from agent_r1.config import apply_overrides, load_config
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.hardware import GIB
 from agent_r1.ground.machine import installed
 
 ON_VERL = ["hotpotqa-4xh100", "gsm8k", "dapo-math"]
@@ -91,3 +93,36 @@ def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsy
         and "means" not in found[0]
     )
     assert "no kernel image" in capsys.readouterr().err  # the traceback, for a report
+
+
+def test_a_busy_machine_is_not_called_broken(tmp_path):
+    """Another run holds the lock: neither a meaning nor a remedy, which would be about drivers."""
+
+    def busy(check):
+        raise AgentR1Error("another run is on this machine; wait for it", code="locked")
+
+    phase = gpu_check.Phase("a", busy, "driver", "another one")
+    [result] = run_phases(GpuCheck(load_config("smoke"), tmp_path), (phase,))
+    assert result["status"] == "failed"
+    assert "means" not in result and "remedy" not in result
+
+
+def test_a_peak_above_the_plan_fails_before_the_run(tmp_path, monkeypatch):
+    preset = load_config("hotpotqa-4xh100", ["verl.attention=varlen"], algorithm="grpo")
+    check = GpuCheck(small(preset), tmp_path, preset=preset)
+    monkeypatch.setattr(gpu_check, "resolve_device", lambda *_: ("cuda", None))
+    jobs = []
+
+    def measure(config, shape, device, folder):
+        jobs.append((shape.hidden, device, config.trainer.max_tokens_per_microbatch))
+        folder.mkdir()
+        return {"peak": peak, "seconds": 2.0, "tokens": 20_000}
+
+    monkeypatch.setattr(gpu_check.real_update, "measure", measure)
+    peak = 25 * GIB
+    assert "10,000 a second; peak 25.0 GiB, planned" in gpu_check.real_size(check)
+    assert jobs == [(1536, "cuda", 16384)]
+    (tmp_path / "real_size").rmdir()
+    peak = 79 * GIB
+    with pytest.raises(AgentR1Error, match="peak 79.0 GiB"):
+        gpu_check.real_size(check)

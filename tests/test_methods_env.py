@@ -4,6 +4,7 @@ contract wrong."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import sqlite3
 import threading
@@ -439,3 +440,90 @@ def test_what_is_no_tool_is_not_offered():
             return x
 
     assert list(as_environment(Helper, "x")({}, EnvConfig()).tools) == ["add"]
+
+
+# ----------------------------------------------------------------------------------------- the end
+
+
+class Browser:
+    """It is open from its construction to `close`."""
+
+    closed: list[str] = []
+    reward = 0.0
+
+    def reset(self, question, **row):
+        if question == "no reset":
+            raise ValueError("no page")
+
+    def wait(self, seconds: float) -> str:
+        """Wait.
+
+        Args:
+            seconds: How long.
+        """
+        time.sleep(seconds)
+        return "waited"
+
+    def close(self):
+        self.closed.append(threading.current_thread().name)
+
+
+@pytest.mark.parametrize(("question", "turns"), [
+    ("go", ["done"]), ("go", [call("wait", seconds=0.0), "done"]), ("go", [call("wait", seconds="x")] * 3), ("no reset", []),
+    ("go", [call("wait", seconds=1.0), "done"]),
+], ids=["at once", "after a call", "after bad calls", "after a failed reset", "after a time-out"])  # fmt: skip
+def test_close_is_called_once_in_the_thread_of_the_object(chat, question, turns):
+    Browser.closed.clear()
+    with contextlib.suppress(AgentR1Error):  # most of its one episode failed
+        play(chat, Browser, turns, [question_row(question)], tool_timeout_s=0.5)
+    deadline = time.monotonic() + 20
+    while not Browser.closed:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert Browser.closed == ["environment"]
+
+
+def test_close_is_no_tool_and_may_fail(chat, capsys):
+    class Bad(Browser):
+        def close(self):
+            raise OSError("gone")
+
+    [played] = play(chat, Bad, [call("close"), "done"])
+    assert results(played)[0].startswith("error: unknown tool 'close'; available: wait")
+    assert "close failed (OSError: gone)" in capsys.readouterr().err
+    with fails_with("wrong_signature"):
+        as_environment(type("Needs", (Browser,), {"close": lambda self, how: None}), "x.py:It")
+
+
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), GeneratorExit(), BaseExceptionGroup("x", [GeneratorExit()])]
+)
+def test_what_a_method_raises_besides_exceptions_is_its_failure(chat, error):
+    class Odd(Counter):
+        def fail(self) -> str:
+            """Fail."""
+            raise error
+
+        async def fail_later(self) -> str:
+            """Fail."""
+            raise error
+
+    script = [call("fail"), call("fail_later"), *[call("add", step=1)] * 7, "done"]
+    [played] = play(chat, Odd, script, max_turns=20, max_tool_calls=20)
+    assert [text.startswith("error: fail") for text in results(played)] == [True] * 2 + [False] * 7
+    assert played.reward == 1.0
+
+
+def test_an_end_by_a_limit_of_the_class(chat):
+    class Limited(Counter):
+        def add(self, step: int) -> int:
+            """Move the counter once.
+
+            Args:
+                step: How far.
+            """
+            self.done = self.truncated = True
+            return super().add(step)
+
+    [played] = play(chat, Limited, [call("add", step=7)])
+    assert played.stop_reason is StopReason.MAX_TURNS and played.reward == 1.0

@@ -1,4 +1,4 @@
-"""Runs of one's own code: their names evaluate them, and small commands say what they found."""
+"""Evaluate runs with code of the user by their names, and open small doors."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ TINY_RUN = [word for word in runs.TINY if "call_reward" not in word]
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A home with a finished run of a class of one's own, and the words that started it."""
+    """Train a run with a class of the user. Return its home and the words that started it."""
     home = tmp_path_factory.mktemp("own")
     (home / "world.py").write_text(ENVIRONMENT)
     words = [
@@ -195,7 +195,7 @@ def test_a_tool_maker_that_returns_nothing_is_refused_in_one_line(monkeypatch):
 
 
 def test_the_chat_ends_quietly_without_a_reader_or_a_keyboard(tmp_path):
-    """As in `agent-r1 chat | head`, and with standard input closed."""
+    """Run `agent-r1 chat | head`, and a chat with standard input closed."""
     env = runs.environment(tmp_path)
     chat = f"{runs.AGENT} chat --demo"
     piped = subprocess.run(

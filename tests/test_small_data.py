@@ -156,8 +156,11 @@ def test_ctrl_c_during_the_cold_start_says_what_is_kept(monkeypatch, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_three_hundred_questions_learn_with_default_settings(seed, tmp_path, monkeypatch):
-    """The task of tests/small_task.py, which the cold start of 650 steps learned by heart: all
-    groups were equal, and validation ended between .3 and .6."""
+    """Train the task of tests/small_task.py.
+
+    The cold start of 650 steps learned it by heart. All groups were equal, and validation ended
+    between .3 and .6.
+    """
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     assert runs.main("train", *small_task.write(tmp_path), "--seed", str(seed)) == 0
     lines = (tmp_path / "runs" / "small" / "metrics.jsonl").read_text().splitlines()

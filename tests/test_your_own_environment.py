@@ -71,3 +71,36 @@ def test_what_an_agent_would_see(files, server, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "tools: step(number)" in said and "a number below 100" in said
     assert "step: ok" in said
+
+
+GYM = "../../recipes/gym/README.md"
+
+
+@pytest.mark.slow
+def test_the_example_of_gymnasium_trains(empty_folder):  # noqa: F811
+    code = (ROOT / "recipes/gym/corridor.py").read_text()
+    (empty_folder / "corridor.py").write_text(code)
+    words = commands(GYM)[0]
+    assert follow(words, *SMALL, *ROWS, "--run=mine", "--plain") == 0
+    assert follow(["eval", *words[1:]], *SMALL, *ROWS, "--run=mine") == 0
+    card = json.loads((empty_folder / "runs" / "mine" / "eval.json").read_text())
+    assert card["n"] == 4 and card["score_name"] in ("success", "reward")
+    metrics = (empty_folder / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == 2
+
+
+@pytest.mark.parametrize(
+    "page", sorted((ROOT / "docs/tutorial").glob("your-own-*.md")), ids=lambda page: page.stem
+)
+def test_no_example_writes_the_name_of_its_split_into_a_question(page):
+    for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+        assert not re.search(r'"question": f"[^"]*\{split\}', code)
+
+
+def test_the_doors_are_all_there():
+    page = (ROOT / "docs/tutorial/which-door.md").read_text()
+    doors = [line for line in page.splitlines() if line.startswith("| ")][1:]
+    assert len(doors) == 7
+    for door in doors:
+        (link,) = re.findall(r"\]\(([^)#]+)[^)]*\)", door)
+        assert (ROOT / "docs/tutorial" / link).exists(), door

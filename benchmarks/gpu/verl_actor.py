@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import torch
 from lab.rehearsals import _varlen
 
 from agent_r1.app import plan
 from agent_r1.config import load_config
 from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
+from agent_r1.verl_engine.real_update import random_batch
 from benchmarks.gpu.common import CUDA, finished, peak_gib, reserved_gib, reset_peak, shape_here
 
 PASSES = 4
@@ -95,44 +95,6 @@ def row_lengths(tokens: int) -> list[int]:
     while sum(lengths) < PASSES * tokens:
         lengths.append(generator.randint(min(SHORTEST, longest // 2), longest))
     return lengths
-
-
-def random_batch(lengths: list[int], vocab: int, seed: int):
-    """Make rows of random tokens as in verl's TransferQueue: half prompt, half answer."""
-    from verl.utils import tensordict_utils
-
-    generator = torch.Generator().manual_seed(seed)
-    rows = [torch.randint(vocab, (length,), generator=generator) for length in lengths]
-    answers = [row[len(row) // 2 :] for row in rows]
-    count = len(rows)
-    columns = {
-        "input_ids": rows,
-        "position_ids": [torch.arange(len(row)) for row in rows],
-        "prompts": [row[: len(row) // 2] for row in rows],
-        "responses": answers,
-        "response_mask": [torch.ones_like(row) for row in answers],
-        "loss_mask": [torch.ones_like(row) for row in answers],
-        "old_log_probs": [torch.full(row.shape, -12.0) for row in answers],
-        "advantages": [torch.randn(row.shape, generator=generator) for row in answers],
-        "episode_tokens": [torch.full(row.shape, len(row)) for row in answers],
-        "minibatch_episodes": [torch.full(row.shape, count) for row in answers],
-    }
-    settings = {
-        "calculate_entropy": False,
-        "distillation_use_topk": False,
-        "distillation_only": False,
-        "global_batch_size": count,
-        "mini_batch_size": count,
-        "epochs": 1,
-        "seed": 0,
-        "dataloader_kwargs": {"shuffle": False},
-        "temperature": 1.0,
-    }
-    nested = {
-        name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
-        for name, column in columns.items()
-    }
-    return tensordict_utils.get_tensordict(nested, settings)
 
 
 def timed(work: Callable[[Any], Any], lengths: list[int], vocab: int) -> dict[str, float]:

@@ -2,7 +2,8 @@
 
 In: `Evidence`. Out: `Finding`s, proofs first. A proof is a single exception to what holds in every
 correct run. All other causes compare figures with limits, and can be wrong. The limits were chosen
-on seed 0 of recipes/museum, and tested on the other seeds. A new cause is a row of CAUSES.
+on seed 0 of recipes/museum, and tested on the other seeds. The names and remedies are in the core's
+table (training/causes.py), which the sentinel shares. A new cause is a row there and one of TESTS.
 """
 
 from __future__ import annotations
@@ -12,18 +13,20 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from agent_r1 import signs
+from agent_r1 import CAUSES, signs
 from agent_r1_recipes.diagnose.files import SPAN, Episode, Evidence, mean
 
-GAP, OF_ENTROPY = 0.05, 0.15
-"""Nats between sampler and trainer that rounding does not explain (bfloat16: .01 to .02), also as a
-share of the entropy."""
+MAX_GAP = 0.05
+"""Nats between sampler and trainer that rounding does not explain (bfloat16: .01 to .02)."""
+MAX_GAP_OF_ENTROPY = 0.15
+"""The same as a share of the entropy."""
 CONTROL = re.compile(r"<\|[a-z_]+\|>")
 GRADER = re.compile(r"reward\.(txt|json)|/logs/verifier|run_tests|grader", re.IGNORECASE)
-FINISHED = re.compile(r"</(answer|tool_call)>.", re.DOTALL)
-
-Seen = str | bool
-"""What the files show, in words; False for nothing."""
+TEXT_AFTER_END = re.compile(r"</(answer|tool_call)>.", re.DOTALL)
+SCORE = "critic/score/mean"
+CALLS = "tool_calls/mean"
+Observation = str | None
+"""What the files show, in words; None for nothing."""
 
 
 @dataclass(frozen=True)
@@ -39,384 +42,322 @@ class Finding:
 
 def findings(e: Evidence) -> list[Finding]:
     """List all findings, proofs first."""
-    seen = [(row, row[0](e)) for row in CAUSES]
-    found = [
-        Finding(cause, said, remedy, proof)
-        for (_, cause, proof, remedy), said in seen
-        if isinstance(said, str)
-    ]
-    ours = signs(e.lines) if e.source == "Agent-R1" else ()
-    found += [
-        Finding(f"sentinel: {s.name}", s.seen, s.first) for s in ours if s.collapse and not s.over
-    ]
-    return sorted(found, key=lambda finding: not finding.proof)
+    results = []
+    for test, name, proof in TESTS:
+        observation = test(e)
+        if observation:
+            results.append(Finding(name, observation, CAUSES[name].remedy, proof))
+    results.sort(key=lambda finding: not finding.proof)
+    names = {finding.cause for finding in results}
+    if e.source == "Agent-R1":
+        for sign in signs(e.lines):
+            if sign.collapse and not sign.over and sign.cause not in names:
+                results.append(Finding(sign.cause, sign.seen, sign.first))
+    return results
 
 
 def symptoms(e: Evidence) -> list[str]:
     """Describe how the run goes, in its figures."""
-    score, first, last = (
-        e.series("critic/score/mean"),
-        e.first("critic/score/mean"),
-        e.last("critic/score/mean"),
-    )
-    best = max(
-        mean(score[max(0, end - SPAN) : end])
-        for end in range(min(SPAN, len(score)), len(score) + 1)
-    )
-    said = []
-    if e.series("tool_calls/mean") and (now := e.last("tool_calls/mean")) < 0.05:
-        said.append(
-            f"tools are never called: {e.first('tool_calls/mean'):.2f} calls per episode at first, "
-            f"{now:.2f} now"
+    score = e.series(SCORE)
+    first = e.first(SCORE)
+    last = e.last(SCORE)
+    ends = range(min(SPAN, len(score)), len(score) + 1)
+    best = max(mean(score[max(0, end - SPAN) : end]) for end in ends)
+    sentences = []
+    calls = e.last(CALLS)
+    if e.series(CALLS) and calls < 0.05:
+        sentences.append(
+            f"tools are never called: {e.first(CALLS):.2f} calls per episode at first, "
+            f"{calls:.2f} now"
         )
     if len(score) < 2 * SPAN:
-        said.append(f"{len(score)} steps are too few for a trend; the mean reward is {last:.2f}")
+        sentences.append(
+            f"{len(score)} steps are too few for a trend; the mean reward is {last:.2f}"
+        )
     elif best - last > max(0.1, 0.3 * abs(best)):
-        said.append(f"it collapsed: the reward was {best:.2f} at its best, and is {last:.2f}")
+        sentences.append(f"it collapsed: the reward was {best:.2f} at its best, and is {last:.2f}")
+    elif last - first < 0.05:
+        sentences.append(f"reward is flat: {first:.2f} at first, {last:.2f} now")
     else:
-        goes = "is flat" if last - first < 0.05 else "rises"
-        said.append(f"reward {goes}: {first:.2f} at first, {last:.2f} now")
-    return said
+        sentences.append(f"reward rises: {first:.2f} at first, {last:.2f} now")
+    return sentences
 
 
 # --------------------------------------------------------------------------------- what tokens show
 
 
-def mask_over_results(e: Evidence) -> Seen:
-    on = [acted for episode in e.episodes for inside, acted, _ in tokens(episode) if inside]
-    return any(on) and f"{sum(on)} of {len(on)} tokens of tool results have action_mask 1"
-
-
-def forged_turns(e: Evidence) -> Seen:
-    read = (text for episode in e.episodes for inside, _, text in tokens(episode) if inside)
-    forged = [text for text in read if CONTROL.fullmatch(text)]
-    return (
-        bool(forged) and f"{len(forged)} control tokens such as {forged[0]} are inside tool results"
-    )
-
-
-def rewards_on_masked_tokens(e: Evidence) -> Seen:
-    """Compare the rewards on action tokens with what the environment returned."""
-    lost = []
+def mask_over_results(e: Evidence) -> Observation:
+    flags = []
     for episode in e.episodes:
-        parts, rows = episode.record.get("reward_parts") or {}, episode.record.get("rows") or []
-        on = sum(
-            r for row in rows for r, m in zip(row["rewards"], row["action_mask"], strict=True) if m
-        )
-        given = sum(parts.values()) + (episode.record.get("process") or 0)
-        if rows and parts and abs(on - given) > 1e-4:
-            lost.append(
-                f"{given:.2f} was given, {on:.2f} arrived, stop: {episode.record['stop_reason']}"
-            )
-    return bool(lost) and f"in {len(lost)} episodes the action tokens lack a reward ({lost[0]})"
+        for in_result, is_action, _ in tokens(episode):
+            if in_result:
+                flags.append(is_action)
+    if any(flags):
+        return f"{sum(flags)} of {len(flags)} tokens of tool results have action_mask 1"
+    return None
 
 
-def turns_go_on(e: Evidence) -> Seen:
-    cut = [(episode.record.get("steps") or [episode])[-1] for episode in e.episodes if episode.cut]
-    last = [turn["text"] if isinstance(turn, dict) else turn.text for turn in cut]
-    done = [text for text in last if FINISHED.search(text)]
-    many = len(done) > 0.2 * max(1, len(e.episodes))
-    return (
-        many
-        and f"{len(done)} of {len(e.episodes)} episodes were cut off after a finished call or "
-        "answer"
-    )
+def control_tokens_in_results(e: Evidence) -> Observation:
+    controls = []
+    for episode in e.episodes:
+        for in_result, _, text in tokens(episode):
+            if in_result and CONTROL.fullmatch(text):
+                controls.append(text)
+    if controls:
+        return f"{len(controls)} control tokens such as {controls[0]} are inside tool results"
+    return None
 
 
-def tool_knows(e: Evidence) -> Seen:
+def rewards_on_masked_tokens(e: Evidence) -> Observation:
+    """Compare the rewards on action tokens with what the environment returned."""
+    losses = []
+    for episode in e.episodes:
+        parts = episode.record.get("reward_parts") or {}
+        rows = episode.record.get("rows") or []
+        if not rows or not parts:
+            continue
+        on_actions = 0.0
+        for row in rows:
+            for reward, mask in zip(row["rewards"], row["action_mask"], strict=True):
+                if mask:
+                    on_actions += reward
+        total = sum(parts.values()) + (episode.record.get("process") or 0)
+        if abs(on_actions - total) > 1e-4:
+            stop = episode.record["stop_reason"]
+            losses.append(f"{total:.2f} was given, {on_actions:.2f} arrived, stop: {stop[:40]!r}")
+    if losses:
+        return f"in {len(losses)} episodes the action tokens lack a reward ({losses[0]})"
+    return None
+
+
+def turns_go_on(e: Evidence) -> Observation:
+    count = 0
+    for episode in e.episodes:
+        if not episode.is_cut:
+            continue
+        steps = episode.record.get("steps")
+        text = steps[-1]["text"] if steps else episode.text
+        if TEXT_AFTER_END.search(text):
+            count += 1
+    if count > 0.2 * max(1, len(e.episodes)):
+        return f"{count} of {len(e.episodes)} episodes were cut off after a finished call or answer"
+    return None
+
+
+def tool_knows(e: Evidence) -> Observation:
     """Detect results that answer a question of several steps at once."""
-    asked = [
-        ep
-        for ep in latest(e)
-        if re.match(r"[2-9]-hop", ep.record.get("kind", "")) and results_of(ep)
-    ]
-    told = [
-        first
-        for ep in asked
-        if any(right in (first := results_of(ep)[0]) for right in ep.record["ground_truth"])
-    ]
-    many = len(told) > 0.5 * len(asked)
-    return (
-        many
-        and f"the first result has it in {len(told)} of {len(asked)} questions of several hops: "
-        f"{told[0][:60]!r}"
-    )
+    questions = 0
+    answers = []
+    for episode in latest(e):
+        results = results_of(episode)
+        if not results or not re.match(r"[2-9]-hop", episode.record.get("kind", "")):
+            continue
+        questions += 1
+        if any(right in results[0] for right in episode.record["ground_truth"]):
+            answers.append(results[0])
+    if len(answers) > 0.5 * questions:
+        return (
+            f"the first result has it in {len(answers)} of {questions} questions of several hops: "
+            f"{answers[0][:60]!r}"
+        )
+    return None
 
 
 # --------------------------------------------------------------------------------- what groups show
 
 
-def groups_of_several_questions(e: Evidence) -> Seen:
-    groups = grouped(e.episodes)
-    mixed = [group for group in groups if len({episode.question for episode in group}) > 1]
-    return (
-        bool(mixed)
-        and f"{len(mixed)} of {len(groups)} groups compare samples of different questions"
-    )
+def groups_of_several_questions(e: Evidence) -> Observation:
+    groups = groups_of(e.episodes)
+    count = 0
+    for group in groups:
+        questions = {episode.question for episode in group}
+        count += len(questions) > 1
+    if count:
+        return f"{count} of {len(groups)} groups compare samples of different questions"
+    return None
 
 
-def baseline_elsewhere(e: Evidence) -> Seen:
+def baseline_elsewhere(e: Evidence) -> Observation:
     """Find groups of one prompt whose recorded advantages are not centred."""
-    known = [
-        [ep.advantage for ep in group if ep.advantage is not None] for group in grouped(e.episodes)
-    ]
-    off = [credit for credit in known if len(credit) > 1 and abs(mean(credit)) > 0.05]
-    others = e.source != "Agent-R1"  # ppo's advantages are centred over the batch
-    return (
-        others
-        and len(off) > 1
-        and f"in {len(off)} groups of one prompt the advantages do not sum to zero"
-    )
+    if e.source == "Agent-R1":  # ppo's advantages are centred over the batch
+        return None
+    count = 0
+    for group in groups_of(e.episodes):
+        advantages = [ep.advantage for ep in group if ep.advantage is not None]
+        count += len(advantages) > 1 and abs(mean(advantages)) > 0.05
+    if count > 1:
+        return f"in {count} groups of one prompt the advantages do not sum to zero"
+    return None
 
 
-def zero_advantages(e: Evidence) -> Seen:
-    apart = [
-        group for group in grouped(e.episodes) if len({episode.reward for episode in group}) > 1
-    ]
-    known = [group for group in apart if all(episode.advantage is not None for episode in group)]
-    zero = [group for group in known if not any(episode.advantage for episode in group)]
-    many = len(zero) > len(known) / 2
-    return (
-        many and f"in {len(zero)} of {len(known)} groups rewards differ, and all advantages are 0"
-    )
+def zero_advantages(e: Evidence) -> Observation:
+    groups = 0
+    zeros = 0
+    for group in groups_of(e.episodes):
+        rewards = {episode.reward for episode in group}
+        advantages = [episode.advantage for episode in group]
+        if len(rewards) > 1 and None not in advantages:
+            groups += 1
+            zeros += not any(advantages)
+    if zeros > groups / 2:
+        return f"in {zeros} of {groups} groups rewards differ, and all advantages are 0"
+    return None
 
 
-def dropped_episodes(e: Evidence) -> Seen:
+def missing_episodes(e: Evidence) -> Observation:
     """Detect unfinished episodes that are in the metrics and in no group."""
-    cut = any(
-        any(e.series(f"stop/{name}")) for name in ("max_tokens", "max_turns", "context_overflow")
-    )
-    sizes = {len(group) for group in grouped(e.episodes)}
-    kept = any(
-        episode.record.get("stop_reason") not in ("answered", "no_answer") for episode in e.episodes
-    )
-    lost = e.source == "Agent-R1" and cut and not kept and len(sizes) > 1
-    return (
-        lost and f"groups have {min(sizes)} to {max(sizes)} samples, and none of them is unfinished"
-    )
+    if e.source != "Agent-R1":
+        return None
+    in_metrics = False
+    for reason in ("max_tokens", "max_turns", "context_overflow"):
+        in_metrics = in_metrics or any(e.series(f"stop/{reason}"))
+    finishes = ("answered", "no_answer")
+    in_groups = any(ep.record.get("stop_reason") not in finishes for ep in e.episodes)
+    sizes = {len(group) for group in groups_of(e.episodes)}
+    if in_metrics and not in_groups and len(sizes) > 1:
+        return f"groups have {min(sizes)} to {max(sizes)} samples, and none of them is unfinished"
+    return None
 
 
 # ------------------------------------------------------------------------ what pays, and should not
 
 
-def writes_the_reward(e: Evidence) -> Seen:
-    paid = [
-        call
-        for episode in e.episodes
-        if episode.reward > 0
-        for call in episode.calls
-        if GRADER.search(call)
-    ]
-    return bool(paid) and f"{len(paid)} paid calls name the grader's files: {paid[0][:80]!r}"
+def writes_the_reward(e: Evidence) -> Observation:
+    calls = []
+    for episode in e.episodes:
+        if episode.reward > 0:
+            calls += [call for call in episode.calls if GRADER.search(call)]
+    if calls:
+        return f"{len(calls)} paid calls name the grader's files: {calls[0][:80]!r}"
+    return None
 
 
-def one_answer_for_all(e: Evidence) -> Seen:
-    asked: dict[str, set[str]] = defaultdict(set)
-    for episode in latest(e):
+def one_answer_for_all(e: Evidence) -> Observation:
+    episodes = latest(e)
+    questions_by_answer: dict[str, set[str]] = defaultdict(set)
+    for episode in episodes:
         if episode.reward > 0.5 and len(episode.answer) > 5:
-            asked[episode.answer].add(episode.question)
-    answer = max(asked, key=lambda said: len(asked[said]), default="")
-    paid, questions = len(asked[answer]), len({episode.question for episode in latest(e)})
-    return (
-        paid >= max(3, 0.3 * questions)
-        and f"the answer {answer[:60]!r} was paid on {paid} of {questions} questions"
-    )
+            questions_by_answer[episode.answer].add(episode.question)
+    if not questions_by_answer:
+        return None
+    answer = max(questions_by_answer, key=lambda text: len(questions_by_answer[text]))
+    count = len(questions_by_answer[answer])
+    questions = len({episode.question for episode in episodes})
+    if count >= max(3, 0.3 * questions):
+        return f"the answer {answer[:60]!r} was paid on {count} of {questions} questions"
+    return None
 
 
-def paid_without_a_match(e: Evidence) -> Seen:
-    paid = [episode for episode in latest(e) if episode.reward > 0.5 and episode.record]
-    lists = [
-        ep
-        for ep in paid
-        if ep.record["metrics"].get("em") == 0 and ep.record["metrics"].get("sub_em") == 1
-    ]
-    many = len(lists) > 0.02 * len(latest(e))
-    return many and f"{len(lists)} paid answers are not an exact match: {lists[0].answer[:60]!r}"
+def rewards_without_a_match(e: Evidence) -> Observation:
+    episodes = latest(e)
+    answers = []
+    for episode in episodes:
+        metrics = episode.record.get("metrics") or {}
+        if episode.reward > 0.5 and metrics.get("em") == 0 and metrics.get("sub_em") == 1:
+            answers.append(episode.answer)
+    if len(answers) > 0.02 * len(episodes):
+        return f"{len(answers)} paid answers are not an exact match: {answers[0][:60]!r}"
+    return None
 
 
 # -------------------------------------------------------------------------------- what metrics show
 
 
-def sampler_apart(e: Evidence) -> Seen:
+def sampler_apart(e: Evidence) -> Observation:
     gap = sum(e.series("training/rollout_logprobs_diff_mean")[:1])
-    limit = min([GAP, *(OF_ENTROPY * nats for nats in e.series("actor/entropy")[:1])])
-    return gap > limit and f"before the first update they differ by {gap:.3f} nats per token"
+    limit = MAX_GAP
+    for nats in e.series("actor/entropy")[:1]:
+        limit = min(limit, MAX_GAP_OF_ENTROPY * nats)
+    if gap > limit:
+        return f"before the first update they differ by {gap:.3f} nats per token"
+    return None
 
 
-def kl_grows(e: Evidence) -> Seen:
-    first, last = e.first("actor/kl_loss"), e.last("actor/kl_loss")
-    grows = len(e.series("actor/kl_loss")) >= 2 * SPAN and last > max(1.0, 5 * first)
-    return (
-        grows
-        and f"KL to the start was {first:.3f}, and is {last:.2f}, although the loss contains it"
-    )
+def kl_grows(e: Evidence) -> Observation:
+    first = e.first("actor/kl_loss")
+    last = e.last("actor/kl_loss")
+    if len(e.series("actor/kl_loss")) >= 2 * SPAN and last > max(1.0, 5 * first):
+        return f"KL to the start was {first:.3f}, and is {last:.2f}, although the loss contains it"
+    return None
 
 
-def large_steps(e: Evidence) -> Seen:
-    score, moved = e.series("critic/score/mean"), max(e.series("actor/ppo_kl"), default=0)
-    fell = len(score) >= 2 * SPAN and max(score) - e.last("critic/score/mean") > 0.3
-    return (
-        fell
-        and moved > 0.05
-        and f"a step moved the policy by {moved:.2f} nats per token, and the reward fell"
-    )
+def large_steps(e: Evidence) -> Observation:
+    score = e.series(SCORE)
+    largest = max(e.series("actor/ppo_kl"), default=0)
+    if len(score) >= 2 * SPAN and max(score) - e.last(SCORE) > 0.3 and largest > 0.05:
+        return f"a step moved the policy by {largest:.2f} nats per token, and the reward fell"
+    return None
 
 
-def no_calls(e: Evidence) -> Seen:
-    never = (
-        bool(e.series("tool_calls/mean"))
-        and max(e.first("tool_calls/mean"), e.last("tool_calls/mean")) < 0.05
-    )
-    return never and "no call in the first steps"
+def no_calls(e: Evidence) -> Observation:
+    if e.series(CALLS) and max(e.first(CALLS), e.last(CALLS)) < 0.05:
+        return "no call in the first steps"
+    return None
 
 
-def calls_stopped(e: Evidence) -> Seen:
-    first, now = e.first("tool_calls/mean"), e.last("tool_calls/mean")
-    paid = mean([episode.reward for episode in latest(e)])
-    return (
-        first >= 0.05 > now
-        and f"{first:.2f} calls per episode at first, {now:.2f} now, and a mean reward of "
-        f"{paid:.2f}"
-    )
+def calls_stopped(e: Evidence) -> Observation:
+    first = e.first(CALLS)
+    last = e.last(CALLS)
+    if first >= 0.05 > last:
+        reward = mean([episode.reward for episode in latest(e)])
+        return (
+            f"{first:.2f} calls per episode at first, {last:.2f} now, and a mean reward of "
+            f"{reward:.2f}"
+        )
+    return None
 
 
-def turns_are_cut(e: Evidence) -> Seen:
+def turns_are_cut(e: Evidence) -> Observation:
     share = e.last("stop/max_tokens")
-    return share > 0.3 and f"{share:.0%} of the episodes reach a limit on tokens"
+    if share > 0.3:
+        return f"{share:.0%} of the episodes reach a limit on tokens"
+    return None
 
 
-def nothing_to_compare(e: Evidence) -> Seen:
-    same, score = e.last("groups/zero_advantage"), e.last("critic/score/mean")
-    return (
-        same > 0.9
-        and score < 0.5
-        and f"{same:.0%} of the groups have equal rewards, with a mean of {score:.2f}"
-    )
+def nothing_to_compare(e: Evidence) -> Observation:
+    share = e.last("groups/zero_advantage")
+    score = e.last(SCORE)
+    if share > 0.9 and score < 0.5:
+        return f"{share:.0%} of the groups have equal rewards, with a mean of {score:.2f}"
+    return None
 
 
-CAUSES: tuple[tuple[Callable[[Evidence], Seen], str, bool, str], ...] = (
-    (
-        mask_over_results,
-        "the action mask covers tool results",
-        True,
-        "Build the mask from what was sampled, not from what follows the prompt",
-    ),
-    (
-        forged_turns,
-        "documents can forge turns",
-        True,
-        "Encode tool results as data, without control tokens",
-    ),
-    (
-        groups_of_several_questions,
-        "groups mix questions",
-        True,
-        "Give the samples of one question one group id, and keep ids through shuffling",
-    ),
-    (
-        zero_advantages,
-        "every advantage is zero",
-        True,
-        "Check the estimator's name, and that it is registered",
-    ),
-    (
-        rewards_on_masked_tokens,
-        "rewards are lost on masked tokens",
-        True,
-        "Put the outcome on the last action token, also when a tool result follows it",
-    ),
-    (
-        writes_the_reward,
-        "the agent writes its own reward",
-        False,
-        "Keep rewards and tests out of the agent's reach, and delete such files before grading",
-    ),
-    (
-        one_answer_for_all,
-        "the reward can be talked into it",
-        False,
-        "Read these episodes; compare the judge with exact match, and show it the answer between "
-        "marks",
-    ),
-    (
-        turns_go_on,
-        "turns do not end",
-        False,
-        "Train the stop token: the mask of the cold start covers it, and padding is not the stop "
-        "token",
-    ),
-    (
-        tool_knows,
-        "the tool knows the answer",
-        False,
-        "Let no tool read the right answer; evaluate without the tool",
-    ),
-    (
-        paid_without_a_match,
-        "a longer answer that contains the right one is paid",
-        False,
-        "Pay exact match, or a judge that is shown what was wanted",
-    ),
-    (
-        kl_grows,
-        "the penalised KL grows",
-        False,
-        "Check the sign of the KL term; then its coefficient",
-    ),
-    (
-        sampler_apart,
-        "the sampler is not the trainer's policy",
-        False,
-        "Compare temperature, top-p, weights and number formats of both, and whether text is "
-        "encoded again",
-    ),
-    (
-        baseline_elsewhere,
-        "groups mix questions",
-        False,
-        "Give the samples of one question one group id, and keep ids through shuffling",
-    ),
-    (
-        dropped_episodes,
-        "unfinished episodes are dropped",
-        False,
-        "Train on unfinished episodes with their penalty, unless a limit is not the agent's fault",
-    ),
-    (
-        large_steps,
-        "updates are too large",
-        False,
-        "Halve the learning rate; count the optimiser steps of a batch",
-    ),
-    (turns_are_cut, "turns are cut off", False, "Raise the limit on tokens per turn"),
-    (no_calls, "tools were never called", False, "Read a prompt: are the tools in it?"),
-    (
-        calls_stopped,
-        "calls stopped paying",
-        False,
-        "Read paid episodes without a call, and find what pays",
-    ),
-    (
-        nothing_to_compare,
-        "groups agree",
-        False,
-        "Easier questions, more samples, or a partial reward",
-    ),
+TESTS: tuple[tuple[Callable[[Evidence], Observation], str, bool], ...] = (
+    (mask_over_results, "the action mask covers tool results", True),
+    (control_tokens_in_results, "documents can forge turns", True),
+    (groups_of_several_questions, "groups mix questions", True),
+    (zero_advantages, "every advantage is zero", True),
+    (rewards_on_masked_tokens, "rewards are lost on masked tokens", True),
+    (writes_the_reward, "the agent writes its own reward", False),
+    (one_answer_for_all, "the reward can be talked into it", False),
+    (turns_go_on, "turns do not end", False),
+    (tool_knows, "the tool knows the answer", False),
+    (rewards_without_a_match, "a longer answer that contains the right one is paid", False),
+    (kl_grows, "the penalised KL grows", False),
+    (sampler_apart, "the sampler is not the trainer's policy", False),
+    (baseline_elsewhere, "groups mix questions", False),
+    (missing_episodes, "unfinished episodes are dropped", False),
+    (large_steps, "updates are too large", False),
+    (turns_are_cut, "turns are cut off", False),
+    (no_calls, "tools were never called", False),
+    (calls_stopped, "calls stopped paying", False),
+    (nothing_to_compare, "groups agree", False),
 )
-"""What sees it, the cause, whether it is a proof, and a first remedy."""
+"""What sees it, the cause's name, and whether it is a proof; the first is named first."""
 
 
 # ------------------------------------------------------------------------------------------- inside
 
 
-def grouped(episodes: list[Episode]) -> list[list[Episode]]:
-    found: dict[tuple[int, str], list[Episode]] = defaultdict(list)
+def groups_of(episodes: list[Episode]) -> list[list[Episode]]:
+    groups: dict[tuple[int, str], list[Episode]] = defaultdict(list)
     for episode in episodes:
-        found[episode.step, episode.group].append(episode)
-    return list(found.values())
+        groups[episode.step, episode.group].append(episode)
+    return list(groups.values())
 
 
 def latest(e: Evidence) -> list[Episode]:
+    """List the episodes of the last recorded step."""
     last = max((episode.step for episode in e.episodes), default=0)
     return [episode for episode in e.episodes if episode.step == last]
 
@@ -424,21 +365,25 @@ def latest(e: Evidence) -> list[Episode]:
 def tokens(episode: Episode) -> Iterator[tuple[bool, bool, str]]:
     """Yield whether a token is inside a tool's result, its action mask, and its text."""
     for row in episode.record.get("rows") or ():
-        inside, before, agent = False, "", False
-        for text, on in zip(row["tokens"], row["action_mask"], strict=True):
+        in_result = False
+        is_agent = False
+        before = ""
+        for text, mask in zip(row["tokens"], row["action_mask"], strict=True):
             if before == "<|im_start|>":
-                agent = text.startswith("assistant")
-            inside = inside and text != "</tool_response>"
-            yield inside, bool(on), text
-            inside = inside or (
-                text == "<tool_response>" and not agent
-            )  # an agent may write the tag, too
+                is_agent = text.startswith("assistant")
+            if text == "</tool_response>":
+                in_result = False
+            yield in_result, bool(mask), text
+            # An agent may write the tag, too; only a message of the tool opens a result.
+            if text == "<tool_response>" and not is_agent:
+                in_result = True
             before = text
 
 
 def results_of(episode: Episode) -> list[str]:
-    return [
-        call["content"]
-        for step in episode.record.get("steps", ())
-        for call in step["info"].get("tool_calls", ())
-    ]
+    """List the results of an episode's calls, in order."""
+    contents = []
+    for step in episode.record.get("steps", ()):
+        for call in step["info"].get("tool_calls", ()):
+            contents.append(call["content"])
+    return contents

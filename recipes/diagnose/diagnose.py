@@ -34,7 +34,7 @@ def diagnose(a: Namespace) -> None:
     from agent_r1_recipes.diagnose.files import read_evidence
 
     evidence = read_evidence(a.folder)
-    print(f"{evidence.source}: {len(evidence.lines)} steps, {len(evidence.episodes)} episodes")
+    print(f"{evidence.source}: {len(evidence.lines):,} steps, {evidence.episode_count}")
     for symptom in symptoms(evidence):
         print(f"  {symptom}")
     found = findings(evidence)

@@ -1,12 +1,16 @@
 """Read the metrics and episodes of a run of Agent-R1, TRL, verl or verifiers.
 
-In: a folder. Out: `Evidence`. Next: `causes.py`. The forms, as their projects write them:
+In: a folder, perhaps a stranger's. Out: `Evidence`. Next: `causes.py`. The forms, as their projects
+write them:
 
-    Agent-R1   metrics.jsonl; rollouts/step_*.jsonl (training) with tokens, masks, rewards and
-               advantages
+    Agent-R1   config.yaml; metrics.jsonl; rollouts/step_*.jsonl (training) with tokens, masks,
+               rewards and advantages
     TRL        completions/completions_*.parquet (log_completions=True); trainer_state.json
     verl       STEP.jsonl (trainer.rollout_data_dir): input, output, score, step, uid
     verifiers  traces.jsonl (0.4), or results.jsonl (releases before it; one evaluation, no steps)
+
+What is read is bounded: MAX_BYTES of a file, MAX_EPISODES, and each text in linear time. What does
+not have its form raises AgentR1Error.
 """
 
 from __future__ import annotations
@@ -15,26 +19,38 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import AgentR1Error, json_records
+from yaml import YAMLError
+
+from agent_r1 import AgentR1Error, first_line, json_records, parse_yaml
 
 Record = Mapping[str, Any]
 STEP = "training/global_step"
 SPAN = 5
 """Steps of a mean."""
+MAX_BYTES = 1 << 30
+"""Of one file of episodes or metrics."""
+MAX_CONFIG_BYTES = 1 << 20
+MAX_FILES = 10_000
+MAX_LINES = 1_000_000
+"""Steps of metrics."""
+MAX_EPISODES = 200_000
+MAX_CHARS = 1 << 29
+"""Of the texts of all episodes; equal rows make them larger than their file."""
+MAX_NUMBER = 1e100
+"""Larger figures are damage: their sums and squares would not be finite."""
 FORMS = (
     "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or "
     "verifiers (traces.jsonl)"
 )
-ANSWER = re.compile(r"<answer>(.*?)</answer>|\\boxed\{([^{}]*)\}", re.DOTALL)
-CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
-RESULT = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
+BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
 LAST_CHARS = 200
 """Of the last line, where a text marks no answer."""
 
@@ -51,9 +67,11 @@ class Episode:
     calls: Sequence[str]
     """The text of each call."""
     text: str  # by the agent
-    cut: bool | None = None  # by a limit on tokens
+    is_cut: bool | None = None  # by a limit on tokens
     advantage: float | None = None
     record: Record = field(default_factory=dict)  # of Agent-R1, with tokens
+    has_mark: bool = False
+    """Whether the answer stood between marks, such as <answer> and </answer>."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +81,11 @@ class Evidence:
     source: str
     lines: list[dict[str, float]]  # a step's metrics, under Agent-R1's names
     episodes: list[Episode]
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """The settings of a run of Agent-R1; empty where they are not recorded."""
 
     def series(self, key: str) -> list[float]:
-        return [line[key] for line in self.lines if isinstance(line.get(key), (int, float))]
+        return [line[key] for line in self.lines if key in line]
 
     def first(self, key: str) -> float:
         """Return the mean of the first steps; 0 without the metric."""
@@ -74,9 +94,31 @@ class Evidence:
     def last(self, key: str) -> float:
         return mean(self.series(key)[-SPAN:])
 
+    def setting(self, section: str, name: str) -> Any:
+        """Return a setting of the run, or None if it is not recorded."""
+        values = self.config.get(section)
+        if isinstance(values, Mapping):
+            return values.get(name)
+        return None
 
-Form = tuple[Callable[[Record], Episode | None], list[dict[str, float]]]
-"""What reads a record (None: it counts for nothing), and the metrics of a folder, if it has any."""
+    @property
+    def episode_count(self) -> str:
+        """Say how many episodes are recorded, and of how many if the settings tell."""
+        count = f"{len(self.episodes):,}"
+        prompts = self.setting("rollout", "prompts_per_step")
+        samples = self.setting("rollout", "samples_per_prompt")
+        if type(prompts) is not int or type(samples) is not int:
+            return f"{count} episodes"
+        total = len(self.lines) * prompts * samples
+        if total <= len(self.episodes):
+            return f"{count} episodes"
+        return f"{count} recorded of {total:,} episodes"
+
+
+Reader = Callable[[Record], Episode | None]
+"""Reads a record; None if it counts for nothing."""
+Form = tuple[Reader, list[dict[str, float]]]
+"""What reads a record, and the metrics of a folder, if it has any."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -88,108 +130,272 @@ def read_evidence(folder: Path) -> Evidence:
     files."""
     if not folder.is_dir():
         raise AgentR1Error(f"{folder} is not a folder; name {FORMS}", code="missing_folder")
-    for source, pattern, reader in READERS:
-        if files := sorted(folder.glob(pattern)):
-            read, lines = reader(folder)
-            episodes = [one for file in files for one in _episodes(source, file, read)]
-            if not episodes and not lines:
-                raise AgentR1Error(f"{files[0]} holds no episode", code="no_episode")
-            return Evidence(source, lines or list(_counted(episodes)), episodes)
-    if lines := _our_metrics(folder):
-        return Evidence("Agent-R1", lines, [])
+    for source, pattern, open_form in READERS:
+        files = list_files(folder, pattern)
+        if not files:
+            continue
+        reader, lines = open_form(folder)
+        episodes = list(_episodes(source, files, reader))
+        if not episodes and not lines:
+            raise AgentR1Error(f"{files[0]} holds no episode", code="no_episode")
+        if not lines:
+            lines = list(_metrics_of(episodes))
+        config = _our_config(folder) if source == "Agent-R1" else {}
+        return Evidence(source, lines, episodes, config)
+    lines = _our_metrics(folder)
+    if lines:
+        return Evidence("Agent-R1", lines, [], _our_config(folder))
     raise AgentR1Error(
         f"{folder} has no file of a known form; name the folder of {FORMS}", code="unknown_form"
     )
 
 
-def _episodes(
-    source: str, file: Path, read: Callable[[Record], Episode | None]
-) -> Iterator[Episode]:
-    for place, record in _records(file):
-        try:
-            if episode := read(record):
-                yield episode
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            missing = f"no {error}" if isinstance(error, KeyError) else str(error)
+def list_files(folder: Path, pattern: str) -> list[Path]:
+    """List the regular files of a pattern, sorted. A pipe would never end, so it is left out."""
+    try:
+        paths = list(islice(folder.glob(pattern), MAX_FILES + 1))
+        if len(paths) > MAX_FILES:
             raise AgentR1Error(
-                f"{place} is not an episode of {source} ({missing})", code="bad_episode"
-            ) from None
+                f"{folder} has more than {MAX_FILES} files of episodes; name a smaller folder",
+                code="too_large",
+            )
+        return sorted(path for path in paths if path.is_file())
+    except OSError as error:
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(path: Path, error: BaseException) -> AgentR1Error:
+    return AgentR1Error(f"{path} cannot be read ({first_line(error)})", code="unreadable_file")
+
+
+def _check_size(file: Path, limit: int = MAX_BYTES) -> None:
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise _unreadable(file, error) from None
+    if size > limit:
+        raise AgentR1Error(
+            f"{file} has more than {limit >> 20} MB; name a folder with fewer steps",
+            code="too_large",
+        )
+
+
+def _episodes(source: str, files: list[Path], reader: Reader) -> Iterator[Episode]:
+    count = 0
+    characters = 0
+    for file in files:
+        for place, record in _records(file):
+            try:
+                episode = reader(record)
+                if episode is not None:
+                    check_episode(episode)
+            # RecursionError: `str` of a value with thousands of brackets. OverflowError: a number
+            # of 400 digits.
+            except (
+                KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError,
+                RecursionError,
+            ) as error:  # fmt: skip
+                missing = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+                raise AgentR1Error(
+                    f"{place} is not an episode of {source} ({missing})", code="bad_episode"
+                ) from None
+            if episode is None:
+                continue
+            count += 1
+            characters += len(episode.text) + len(episode.question)
+            if count > MAX_EPISODES or characters > MAX_CHARS:
+                raise AgentR1Error(
+                    f"{file.parent} has more than {MAX_EPISODES} episodes or {MAX_CHARS} "
+                    "characters; name a folder with fewer steps",
+                    code="too_large",
+                )
+            yield episode
+
+
+def check_episode(episode: Episode) -> None:
+    """Raise TypeError or ValueError for a field that is not what `Episode` says."""
+    if type(episode.step) is not int or not 0 <= episode.step < 1 << 53:
+        raise ValueError(f"step is {str(episode.step)[:40]!r}, not a whole number")
+    for name in ("question", "group", "answer", "text"):
+        if not isinstance(getattr(episode, name), str):
+            raise TypeError(f"{name} is no text")
+    if episode.is_cut not in (None, True, False):
+        raise TypeError("whether it was cut off is not true or false")
+    numbers = {"reward": episode.reward}
+    if episode.advantage is not None:
+        numbers["advantage"] = episode.advantage
+    for name, value in numbers.items():
+        if not is_number(value):
+            raise ValueError(f"{name} is no finite number")
+    if episode.record:
+        check_record(episode.record)
+
+
+def is_number(value: Any) -> bool:
+    """Say whether a value is a number of moderate size. NaN is not."""
+    return type(value) in (int, float) and abs(value) < MAX_NUMBER
+
+
+def check_record(record: Record) -> None:
+    """Raise TypeError or ValueError if a record of Agent-R1 has not the form that the tests of
+    `causes.py` read."""
+    for row in record["rows"]:
+        length = len(row["tokens"])
+        if not all(isinstance(text, str) for text in row["tokens"]):
+            raise TypeError("tokens are no texts")
+        for key in ("action_mask", "rewards"):
+            if len(row[key]) != length or not all(is_number(value) for value in row[key]):
+                raise ValueError(f"{key} has not a number for each token")
+    for step in record["steps"]:
+        if not isinstance(step["text"], str):
+            raise TypeError("the text of a step is no text")
+        for call in step["info"].get("tool_calls") or ():
+            if not isinstance(call["content"], str):
+                raise TypeError("the content of a call is no text")
+    if not isinstance(record["ground_truth"], list):
+        raise TypeError("ground_truth is no list")
+    if not all(isinstance(text, str) for text in record["ground_truth"]):
+        raise TypeError("ground_truth has values that are no texts")
+    for key in ("kind", "stop_reason"):
+        if not isinstance(record.get(key, ""), str):
+            raise TypeError(f"{key} is no text")
+    for key in ("reward_parts", "metrics"):
+        values = record.get(key) or {}
+        if not isinstance(values, dict) or not all(is_number(v) for v in values.values()):
+            raise TypeError(f"{key} is no object of numbers")
+    if not is_number(record.get("process") or 0):
+        raise TypeError("process is no number")
 
 
 def _records(file: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of each record of a JSON-lines or parquet file."""
+    _check_size(file)
     if file.suffix != ".parquet":
-        yield from json_records(file)
+        for place, record in json_records(file):
+            yield f"{file}, {place}", record
         return
     import pyarrow
     import pyarrow.parquet
 
+    number = 0
     try:
-        rows = pyarrow.parquet.read_table(file).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise AgentR1Error(f"{file} cannot be read ({error})", code="unreadable_file") from None
-    yield from ((f"{file}, row {number}", row) for number, row in enumerate(rows, 1))
+        # In batches: equal rows are compressed so well that a small file may fill the memory.
+        with pyarrow.parquet.ParquetFile(file) as table:
+            for batch in table.iter_batches(batch_size=256):
+                for row in batch.to_pylist():
+                    number += 1
+                    yield f"{file}, row {number}", row
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise _unreadable(file, error) from None
 
 
-def _counted(episodes: list[Episode]) -> Iterator[dict[str, float]]:
+def _metrics_of(episodes: list[Episode]) -> Iterator[dict[str, float]]:
     """Yield metrics of each step, from its episodes alone."""
-    for step in sorted({episode.step for episode in episodes}):
-        played = [episode for episode in episodes if episode.step == step]
-        groups: dict[str, list[float]] = defaultdict(list)
-        for episode in played:
-            groups[episode.group].append(episode.reward)
-        compared = [max(rewards) == min(rewards) for rewards in groups.values() if len(rewards) > 1]
-        cut = [episode.cut for episode in played if episode.cut is not None]
-        yield {
-            STEP: step, "critic/score/mean": fmean(e.reward for e in played),
-            "tool_calls/mean": fmean(len(e.calls) for e in played),
+    episodes_by_step: dict[int, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        episodes_by_step[episode.step].append(episode)
+    for step in sorted(episodes_by_step):
+        batch = episodes_by_step[step]
+        rewards_by_group: dict[str, list[float]] = defaultdict(list)
+        for episode in batch:
+            rewards_by_group[episode.group].append(episode.reward)
+        line: dict[str, float] = {
+            STEP: step,
+            "critic/score/mean": fmean(episode.reward for episode in batch),
+            "tool_calls/mean": fmean(len(episode.calls) for episode in batch),
             # four characters a token, roughly
-            "response_length/mean": fmean(len(e.text) / 4 for e in played),
-            **({"groups/zero_advantage": fmean(compared)} if compared else {}),
-            **({"stop/max_tokens": fmean(cut)} if cut else {}),
-        }  # fmt: skip
+            "response_length/mean": fmean(len(episode.text) / 4 for episode in batch),
+        }
+        groups = [rewards for rewards in rewards_by_group.values() if len(rewards) > 1]
+        if groups:
+            line["groups/zero_advantage"] = fmean(max(group) == min(group) for group in groups)
+        cuts = [episode.is_cut for episode in batch if episode.is_cut is not None]
+        if cuts:
+            line["stop/max_tokens"] = fmean(cuts)
+        yield line
 
 
-# ------------------------------------------------------------------------------------------ metrics
+# ---------------------------------------------------------------------------- metrics and settings
+
+
+def _our_config(folder: Path) -> Mapping[str, Any]:
+    """Read the settings of a run of Agent-R1. Nothing that they name is imported."""
+    file = folder / "config.yaml"
+    if not file.is_file():
+        return {}
+    _check_size(file, MAX_CONFIG_BYTES)
+    try:
+        config = parse_yaml(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, YAMLError, RecursionError) as error:
+        raise _unreadable(file, error) from None
+    if not isinstance(config, Mapping):
+        raise AgentR1Error(f"{file} holds no settings", code="unreadable_file")
+    return config
 
 
 def _our_metrics(folder: Path) -> list[dict[str, float]]:
-    files = sorted(folder.glob("metrics.jsonl*"))
-    return [
-        line
-        for file in files[:1]
-        for _, line in json_records(file)
-        if isinstance(line, dict) and STEP in line
-    ]
+    files = list_files(folder, "metrics.jsonl*")
+    if not files:
+        return []
+    _check_size(files[0])
+    records = []
+    for _, record in json_records(files[0]):
+        if isinstance(record, dict) and STEP in record:
+            records.append(record)
+    return numeric_lines(files[0], records)
 
 
-def _trl_state(folder: Path) -> list[dict[str, float]]:
+def numeric_lines(file: Path, records: Iterable[Record]) -> list[dict[str, float]]:
+    """Keep what is a number of each line. Raises AgentR1Error for a line without a step."""
+    lines = []
+    for record in records:
+        line = {key: value for key, value in record.items() if is_number(value)}
+        if STEP not in line:
+            raise AgentR1Error(
+                f"{file}: {STEP} is {str(record.get(STEP))[:40]!r}, not a number",
+                code="bad_metrics",
+            )
+        lines.append(line)
+        if len(lines) > MAX_LINES:
+            raise AgentR1Error(f"{file} has more than {MAX_LINES} steps", code="too_large")
+    return lines
+
+
+def _trl_state(folder: Path) -> tuple[Path, list[Record]]:
     """Read the newest trainer_state.json, if there is one."""
-    files = sorted(folder.glob("**/trainer_state.json"), key=lambda file: file.stat().st_mtime)
+    files = list_files(folder, "**/trainer_state.json")
+    if not files:
+        return folder, []
     try:
-        return [
-            line
-            for file in files[-1:]
-            for line in json.loads(file.read_text())["log_history"]
-            if "reward" in line
-        ]
+        file = max(files, key=lambda path: path.stat().st_mtime)
+        _check_size(file)
+        state = parse_json_file(file)
+        return file, [line for line in state["log_history"] if "reward" in line]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise AgentR1Error(
-            f"{files[-1]} cannot be read ({error!r})", code="unreadable_file"
-        ) from None
+        raise _unreadable(files[-1], error) from None
+
+
+def parse_json_file(file: Path) -> Any:
+    """Read a JSON file of one value. Raises ValueError."""
+    text = file.read_text(encoding="utf-8")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def _trl_folder(folder: Path) -> Form:
-    state = _trl_state(folder)
-    names = {
-        name[1]
-        for line in state
-        for key in line
-        if (name := re.fullmatch("rewards/(.+)/mean", key))
-    }
-    lines = [
-        {ours: line[theirs] for theirs, ours in TRL.items() if theirs in line} for line in state
-    ]
-    return partial(_trl, names=names), lines
+    """Read TRL's metrics, and learn the names of its reward functions from them."""
+    file, history = _trl_state(folder)
+    reward_names = set()
+    records = []
+    for state in history:
+        for key in state:
+            match = re.fullmatch("rewards/(.+)/mean", key)
+            if match:
+                reward_names.add(match[1])
+        records.append({ours: state[theirs] for theirs, ours in TRL.items() if theirs in state})
+    return partial(_trl, reward_names=reward_names), numeric_lines(file, records)
 
 
 TRL = {
@@ -212,110 +418,175 @@ TRL = {
 
 
 def _ours(record: Record) -> Episode:
-    steps, rows = record["steps"], record["rows"]
-    credit = [
-        a
-        for r in rows
-        for a, on in zip(r["advantages"] or (), r["action_mask"], strict=False)
-        if on
-    ]
-    calls = [
-        str(call["arguments"]) for step in steps for call in step["info"].get("tool_calls", ())
-    ]
+    advantages = []
+    for row in record["rows"]:
+        for advantage, mask in zip(row["advantages"] or (), row["action_mask"], strict=False):
+            if mask:
+                advantages.append(advantage)
+    calls = []
+    texts = []
+    for step in record["steps"]:
+        texts.append(step["text"])
+        for call in step["info"].get("tool_calls") or ():
+            calls.append(str(call["arguments"]))
+    answer, has_mark = answer_in(texts[-1] if texts else "")
     return Episode(
-        record["step"] or 0,
-        record["question"],
-        record["group_id"],
-        _answer(steps[-1]["text"] if steps else ""),
-        float(record["reward"]),
-        calls,
-        "\n".join(step["text"] for step in steps),
-        record["stop_reason"] == "max_tokens",
-        credit[-1] if credit else None,
-        record,
+        step=record["step"] or 0,
+        question=record["question"],
+        group=record["group_id"],
+        answer=answer,
+        reward=record["reward"],
+        calls=calls,
+        text="\n".join(texts),
+        is_cut=record["stop_reason"] == "max_tokens",
+        advantage=advantages[-1] if advantages else None,
+        record=record,
+        has_mark=has_mark,
     )
 
 
-def _trl(record: Record, names: Set[str]) -> Episode | None:
-    """Read a row. Its rewards are the columns of `names`, or all numbers; NaN stands where a reward
-    does not apply."""
+def _make_episode(
+    messages: Any, *, step: int, question: str, group: str, reward: float, **others: Any
+) -> Episode:
+    """Make an episode of another project from its messages, or from its text."""
+    text, calls = text_and_calls(messages)
+    answer, has_mark = answer_in(text)
+    return Episode(step, question, group, answer, reward, calls, text, has_mark=has_mark, **others)
+
+
+def _trl(record: Record, reward_names: Set[str]) -> Episode | None:
+    """Read a row. Its rewards are the columns of `reward_names`, or all numbers; NaN stands where a
+    reward does not apply."""
     others = {"step", "prompt", "completion", "advantage"}
-    rewards = [
-        v
-        for k, v in record.items()
-        if (k in names or not names) and k not in others and type(v) in (int, float)
-    ]
+    rewards = []
+    for name, value in record.items():
+        is_reward = name in reward_names or not reward_names
+        if is_reward and name not in others and type(value) in (int, float):
+            rewards.append(value)
     if not rewards:
         raise KeyError("reward")
-    paid = [v for v in rewards if not math.isnan(v)]
-    text, calls = _spoken(record["completion"])
-    asked, credit = record["prompt"], record.get("advantage")
-    return (
-        Episode(record["step"], asked, asked, _answer(text), sum(paid), calls, text, None, credit)
-        if paid
-        else None
+    rewards = [value for value in rewards if not math.isnan(value)]
+    if not rewards:
+        return None
+    return _make_episode(
+        record["completion"],
+        step=record["step"],
+        question=text_of(record["prompt"]),
+        group=text_of(record["prompt"]),
+        reward=sum(rewards),
+        advantage=record.get("advantage"),
     )
 
 
 def _verl(record: Record) -> Episode:
     """Read a row. A `uid` is PROMPT_SAMPLE_OUTPUT, which has two numbers at its end, or the
     prompt's alone."""
-    text, calls = _spoken(record["output"])
-    group = re.sub(r"_\d+_\d+$", "", str(record.get("uid", record["input"])))
-    return Episode(
-        record["step"], record["input"], group, _answer(text), float(record["score"]), calls, text
+    return _make_episode(
+        record["output"],
+        step=record["step"],
+        question=record["input"],
+        group=re.sub(r"_\d+_\d+$", "", str(record.get("uid", record["input"]))),
+        reward=float(record["score"]),
     )
 
 
 def _results(record: Record) -> Episode:
-    text, calls = _spoken(record["completion"])
-    asked, _ = _spoken(record["prompt"])
-    group, cut = str(record["example_id"]), record.get("is_truncated")
-    return Episode(0, asked, group, _answer(text), float(record["reward"]), calls, text, cut)
+    question, _ = text_and_calls(record["prompt"])
+    return _make_episode(
+        record["completion"],
+        step=0,
+        question=question,
+        group=str(record["example_id"]),
+        reward=float(record["reward"]),
+        is_cut=record.get("is_truncated"),
+    )
 
 
 def _traces(record: Record) -> Episode | None:
     """Read an episode: its first trace that trains the policy."""
-    trace = next((one for one in record["traces"] if one["agent"].get("trainable", True)), None)
-    rewards = [one for one in trace["rewards"].values() if one] if trace else []
-    if not trace or not rewards:  # it failed before it was scored
+    trace = None
+    for candidate in record["traces"]:
+        if candidate["agent"].get("trainable", True):
+            trace = candidate
+            break
+    if trace is None:
         return None
-    said = [node["message"] for node in trace["nodes"]]
-    asked, _ = _spoken([message for message in said if message["role"] == "user"][:1])
-    text, calls = _spoken([message for message in said if message["role"] in ("assistant", "tool")])
+    rewards = [reward for reward in trace["rewards"].values() if reward]
+    if not rewards:  # it failed before it was scored
+        return None
+    messages = [node["message"] for node in trace["nodes"]]
+    question, _ = text_and_calls([m for m in messages if m["role"] == "user"][:1])
     work = (record.get("run") or {}).get("work") or {}
-    group = (record.get("group") or {}).get("id") or record["task"].get("hash") or asked
-    reward = sum(one["score"] * one.get("weight", 1.0) for one in rewards)
-    cut = str(trace.get("stop_condition")).endswith(("_tokens", "context_length"))
-    return Episode(work.get("step", 0), asked, group, _answer(text), reward, calls, text, cut)
+    group = (record.get("group") or {}).get("id") or record["task"].get("hash") or question
+    return _make_episode(
+        [message for message in messages if message["role"] in ("assistant", "tool")],
+        step=work.get("step", 0),
+        question=question,
+        group=group,
+        reward=sum(reward["score"] * reward.get("weight", 1.0) for reward in rewards),
+        is_cut=str(trace.get("stop_condition")).endswith(("_tokens", "context_length")),
+    )
 
 
-def _spoken(messages: str | list[Record] | None) -> tuple[str, list[str]]:
-    """Return what the agent said, and its calls, from messages or plain text."""
+# ------------------------------------------------------------------------------------------- texts
+
+
+def between(text: str, start: str, end: str) -> tuple[list[str], str]:
+    """Split `text` into what stands between the marks, and the text around those parts.
+
+    Both searches only move forward, so n unclosed marks take time linear in n. A regular
+    expression such as `<a>(.*?)</a>` looks for the end of each anew.
+    """
+    inside = []
+    outside = []
+    place = 0
+    while True:
+        start_at = text.find(start, place)
+        end_at = text.find(end, start_at + len(start)) if start_at >= 0 else -1
+        if end_at < 0:
+            outside.append(text[place:])
+            return inside, "".join(outside)
+        outside.append(text[place:start_at])
+        inside.append(text[start_at + len(start) : end_at])
+        place = end_at + len(end)
+
+
+def text_and_calls(messages: Any) -> tuple[str, list[str]]:
+    """Return the agent's text, and its calls, from messages or plain text."""
     if isinstance(messages, str):
-        text = RESULT.sub("", messages)
-        return text, CALL.findall(text)
-    said = [m for m in messages or () if m.get("role") not in ("system", "tool")]
-    text = "\n".join(_content(m.get("content")) for m in said)
-    return text, [str(call) for m in said for call in m.get("tool_calls") or ()] or CALL.findall(
-        text
-    )
+        _, text = between(messages, "<tool_response>", "</tool_response>")
+        calls, _ = between(text, "<tool_call>", "</tool_call>")
+        return text, calls
+    texts = []
+    calls = []
+    for message in messages or ():
+        if message.get("role") not in ("system", "tool"):
+            texts.append(text_of(message.get("content")))
+            calls += [str(call) for call in message.get("tool_calls") or ()]
+    text = "\n".join(texts)
+    if not calls:
+        calls, _ = between(text, "<tool_call>", "</tool_call>")
+    return text, calls
 
 
-def _content(content: Any) -> str:
-    """Return a message's text, which may be in parts."""
-    return (
-        content
-        if isinstance(content, str)
-        else " ".join(str(part.get("text", "")) for part in content or ())
-    )
+def text_of(content: Any) -> str:
+    """Return a message's text, which may be in parts; or the texts of messages."""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for part in content or ():
+        texts.append(str(part.get("text") or part.get("content") or ""))
+    return " ".join(texts)
 
 
-def _answer(text: str) -> str:
-    """Return the marked answer, or the text's last line."""
-    if marked := ANSWER.findall(text):
-        return "".join(marked[-1]).strip()
-    return (text.strip().splitlines() or [""])[-1].strip()[:LAST_CHARS]
+def answer_in(text: str) -> tuple[str, bool]:
+    """Return the answer, and whether it is marked; else the text's last line."""
+    answers, _ = between(text, "<answer>", "</answer>")
+    answers += BOXED.findall(text)
+    if answers:
+        return answers[-1].strip(), True
+    lines = text.strip().splitlines() or [""]
+    return lines[-1].strip()[:LAST_CHARS], False
 
 
 READERS: tuple[tuple[str, str, Callable[[Path], Form]], ...] = (

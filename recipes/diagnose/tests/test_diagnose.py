@@ -306,7 +306,7 @@ def test_verifiers_traces(tmp_path):
         [cut, episode | {"traces": [trace | {"rewards": {}}]}, episode | {"traces": []}],
     )
     [found] = read_evidence(tmp_path).episodes
-    assert (found.step, found.question, found.group, found.reward, found.cut) == (
+    assert (found.step, found.question, found.group, found.reward, found.is_cut) == (
         4,
         "Fix it.",
         "a1",

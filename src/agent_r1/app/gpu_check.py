@@ -26,11 +26,13 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from agent_r1.app import stages
+from agent_r1.app import plan, stages
+from agent_r1.app.plan_local import local_shape
 from agent_r1.config import Config, apply_overrides, fingerprint, load_config
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
+from agent_r1.ground.hardware import GIB, find_gpu, find_shape
 from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
 from agent_r1.inference.export import RECORD, export
@@ -38,8 +40,9 @@ from agent_r1.inference.provenance import code_version
 from agent_r1.inference.serve import gpus_for
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.run_dir import RunDir
+from agent_r1.verl_engine import real_update
 from agent_r1.verl_engine.checkpoints import compare_logprobs
-from agent_r1.verl_engine.launch import read_phase
+from agent_r1.verl_engine.launch import choose_attention, read_phase
 from agent_r1.workspace import Workspace
 
 SMALL_RUN = [
@@ -125,6 +128,8 @@ class GpuCheck:
     config: Config
     folder: Path
     ended: AgentR1Error | None = None
+    preset: Config | None = None
+    """The configuration in its real sizes; unset, the phase of real sizes uses small ones."""
 
     @property
     def run(self) -> RunDir:
@@ -166,6 +171,32 @@ def warm_start(check: GpuCheck) -> str:
     stages.make_cold_start(Workspace(check.config))
     device, dtype = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
     return f"two updates by the local trainer, {str(dtype)[6:]} on {device}"
+
+
+def real_size(check: GpuCheck) -> str:
+    """Update random weights of the preset's shape once; compare the peak with the plan."""
+    device, _ = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
+    small_here = device == "cpu" or check.preset is None
+    config = check.config if small_here else check.preset
+    if small_here:
+        shape = local_shape(config)
+    else:
+        shape = find_shape(config.model.path or "", Workspace(config).base_model)
+    config = choose_attention(check.run, config, device)
+    folder = check.folder / "real_size"
+    measured = real_update.measure(config, shape, device, folder)
+    remove(folder / "model")
+    speed = measured["tokens"] / measured["seconds"]
+    done = f"{measured['tokens']:,} tokens a rank, {speed:,.0f} a second"
+    if small_here:
+        return f"{done}; in a small size, because this is no GPU"
+    parts = plan.gpu_memory(config, shape, find_gpu(config.verl.gpu))
+    # Of PyTorch alone: CUDA's context and NCCL are outside its count.
+    planned = sum(training for _, training in parts.values()) - plan.CONTEXT
+    sizes = f"peak {measured['peak'] / GIB:.1f} GiB, planned {planned / GIB:.1f}"
+    if measured["peak"] > planned:
+        raise AgentR1Error(f"{done}; {sizes}", code="more_memory_than_planned")
+    return f"{done}; {sizes}"
 
 
 def launch(check: GpuCheck) -> str:
@@ -303,6 +334,12 @@ PHASES = (
         "cold_start.warm_steps=0",
     ),
     Phase(
+        "real size",
+        real_size,
+        "an update of the preset's model does not fit, or FSDP2 or the attention fails",
+        OOM,
+    ),
+    Phase(
         START,
         launch,
         "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
@@ -366,6 +403,7 @@ def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list
     found: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"
+        busy = False
         try:
             if broken := [one["phase"] for one in found if one["status"] == "failed"]:
                 raise NotRun(f"{broken[0]} failed")
@@ -374,6 +412,8 @@ def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list
             status, seen = "not run", str(reason)
         except Exception as error:  # GPU libraries raise many kinds
             status, seen = "failed", str(error)
+            # Another run holds a lock: that sentence says all, and nothing here is broken.
+            busy = getattr(error, "code", "") == "locked"
             if not isinstance(error, AgentR1Error):
                 seen = f"{type(error).__name__}: {first_line(error)}"
                 traceback.print_exc()
@@ -385,7 +425,7 @@ def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list
                 "seconds": time.perf_counter() - began,
             }
         )
-        if status == "failed":
+        if status == "failed" and not busy:
             found[-1] |= {"means": phase.means, "remedy": phase.remedy}
         say(f"{status:8} {phase.name}: {seen}")
     return found
@@ -470,7 +510,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
             remove(folder)
             folder.mkdir()
             with at_home(folder):
-                phases = run_phases(GpuCheck(small(config), folder))
+                phases = run_phases(GpuCheck(small(config), folder, preset=config))
             count = Counter(one["status"] for one in phases)
             result = {
                 "passed": not count["failed"],
@@ -486,6 +526,8 @@ def check_machine(config: Config, as_json: bool = False) -> None:
         print(json.dumps(result))
     for one in result["phases"]:
         if one["status"] == "failed":
+            if "means" not in one:
+                raise AgentR1Error(f"gpu-check, {one['phase']}: {one['seen']}", code="locked")
             raise AgentR1Error(
                 "gpu-check, {phase}: {seen}. This means: {means}. Remedy: {remedy}".format(**one),
                 code="gpu_check_failed",

@@ -81,16 +81,16 @@ def writing(what: object, then: str = "") -> Iterator[None]:
 
 
 @contextmanager
-def hold_lock(path: Path, busy: str | None = None) -> Iterator[None]:
+def hold_lock(path: Path, busy: str | None = None, patience_s: float = 0) -> Iterator[None]:
     """Let one process at a time run the block.
 
-    Others wait, or get AgentR1Error with `busy`. The lock ends with its process, so a crash leaves
+    Others wait, or get AgentR1Error with `busy` after `patience_s`. The lock ends with its process, so a crash leaves
     none.
     """
     from filelock import FileLock, Timeout
 
     try:
-        lock = FileLock(path).acquire(timeout=-1 if busy is None else 0)
+        lock = FileLock(path).acquire(timeout=-1 if busy is None else patience_s)
     except Timeout:
         raise AgentR1Error(str(busy), code="locked") from None
     with lock:

@@ -1,8 +1,8 @@
 """Detect from its metrics that a run goes wrong, and recommend a first remedy.
 
-In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s. The dashboard shows each
-once, the report lists them, and `trainer.stop_on_collapse` ends a run at the first sign of
-collapse.
+In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s, whose meanings and remedies
+are in `causes.py`. The dashboard shows each once, the report lists them, and
+`trainer.stop_on_collapse` ends a run at the first sign of collapse.
 
 *Why is my reward zero?* is checked once, after the first steps. Such a run continues for hours
 without an error, since reward 0, loss 0 and gradient 0 are all valid numbers. *Has it collapsed?*
@@ -17,6 +17,7 @@ from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
+from agent_r1.training.causes import BY_SIGN
 from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.metrics import SAMPLER_GAP
 
@@ -30,8 +31,9 @@ AGREED = 3
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
 lab/experiments/sentinel.py."""
-
-
+SPEED = "perf/agent_tokens_per_s"
+SLOW = 0.4
+"""Share of the first steps' sampled tokens per second below which a fall is reported."""
 LEAK = 30
 """Steps over which host memory is observed."""
 
@@ -49,36 +51,40 @@ class Sign:
     stop_reason: str = ""  # episodes with this stop reason are examples
     over: int | None = None  # the step after which it was no longer seen
 
+    @property
+    def cause(self) -> str:
+        """The name of its cause in `causes.CAUSES`."""
+        return BY_SIGN[self.name].name
+
     def __str__(self) -> str:
-        return (
-            f"{self.seen}; over after step {self.over}"
-            if self.over
-            else f"{self.seen}: {self.means}. {self.first}"
-        )
+        if self.over:
+            return f"{self.seen}; over after step {self.over}"
+        return f"{self.seen}: {self.means}. {self.first}"
 
 
-SPEED = "perf/agent_tokens_per_s"
-SLOW = 0.4
-"""Share of the first steps' sampled tokens per second below which a fall is reported."""
+def _sign(
+    name: str, seen: str, step: int, *, collapse: bool = False, stop_reason: str = ""
+) -> Sign:
+    """Make a sign with the meaning and the remedy of its cause."""
+    cause = BY_SIGN[name]
+    return Sign(name, seen, cause.meaning, cause.remedy, step, collapse, stop_reason)
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
     """List all signs of a run: where each began, and whether it ended."""
     signs_by_name: dict[str, Sign] = {}
-    for n in sorted(
-        {FIRST, *range(1, len(lines), max(1, len(lines) // 200)), len(lines)}
-    ):  # a sample of a long run's steps
+    # Of a long run only 200 steps are checked, because each check reads all lines before it.
+    stride = max(1, len(lines) // 200)
+    for n in sorted({FIRST, *range(1, len(lines), stride), len(lines)}):
         now = {sign.name: sign for sign in new_signs(lines[:n])}
         for name, sign in signs_by_name.items():
             if name in now:
                 signs_by_name[name] = replace(sign, over=None)
+                continue
             # A reason for zero is checked once, so it holds until an episode is paid. Collapse is
             # checked from 2 SPAN on.
-            elif (
-                not sign.over
-                and n >= 2 * SPAN
-                and (not name.startswith("zero") or _any_reward(lines[n - 1]))
-            ):
+            lasts = name.startswith("zero") and not _any_reward(lines[n - 1])
+            if not sign.over and n >= 2 * SPAN and not lasts:
                 signs_by_name[name] = replace(sign, over=lines[n - 1][STEP_KEY])
         signs_by_name = now | signs_by_name
     return list(signs_by_name.values())
@@ -86,100 +92,52 @@ def signs(lines: Sequence[Line]) -> list[Sign]:
 
 def new_signs(lines: Sequence[Line]) -> list[Sign]:
     """List the signs at the last of `lines`, also those seen before."""
-    zero = _why_zero(lines) if len(lines) == FIRST else []
-    return (
-        zero
-        + _agreement(lines)
-        + _leak(lines)
-        + _slow_sampling(lines)
-        + (_collapse(lines) if len(lines) >= 2 * SPAN else [])
-    )
+    all_signs = []
+    if len(lines) == FIRST:
+        all_signs += _why_zero(lines)
+    all_signs += _agreement(lines)
+    all_signs += _leak(lines)
+    all_signs += _slow_sampling(lines)
+    if len(lines) >= 2 * SPAN:
+        all_signs += _collapse(lines)
+    return all_signs
 
 
 # --------------------------------------------------------------------------- why is my reward zero?
 
-CAUSES = {
-    "max_tokens": (
-        "were cut off in the middle of a turn",
-        "nothing in a cut-off turn is executed or rewarded",
-        "Raise rollout.max_tokens_per_turn, or teach the format in a longer cold start",
-    ),
-    "context_overflow": (
-        "ran out of context",
-        "prompts and results do not fit",
-        "Raise rollout.max_context, or lower search.top_k and env.tool_max_chars",
-    ),
-    "no_answer": (
-        "ended without a readable answer",
-        "the model does not write the tags that the environment reads",
-        "Start from an instruct model, or train a cold start that shows the format",
-    ),
-    "invalid_calls": (
-        "ended because their calls could not be parsed",
-        "the model does not write calls as the environment reads them",
-        "Start from an instruct model, or train a cold start that shows the format",
-    ),
-    "max_turns": (
-        "used up their turns without an answer",
-        "the agent calls tools until its turns end, and never answers",
-        "Raise env.max_turns, or show answers in the cold start",
-    ),
+OBSERVATIONS = {
+    "max_tokens": "were cut off in the middle of a turn",
+    "context_overflow": "ran out of context",
+    "no_answer": "ended without a readable answer",
+    "invalid_calls": "ended because their calls could not be parsed",
+    "max_turns": "used up their turns without an answer",
 }
-"""Stop reason -> observation, meaning, remedy."""
+"""Stop reason -> what the episodes did."""
 
 
 def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     """List reasons why no episode of the first steps was paid."""
-    if any(map(_any_reward, lines)):
+    if any(_any_reward(line) for line in lines):
         return []
     step = lines[-1][STEP_KEY]
     reasons = []
-    for reason, (observation, meaning, remedy) in CAUSES.items():
+    for reason, observation in OBSERVATIONS.items():
         share = _mean(lines, f"stop/{reason}")
         if share >= 0.5:
-            reasons.append(
-                Sign(
-                    f"zero: {reason}",
-                    f"{share:.0%} of the episodes {observation}",
-                    meaning,
-                    remedy,
-                    step,
-                    stop_reason=reason,
-                )
-            )
+            seen = f"{share:.0%} of the episodes {observation}"
+            reasons.append(_sign(f"zero: {reason}", seen, step, stop_reason=reason))
     share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        reasons.append(
-            Sign(
-                "zero: no call",
-                "no tool was called in 100% of the episodes",
-                "the agent answers from memory, or its calls are not recognised",
-                "Look at a turn in rollouts/; check env.tools",
-                step,
-            )
-        )
+        seen = "no tool was called in 100% of the episodes"
+        reasons.append(_sign("zero: no call", seen, step))
     elif share_invalid >= 0.5:
-        reasons.append(
-            Sign(
-                "zero: invalid calls",
-                f"{share_invalid:.0%} of the calls could not be run",
-                "the model writes the tags, but wrong names or arguments",
-                "Look at a call in rollouts/; check names and arguments",
-                step,
-            )
-        )
-    if (gap := _mean(lines, SAMPLER_GAP)) > 0.2:
+        seen = f"{share_invalid:.0%} of the calls could not be run"
+        reasons.append(_sign("zero: invalid calls", seen, step))
+    gap = _mean(lines, SAMPLER_GAP)
+    if gap > 0.2:
         reasons.append(_gap(gap, step))
     if not reasons:
-        reasons.append(
-            Sign(
-                "zero: wrong",
-                "no episode was paid",
-                "the answers are well formed, and all are wrong",
-                "Make the questions easier, or reward partial success (env.evidence_reward)",
-                step,
-            )
-        )
+        reasons.append(_sign("zero: wrong", "no episode was paid", step))
     return reasons
 
 
@@ -190,74 +148,40 @@ def _agreement(lines: Sequence[Line]) -> list[Sign]:
     last = lines[-AGREED:]
     if len(last) < AGREED or any(line.get("groups/zero_advantage") != 1 for line in last):
         return []
-    return [
-        Sign(
-            "groups agree",
-            f"in {AGREED} consecutive steps, all samples of each group had equal scores",
-            "nothing was learnt",
-            "Look at rollouts/; other questions, a higher rollout.temperature or more "
-            "samples_per_prompt may help",
-            lines[-1][STEP_KEY],
-            collapse=(score := _mean(last, "critic/score/mean")) <= 0
-            or score < _best(lines) - 0.05,  # else it is solved
-        )
-    ]
+    score = _mean(last, "critic/score/mean")
+    seen = f"in {AGREED} consecutive steps, all samples of each group had equal scores"
+    # With the best reward that it has had, the run is solved and has not collapsed.
+    collapse = score <= 0 or score < _best(lines) - 0.05
+    return [_sign("groups agree", seen, lines[-1][STEP_KEY], collapse=collapse)]
 
 
 def _collapse(lines: Sequence[Line]) -> list[Sign]:
     start = lines[:SPAN]
     now = lines[-SPAN:]
-    signs = []
-
-    def add(name: str, seen: str, means: str, first: str) -> None:
-        signs.append(Sign(name, seen, means, first, lines[-1][STEP_KEY], collapse=True))
-
+    step = lines[-1][STEP_KEY]
+    collapses = []
     score = _mean(now, "critic/score/mean")
     best = _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
-        means = "updates were too large, or the policy exploits a part of the reward"
-        first = "Lower actor.lr, or keep the policy near the start model with actor.kl_coef"
-        add(
-            "reward falls",
-            f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)",
-            means,
-            first,
-        )
-    if (
-        all("actor/entropy" in line for line in now)
-        and _mean(now, "actor/entropy") < 1e-3
-        and score < best - 0.05
-    ):
-        means = "the policy tries nothing new, so it cannot improve"
-        first = "Lower actor.lr, or set actor.entropy_coef=0.001"
-        add("entropy", "the entropy fell to zero", means, first)
-    for key, name, least, first in (
-        (
-            "tool_calls/mean",
-            "calls per episode",
-            1.0,
-            "Set env.call_reward to 0, and look at the results of the calls",
-        ),
-        (
-            "response_length/mean",
-            "tokens per episode",
-            16.0,
-            "Lower rollout.max_tokens_per_turn; try seq-mean-token-mean",
-        ),
+        seen = f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)"
+        collapses.append(_sign("reward falls", seen, step, collapse=True))
+    has_entropy = all("actor/entropy" in line for line in now)
+    if has_entropy and _mean(now, "actor/entropy") < 1e-3 and score < best - 0.05:
+        collapses.append(_sign("entropy", "the entropy fell to zero", step, collapse=True))
+    for key, name, least in (
+        ("tool_calls/mean", "calls per episode", 1.0),
+        ("response_length/mean", "tokens per episode", 16.0),
     ):
         before = _mean(start, key)
         after = _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
-            add(
-                name,
-                f"{after:.1f} {name}, {before:.1f} at first",
-                "they grow without more reward",
-                first,
-            )
-    if (gap := _mean(now, SAMPLER_GAP)) > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
-        signs.append(_gap(gap, lines[-1][STEP_KEY]))
-    return signs
+            seen = f"{after:.1f} {name}, {before:.1f} at first"
+            collapses.append(_sign(name, seen, step, collapse=True))
+    gap = _mean(now, SAMPLER_GAP)
+    if gap > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
+        collapses.append(_gap(gap, step))
+    return collapses
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
@@ -267,23 +191,18 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     if len(free) < LEAK or None in free:
         return []
     means = [fmean(free[start : start + SPAN]) for start in range(0, LEAK, SPAN)]
-    drops = [before - after for before, after in zip(means, means[1:], strict=False)]
+    drops = [before - after for before, after in pairwise(means)]
     a_step = fmean(drops) / SPAN
     now = means[-1]
     # A process that starts and stays causes one fall, warming up ever smaller falls, and freed
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    observation = (
+    seen = (
         f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
-        "are left"
+        f"are left, enough for {now / a_step:.0f} more steps"
     )
-    meaning = (
-        f"a process leaks memory; after {now / a_step:.0f} more steps none is left (verl#6468 is "
-        "such a leak)"
-    )
-    first = "Find the growing process; trainer.max_hours and --resume restart all processes"
-    return [Sign("host memory", observation, meaning, first, lines[-1][STEP_KEY])]
+    return [_sign("host memory", seen, lines[-1][STEP_KEY])]
 
 
 def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
@@ -302,28 +221,13 @@ def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
         return []
     if last_speed > SLOW * first_speed or last_length < 0.7 * first_length:
         return []
-    observation = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
-    means = "the sampler or the machine became slower (verl#7029 is such a case), or others use it"
-    remedy = "Look for other programs; --resume starts vLLM anew"
-    return [Sign("slow sampling", observation, means, remedy, lines[-1][STEP_KEY])]
+    seen = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
+    return [_sign("slow sampling", seen, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    means = (
-        "the sampler lacks the trainer's weights or rounds very differently, and the ratios "
-        "measure that"
-    )
-    first = (
-        "Check trainer.dtype and how weights reach the sampler; verl.tis_cap=2 bounds the effect"
-    )
-    return Sign(
-        "sampler",
-        f"sampler and trainer differed by {gap:.2f} nats per token",
-        means,
-        first,
-        step,
-        True,
-    )
+    seen = f"sampler and trainer differed by {gap:.2f} nats per token"
+    return _sign("sampler", seen, step, collapse=True)
 
 
 def _any_reward(line: Line) -> bool:

@@ -209,10 +209,13 @@ def only_one_here() -> AbstractContextManager[None]:
     """Allow one run per machine.
 
     verl names its weight-transfer sockets after Ray's job, and the first job of every Ray has the
-    same name. Two runs would mix up their weights.
+    same name. Two runs would mix up their weights. AGENT_R1_VERL_WAIT_S waits so long for another
+    run, as our tests do.
     """
     lock = Path(tempfile.gettempdir()) / f"agent-r1-verl-{os.getuid()}.lock"
-    return hold_lock(lock, "another run with --engine verl is on this machine; wait for it")
+    patience_s = float(os.environ.get("AGENT_R1_VERL_WAIT_S", 0))
+    busy = "another run with --engine verl is on this machine; wait for it"
+    return hold_lock(lock, busy, patience_s)
 
 
 # ------------------------------------------------------------------------------------- the watchdog

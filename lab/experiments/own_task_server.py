@@ -1,0 +1,22 @@
+"""Serve the price list of own_task_worlds.py over MCP; with `broken`, each call fails."""
+
+from __future__ import annotations
+
+import sys
+
+from mcp.server.fastmcp import FastMCP
+
+server = FastMCP("prices", log_level="ERROR")
+
+
+@server.tool()
+def price(name: str) -> str:
+    """Look up what something costs."""
+    if "broken" in sys.argv[1:]:
+        raise LookupError("the price list is gone")
+    total = sum(ord(letter) * (place + 1) for place, letter in enumerate(name))
+    return str(11 + total % 39)
+
+
+if __name__ == "__main__":
+    server.run()

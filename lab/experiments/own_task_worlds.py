@@ -1,0 +1,303 @@
+"""Define six kinds of own tasks as a newcomer writes them: lab/experiments/own_task_runs.py.
+
+In: nothing. Out: questions, demonstrators, tools and environments, which settings name as
+`own_task_worlds.py:NAME`. Each task is copying or looking up, so that a tiny model learns it in
+seconds. Names that end in `Broken` or `_broken` have the fault of their docstring.
+"""
+
+from __future__ import annotations
+
+import random
+from itertools import permutations
+
+from agent_r1 import AgentEnv, Hermes, Observation, StepResult, StopReason
+from agent_r1.tool import tool
+
+COLOURS = ("red", "blue", "green", "black", "white", "pink")
+GOODS = ("lamp", "chair", "clock", "table", "spoon", "mirror")
+CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Quito")
+ORDINALS = ("first", "second", "third")
+RIGHT = 0.6
+"""Share of the right moves of a demonstrator. RL has something to improve."""
+
+
+def turns_of(history: list[dict], role: str) -> list[str]:
+    return [message["content"] for message in history if message["role"] == role]
+
+
+# ------------------------------------------------------------------------- a file of questions
+
+
+def list_questions() -> list[dict]:
+    """List 360 questions in a fixed random order: copy a word from its place."""
+    rows = []
+    for colours in permutations(COLOURS, 3):
+        for place, ordinal in enumerate(ORDINALS):
+            question = f"Of {', '.join(colours)}, which is {ordinal}?"
+            rows.append({"question": question, "answer": colours[place]})
+    random.Random(0).shuffle(rows)
+    return rows
+
+
+def play_question(row, history, rng):
+    words = row["prompt"][-1]["content"].removeprefix("Of ").replace(",", "").split()[:3]
+    if rng.random() < RIGHT:
+        return Hermes.answer(row["reward_model"]["ground_truth"][0])
+    return Hermes.answer(rng.choice(words))
+
+
+# ------------------------------------------------------------------------------- a plain class
+
+
+def key_questions(split, count, rng):
+    for number in range(count):
+        colour = rng.choice(COLOURS)
+        yield {"question": f"Open door {number}.", "metadata": {"colour": colour}}
+
+
+class Doors:
+    """The agent opens the door with the key whose colour it reads."""
+
+    score_name = "opened"
+
+    def reset(self, colour, seed, **row) -> str:
+        self.colour = self._draw(colour, seed)
+        self.tries = 0
+        self.done = False
+        return f"The key is {self.colour}."
+
+    def _draw(self, colour: str, seed: int) -> str:
+        return colour
+
+    def open(self, colour: str) -> str:
+        """Try to open the door.
+
+        Args:
+            colour: Of the key.
+        """
+        self.tries += 1
+        self.done = colour == self.colour
+        return "open" if self.done else "locked"
+
+    @property
+    def score(self) -> bool:
+        return self.done
+
+    def get_reward(self) -> float:
+        return float(self.done) - 0.2 * self.tries
+
+
+class DoorsBroken(Doors):
+    """Draw the key anew in each episode, so that the samples of a group differ."""
+
+    def _draw(self, colour, seed):
+        return random.choice(COLOURS)
+
+
+def play_doors(row, history, rng):
+    if rng.random() < RIGHT:
+        return Hermes.call("open", colour=row["extra_info"]["metadata"]["colour"])
+    return Hermes.call("open", colour=rng.choice(COLOURS))
+
+
+# ------------------------------------------------------------------ a Gymnasium-shaped environment
+
+
+class Corridor:
+    """A world with `reset` and `step` as in Gymnasium: walk to the goal."""
+
+    cells = 7
+
+    def reset(self, seed=None):
+        rng = random.Random(seed)
+        self.place, self.goal = rng.sample(range(self.cells), 2)
+        return self._observe(), {}
+
+    def step(self, action):
+        self.place += {"left": -1, "right": 1}.get(action, 0)
+        at_goal = self.place == self.goal
+        return self._observe(), float(at_goal), at_goal, False, {}
+
+    def _observe(self):
+        return f"at {self.place}, goal {self.goal}"
+
+
+def corridor_questions(split, count, rng):
+    for number in range(count):
+        yield {"question": f"Walk in corridor {number}.", "metadata": {"seed_of_world": number}}
+
+
+class Walk:
+    """Adapts Corridor to a plain class."""
+
+    score_name = "arrived"
+
+    def reset(self, seed_of_world, **row) -> str:
+        self.world = Corridor()
+        self.done = False
+        self.steps = 0
+        first, _ = self.world.reset(seed=self._seed(seed_of_world))
+        return first
+
+    def _seed(self, seed_of_world: int) -> int | None:
+        return seed_of_world
+
+    def move(self, direction: str) -> str:
+        """Go to the next cell.
+
+        Args:
+            direction: left or right.
+        """
+        observation, _, self.done, _, _ = self.world.step(direction)
+        self.steps += 1
+        return observation
+
+    def get_reward(self) -> float:
+        return float(self.done) - 0.05 * self.steps
+
+
+class WalkBroken(Walk):
+    """Forgets the seed in `reset`, so the samples of a group begin in different states."""
+
+    def _seed(self, seed_of_world):
+        return None
+
+
+def play_walk(row, history, rng):
+    texts = turns_of(history, "tool") or turns_of(history, "user")
+    place, goal = texts[-1].split("at ")[-1].split(", goal ")
+    right = "right" if int(goal) > int(place) else "left"
+    wrong = "left" if right == "right" else "right"
+    return Hermes.call("move", direction=right if rng.random() < 0.75 else wrong)
+
+
+# ------------------------------------------------------------------------- a native environment
+
+
+class Words(AgentEnv):
+    """The agent writes a colour as plain text, without tools."""
+
+    def __init__(self, tools, config):
+        self.left = config.max_turns
+
+    def reset(self, row):
+        self.colour = row["extra_info"]["metadata"]["colour"]
+        return Observation(list(row["prompt"]))
+
+    async def step(self, action):
+        self.left -= 1
+        if action.text.strip() == f"I take the {self.colour} key":
+            return StepResult(None, reward=1.0, done=True, stop_reason=StopReason.ANSWERED)
+        if self.left == 0:
+            return StepResult(None, done=True, stop_reason=StopReason.MAX_TURNS)
+        return StepResult(Observation([{"role": "user", "content": "no"}]), reward=-0.1)
+
+
+def word_questions(split, count, rng):
+    for number in range(count):
+        colour = rng.choice(COLOURS)
+        question = f"Door {number} has a {colour} key. Which do you take?"
+        yield {"question": question, "metadata": {"colour": colour}}
+
+
+def play_words(row, history, rng):
+    colour = row["extra_info"]["metadata"]["colour"]
+    if rng.random() > RIGHT:
+        colour = rng.choice(COLOURS)
+    return f"I take the {colour} key"
+
+
+# ------------------------------------------------------------------ an MCP server, and two tools
+
+
+def price_of(name: str) -> int:
+    """Return a fixed price of 11 to 49."""
+    return 11 + sum(ord(letter) * (place + 1) for place, letter in enumerate(name)) % 39
+
+
+@tool
+def price(name: str) -> str:
+    """Look up what something costs.
+
+    Args:
+        name: The thing and its city.
+    """
+    return str(price_of(name))
+
+
+@tool
+def double(number: int) -> int:
+    """Double a number.
+
+    Args:
+        number: A whole number.
+    """
+    return 2 * number
+
+
+@tool
+def price_broken(name: str) -> str:
+    """Look up what something costs.
+
+    Args:
+        name: The thing and its city.
+    """
+    raise LookupError("the price list is gone")
+
+
+def things(count, rng):
+    names = [
+        f"{colour} {good} in {city}" for colour in COLOURS for good in GOODS for city in CITIES
+    ]
+    rng.shuffle(names)
+    return names[:count]
+
+
+def price_questions(split, count, rng):
+    for name in things(count, rng):
+        yield {
+            "question": f"What does a {name} cost?",
+            "answer": str(price_of(name)),
+            "metadata": {"thing": name},
+        }
+
+
+def pair_questions(split, count, rng):
+    for name in things(count, rng):
+        yield {
+            "question": f"What do two of {name} cost?",
+            "answer": str(2 * price_of(name)),
+            "metadata": {"thing": name},
+        }
+
+
+def play_price(row, history, rng):
+    results = turns_of(history, "tool")
+    if results:
+        return Hermes.answer(results[-1].split()[-1])
+    if rng.random() < RIGHT:
+        return Hermes.call("price", name=row["extra_info"]["metadata"]["thing"])
+    return Hermes.answer(str(rng.randrange(11, 50)))
+
+
+def play_pair(row, history, rng):
+    results = turns_of(history, "tool")
+    if len(results) == 2 or (results and rng.random() > RIGHT):
+        return Hermes.answer(results[-1].split()[-1])
+    if results:
+        number = results[-1].split()[-1]
+        return Hermes.call("double", number=int(number) if number.isdecimal() else 20)
+    return Hermes.call("price", name=row["extra_info"]["metadata"]["thing"])
+
+
+def play_broken_price(row, history, rng):
+    """Call the tool that always fails, and guess."""
+    if turns_of(history, "tool") or rng.random() > RIGHT:
+        return Hermes.answer(str(rng.randrange(11, 99)))
+    name = "price_broken" if "two" in row["prompt"][-1]["content"] else "price"
+    return Hermes.call(name, name=row["extra_info"]["metadata"]["thing"])
+
+
+def play_guess(row, history, rng):
+    """Guess without a call, so that the cold start teaches none."""
+    return Hermes.answer(str(rng.randrange(11, 50)))

@@ -1,0 +1,127 @@
+"""Train each example of the tutorials on three seeds; write its figures into its page.
+
+Each example is followed as its page says, in an empty folder. It must learn: the mean test score of
+the seeds rises by more than the 95 % interval of the difference. A page has a line that begins with
+`<!-- figures NAME -->`; the rest of this line is written here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_r1.ground.files import write_whole
+from agent_r1.ground.machine import describe_machine
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = ROOT / "docs" / "tutorial"
+SEEDS = (0, 1, 2)
+
+
+@dataclass(frozen=True)
+class Example:
+    """Hold an example: its page, its files, and its training command."""
+
+    page: Path
+    files: dict[str, str]
+    train: list[str]
+
+
+def examples() -> dict[str, Example]:
+    """Read the examples from their pages."""
+    environment = TUTORIAL / "your-own-environment.md"
+    class_code, words_code = blocks(environment, "python")[:2]
+    by_class, by_words = commands(environment)[:2]
+    gym = ROOT / "recipes" / "gym" / "README.md"
+    corridor = (gym.parent / "corridor.py").read_text(encoding="utf-8")
+    return {
+        "class": Example(environment, {"guess.py": class_code}, by_class),
+        "words": Example(environment, {"guess.py": class_code, "words.py": words_code}, by_words),
+        "gym": Example(gym, {"corridor.py": corridor}, commands(gym)[0]),
+    }
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Return the code blocks of a page in one language."""
+    text = page.read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+def commands(page: Path) -> list[list[str]]:
+    """Return the arguments of a page's `agent-r1 train` commands."""
+    lines = [line for block in blocks(page, "bash") for line in block.splitlines()]
+    words = [shlex.split(line) for line in lines]
+    return [line[1:] for line in words if line[:2] == ["agent-r1", "train"]]
+
+
+def run() -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    for name, example in examples().items():
+        began = time.perf_counter()
+        scores = [play(example, seed) for seed in SEEDS]
+        seconds = (time.perf_counter() - began) / len(SEEDS)
+        before = sum(first["score"] for first, _ in scores) / len(SEEDS)
+        after = sum(last["score"] for _, last in scores) / len(SEEDS)
+        noise = 1.96 * math.sqrt(sum(error(card) ** 2 for pair in scores for card in pair))
+        noise /= len(SEEDS)
+        if after - before <= noise:
+            raise AssertionError(f"{name}: {before:.3f} -> {after:.3f}, within {noise:.3f}")
+        figures[f"{name}_before"] = round(before, 3)
+        figures[f"{name}_after"] = round(after, 3)
+        figures[f"{name}_seconds"] = round(seconds)
+        each = ", ".join(f"{first['score']:.2f} -> {last['score']:.2f}" for first, last in scores)
+        write_figures(name, example.page, f"{before:.2f} -> {after:.2f}", each, round(seconds))
+        print(f"{name}: {each}", flush=True)
+    return figures
+
+
+def error(card: dict[str, Any]) -> float:
+    """Return the standard error of a card's score."""
+    low, high = card["score_ci95"]
+    return (high - low) / 2 / 1.96
+
+
+def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Follow an example in an empty folder. Return its eval cards before and after RL."""
+    folder = Path(tempfile.mkdtemp())
+    try:
+        for file, code in example.files.items():
+            (folder / file).write_text(code, encoding="utf-8")
+        settings = [*example.train[1:], f"--seed={seed}", "--run=example"]
+        for words in (
+            ["train", *settings, "--plain"],
+            ["eval", "--before", *settings],
+            ["eval", *settings],
+        ):
+            command = [sys.executable, "-m", "agent_r1", *words]
+            environment = os.environ | {"AGENT_R1_HOME": str(folder)}
+            subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+        cards = [folder / "runs" / "example" / name for name in ("eval_before.json", "eval.json")]
+        before, after = [json.loads(card.read_text(encoding="utf-8")) for card in cards]
+        return before, after
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_figures(name: str, page: Path, mean: str, each: str, seconds: int) -> None:
+    """Replace the line of figures in a page."""
+    text = page.read_text(encoding="utf-8")
+    line = (
+        f"<!-- figures {name} -->The mean test score of three seeds rose: {mean} ({each}). "
+        f"A seed took {seconds} s on {describe_machine()}."
+    )
+    pattern = re.compile(rf"^<!-- figures {name} -->.*$", re.MULTILINE)
+    if not pattern.search(text):
+        raise AssertionError(f"{page.name} has no line for the figures of {name}")
+    write_whole(page, pattern.sub(line.replace("\\", r"\\"), text))
