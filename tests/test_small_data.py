@@ -1,5 +1,4 @@
-"""A cold start on few questions of one's own does not learn them by heart, and a probe tells before
-RL whether there is anything to compare."""
+"""Clone few demonstrations without learning them by heart, and probe a start before RL."""
 
 from __future__ import annotations
 
