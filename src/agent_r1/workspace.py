@@ -93,6 +93,7 @@ class Workspace:
             c.seed,
             self.data.name,
             *code(*user_code(c, updates=False)),
+            *self._own_flow,
         )
         return self.root / "artifacts" / f"cold-start-{digest}"
 
@@ -108,6 +109,12 @@ class Workspace:
         if asks_server or not self.config.cold_start.demonstrator:
             env = env.model_copy(update={"reward": None})
         return env
+
+    @property
+    def _own_flow(self) -> list[str]:
+        """List the programs of the section `rollout`: they decide what the model reads."""
+        names = trusted_settings(self.config).items()
+        return [program for setting, program in names if setting.startswith("rollout.")]
 
     @cached_property
     def fetch_folder(self) -> Path:
