@@ -168,7 +168,21 @@ def check_task(config: Config) -> None:
 
 
 def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
-    """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids."""
+    """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids.
+
+    Raises AgentR1Error for another tokenizer than a byte-level one without gaps in its ids.
+    """
+    try:
+        return _tokenizer_data(chat)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise AgentR1Error(
+            f"the page does not know this tokenizer ({type(error).__name__}: {error}); it needs "
+            "byte-level BPE with ids from 0 without gaps, as our tiny models have",
+            code="task_unfit_for_a_page",
+        ) from None
+
+
+def _tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     tokenizer = json.loads(chat.tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer["model"]["vocab"] | chat.control_ids
     # A byte-level tokenizer writes each byte as a printable letter: "Ġ" stands for a blank.
@@ -299,6 +313,31 @@ def read_recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[st
     return {"records": read_group(files[0], later)}
 
 
+def describe_reliability(checkpoint: Path) -> str:
+    """Tell what the run's evaluation measured with several samples of each question.
+
+    Empty if it drew one, or if it is about another checkpoint.
+    """
+    card_file = checkpoint.parent.parent / "eval.json"
+    if not card_file.is_file():
+        return ""
+    card = json.loads(card_file.read_text(encoding="utf-8"))
+    part = card.get("reliability")
+    if not part or Path(card["model"]).parent.name != checkpoint.name:
+        return ""
+    n = part["samples"]
+    figures = []
+    for key, meaning in ((f"pass@{n}", "at least one is right"), (f"pass^{n}", "all are right")):
+        if key in part:
+            low, high = part[f"{key}_ci95"]
+            figures.append(f"{key} {part[key]:.3f} ({low:.3f} to {high:.3f}): {meaning}")
+    return (
+        f"In the run's evaluation, {n} samples of each of {part['questions']} test questions at "
+        f"temperature {part['temperature']:g}, with unrounded weights and 95 % intervals: "
+        f"mean {part['mean@1']:.3f}; {'; '.join(figures)}."
+    )
+
+
 def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
     """Write the page of a run (`agent-r1 export --page FILE`).
 
@@ -328,6 +367,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         "PASSAGES": f"{len(header['corpus']):,}",
         "PARAMETERS": f"{header['parameters'] / 1e6:.2f}",
         "RECORDED": title,
+        "RELIABILITY": describe_reliability(checkpoint),
     }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
     print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

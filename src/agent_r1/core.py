@@ -274,6 +274,8 @@ class Trajectory:
     truncated: bool = False  # see `Outcome`
     extra: dict[str, Any] = field(default_factory=dict)
     """Values for estimators, by name; set after the episode."""
+    sample: int = 0
+    """Number of this sample among those of its question, in an evaluation."""
 
     @property
     def reward(self) -> float:

@@ -152,6 +152,13 @@ def count(text: str) -> int:
     return value
 
 
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
 def eval_condition(a: Namespace) -> str | None:
     """Return how this evaluation changes the agent's tools, or None: see `compare.condition_of`."""
     conditions = []

@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.app.cold_start import make_cold_start
+from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.own_code import check_own
 from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
@@ -38,7 +38,13 @@ from agent_r1.ground.ui import progress, say
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
-from agent_r1.training.run_dir import RunDir, check_run, check_same_settings, open_run
+from agent_r1.training.run_dir import (
+    OWN_SETTINGS,
+    RunDir,
+    check_run,
+    check_same_settings,
+    open_run,
+)
 from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
@@ -116,9 +122,13 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
+    if resume and run.latest_checkpoint() is None:
+        say(f"train: no checkpoint in {run.path}: starting from step 0")
     make_missing(paths)
     set_threads(config.trainer.threads)
     model = start_model(paths)
+    if config.engine == "local" and run.latest_checkpoint() is None:
+        check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
@@ -166,7 +176,7 @@ def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
     from agent_r1.inference.agent import model_folder
 
     run = run_dir(config, name)
-    check_same_settings(run, config)
+    check_same_settings(run, config, OWN_SETTINGS)
     if before:
         return start_model(Workspace(config))
     if not run.is_finished(config.trainer.steps):
@@ -176,7 +186,7 @@ def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
     checkpoint = run.latest_checkpoint()
     assert checkpoint is not None  # a finished run has one
-    verify_checkpoint(checkpoint)
+    verify_checkpoint(checkpoint, "restore the file from a backup")
     return model_folder(checkpoint)
 
 
@@ -190,10 +200,20 @@ def run_eval(
     """
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import condition_of, full_card, play_rows
-    from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
+    from agent_r1.rollout.evaluate import (
+        calls_line,
+        card_text,
+        first_samples,
+        majority,
+        score_line,
+        scores,
+    )
     from agent_r1.rollout.records import evaluation_records, write_rollouts
+    from agent_r1.rollout.reliability import check_scores, reliability, reliability_line
 
     facts = {}
+    samples = config.trainer.eval_samples
+    threshold = config.trainer.eval_threshold
     if condition:
         out, title = (
             out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"),
@@ -205,6 +225,8 @@ def run_eval(
     paths = Workspace(config)
     rows, backend = paths.load_rows("test"), _backend(config, model)
     if condition:
+        # What the agent knows without its tools is one number; reliability is about its work.
+        samples = 1
         facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
         rows, tools = condition_of(condition).apply(config, rows)
     else:
@@ -212,16 +234,22 @@ def run_eval(
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED_QUESTIONS]
-    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
+    times = f" {samples} times" if samples > 1 else ""
+    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled{times} ...")
     with (
         open_agent(model, config, backend, tools, all_gpus=True) as agent,
-        progress("evaluating", len(rows) + len(few)) as advance,
+        progress("evaluating", len(rows) + len(few) * samples) as advance,
     ):
         start = time.perf_counter()
-        greedy, sampled = (
-            play_rows(agent, some, t, lambda done: advance())
-            for some, t in ((rows, 0.0), (few, 1.0))
-        )
+        greedy = play_rows(agent, rows, 0.0, lambda done: advance())
+        if samples > 1:
+            check_scores(greedy, threshold)
+        # One pass: the first samples are those of an evaluation with one sample.
+        sampled = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
+    if samples > 1:
+        name = scores(sampled)["score_name"]
+        facts["reliability"] = reliability(sampled, name, 1.0, threshold)
+    sampled = first_samples(sampled)
     kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
@@ -235,11 +263,11 @@ def run_eval(
     write_rollouts(
         out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat)
     )
-    write_whole(out, json.dumps(card, indent=2) + "\n")
-    say(
-        f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}\n"
-        f"  {card['wall_seconds']:.1f} s, in {out}"
-    )
+    write_whole(out, card_text(card))
+    say(f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}")
+    if samples > 1:
+        say(f"  {reliability_line(card['reliability'])}")
+    say(f"  {card['wall_seconds']:.1f} s, in {out}")
     return card
 
 
@@ -281,7 +309,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     The tokens are those of the start model, or bytes if there is no model yet.
     """
-    from agent_r1.inference.play import play_by_hand
+    from agent_r1.inference.play import NO_LIMIT, play_by_hand
     from agent_r1.training.tiny_model import load_chat
 
     check_own(config)
@@ -294,11 +322,20 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
             code="index_out_of_range",
         )
     rollout = config.rollout
+    limits = (
+        f"a turn has at most {rollout.max_tokens_per_turn} tokens (rollout.max_tokens_per_turn), "
+        f"an episode {rollout.max_context} (rollout.max_context)"
+    )
     if (start / "config.json").exists():
         chat = load_chat(start)
+        say(f"as in training: {limits}, of the tokenizer in {start}")
     else:
-        say(f"{start} does not exist yet: each token is one byte here, and token limits are off")
-        chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
+        say(
+            f"{start} does not exist yet: each token is one byte here, and token limits are off. "
+            f"In training {limits}, of a tokenizer that `agent-r1 cold-start` makes"
+        )
+        chat = byte_chat()
+        wide = {"max_context": 10**6, "max_tokens_per_turn": NO_LIMIT}
         rollout = rollout.model_copy(update=wide)
     shown = offered_tools(tools, config.env)
     play_by_hand(
