@@ -69,8 +69,11 @@ def sign_findings(e: Evidence) -> list[Finding]:
         explains_zero = sign.name.startswith("zero: ") and is_flat
         if sign.over or not (sign.collapse or explains_zero):
             continue
-        # That all answers are wrong is what the user has seen.
-        if sign.name == "zero: wrong" or (sign.name == "zero: no call" and not has_tools(e)):
+        # That all answers are wrong is what the user has seen. `nothing_to_compare` judges groups
+        # that agree by their reward, too: they may have solved their questions.
+        if sign.name in ("zero: wrong", "groups agree") or (
+            sign.name == "zero: no call" and not has_tools(e)
+        ):
             continue
         results.append(Finding(sign.cause, sign.seen, sign.first))
     return results
@@ -345,8 +348,14 @@ def kl_grows(e: Evidence) -> Observation:
 def large_steps(e: Evidence) -> Observation:
     score = e.series(SCORE)
     largest = max(e.series("actor/ppo_kl"), default=0)
-    if len(score) >= 2 * SPAN and max(score) - e.last(SCORE) > 0.3 and largest > 0.05:
+    if len(score) < 2 * SPAN:
+        return None
+    if max(score) - e.last(SCORE) > 0.3 and largest > 0.05:
         return f"a step moved the policy by {largest:.2f} nats per token, and the reward fell"
+    # Healthy steps stay below .1. A step of more than 1 nat leaves nothing of the policy. The
+    # first reward may be so low that it cannot fall.
+    if largest > 1.0 and e.last(SCORE) <= score[0]:
+        return f"a step moved the policy by {largest:.2f} nats per token"
     return None
 
 
@@ -395,6 +404,14 @@ def turns_are_cut(e: Evidence) -> Observation:
     share = e.last("stop/max_tokens")
     if share > 0.3:
         return f"{share:.0%} of the episodes reach a limit on tokens"
+    # An environment of its own may go on after a turn that was cut off.
+    reasons = []
+    for episode in latest(e):
+        for step in episode.record.get("steps", ()):
+            reasons.append(step.get("finish_reason"))
+    cuts = reasons.count("length")
+    if cuts > 0.3 * max(1, len(reasons)):
+        return f"{cuts} of {len(reasons)} recorded turns reach the limit on tokens"
     return None
 
 

@@ -1,9 +1,10 @@
 """What is said about small runs of own tasks: lab/experiments/own_task_runs.py made them.
 
-When the rules were written, only the runs of TUNED_ON existed. No rule was changed after a run of
-HELD_BACK was recorded. A wrong *likely* costs more trust than silence, so a broken run may have no cause, and a
-healthy one must not have any. Not all 24 runs of the script are recorded. The healthy runs of `mcp`
-and `tools` are sound and too short to learn.
+When the rules were written, only the first two runs of TUNED_ON existed. Three more were judged
+wrong at first (a healthy one and two broken ones), and three rules were changed for them, so they
+count as tuned on. All runs of HELD_BACK were judged as now. A wrong *likely* costs more trust than
+silence, so a broken run may have no cause, and a healthy one must not have any. Not all 24 runs of
+the script are recorded. The healthy runs of `mcp` and `tools` are sound and too short to learn.
 """
 
 from __future__ import annotations
@@ -26,6 +27,9 @@ NO_CALLS = "tools were never called"
 TUNED_ON = {
     "class-healthy-0": None,
     "questions-memorised": MEMORISED,
+    "gym-lr": LARGE,
+    "native-cut": CUT,
+    "questions-healthy-1": None,
 }
 HELD_BACK = {
     "questions-healthy-0": None,
@@ -37,6 +41,12 @@ HELD_BACK = {
     "tools-no-calls": NO_CALLS,
     "questions-cut": CUT,
     "class-unseeded": UNSEEDED,
+    "mcp-no-calls": NO_CALLS,
+    "class-healthy-1": None,
+    "class-lr": LARGE,
+    "native-healthy-1": None,
+    "native-memorised": MEMORISED,
+    "tools-healthy-1": None,
     "tools-fail": FAIL,
 }
 ALL = TUNED_ON | HELD_BACK
