@@ -46,8 +46,8 @@ def examples() -> dict[str, Example]:
     gym = ROOT / "recipes" / "gym" / "README.md"
     corridor = (gym.parent / "corridor.py").read_text(encoding="utf-8")
     return {
-        "class": Example(environment, {"guess.py": class_code}, by_class),
-        "words": Example(environment, {"guess.py": class_code, "words.py": words_code}, by_words),
+        "class": Example(environment, {"treasure.py": class_code}, by_class),
+        "words": Example(environment, {"treasure.py": class_code, "words.py": words_code}, by_words),
         "gym": Example(gym, {"corridor.py": corridor}, commands(gym)[0]),
     }
 
