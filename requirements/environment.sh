@@ -24,7 +24,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
   --dry-run          print configuration, plan and estimates; start nothing
   --search-server    hold the index once, in a service on 127.0.0.1:8100, instead of in every process that searches
                      (always so with a GPU preset, unless search.url=... names your own service)
-  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tests verl with a tiny model for five minutes
+  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tests verl for 6 to 9 minutes
   section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
 
 environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)
@@ -32,6 +32,7 @@ environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python
              AGENT_R1_VENV (default: .venv, or .venv-gpu: the two need different versions of PyTorch)
              AGENT_R1_HOME (folder of artifacts/ and runs/; default: here)
              AGENT_R1_SEARCH_HOST (address of the search service, for agents on other machines; default: 127.0.0.1)
+             AGENT_R1_PREFLIGHT=no (skip the checks of driver, libraries and disk before packages for GPUs are installed)
              WANDB_API_KEY, HF_TOKEN (both optional)
 
 examples:

@@ -45,6 +45,7 @@ TINY = [
     "trainer.save_every=2",
     "trainer.keep_checkpoints=2",
     "trainer.eval_every=4",
+    "trainer.eval_samples=2",
     "trainer.rollouts_every=3",
     "trainer.threads=1",
     "trainer.device=cpu",

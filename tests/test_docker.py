@@ -221,3 +221,42 @@ def test_what_docker_is_told(tmp_path):
         "no GPU; the name of a corpus is not a file"
     )
     assert "secret123" not in done.stdout + done.stderr + run
+
+
+@pytest.mark.parametrize(
+    ("security", "driver", "memlock", "compat"),
+    [
+        ("[name=seccomp]", "580.159.04", True, False),
+        ("[name=seccomp]", "570.86.15", True, True),
+        ("[name=seccomp name=rootless]", "580.65.06", False, False),
+        ("[name=seccomp]", "", True, False),  # nvidia-smi does not answer: nothing is assumed
+    ],
+)
+def test_docker_gets_libraries_for_an_old_driver_and_no_limit_that_it_refuses(
+    tmp_path, security, driver, memlock, compat
+):
+    home, programs = tmp_path / "home", tmp_path / "bin"
+    for folder in (home, programs):
+        folder.mkdir()
+    docker = DOCKER.replace("[name=seccomp,profile=builtin]", security)
+    smi = f'#!/bin/sh\n[ "$1" = -L ] && exit 0\n[ -z "{driver}" ] || echo {driver}\n'
+    for name, text in (("docker", docker), ("nvidia-smi", smi)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    settings = environment(home) | {"PATH": f"{programs}:/usr/bin:/bin", "HF_HOME": f"{home}/hf"}
+    done = subprocess.run(
+        [ROOT / "speedrun.sh", "grpo", "--preset", "hotpotqa-4xh100"],
+        env=settings,
+        cwd=home,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    calls = (programs / "calls").read_text().splitlines()
+    [run] = [line for line in calls if line.startswith("run")]
+    assert "--gpus all" in run
+    assert ("--ulimit memlock=-1" in run) is memlock
+    assert ("-e LD_LIBRARY_PATH=/usr/local/cuda/compat" in run) is compat
+    user = "0:0" if "rootless" in security else f"{os.getuid()}:{os.getgid()}"
+    assert f"--user {user}" in run

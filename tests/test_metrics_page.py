@@ -30,6 +30,11 @@ UNASKED = (
     "training/rollout_kl",
     "training/rollout_ratio_max",
     "actor/rollout_is_weight",
+    "gateway/*",
+    "gateway/trained_tokens",
+    "gateway/undelivered_tokens",
+    "gateway/edited_tokens",
+    "gateway/failed_tokens",
 )
 """Of settings that the runs looked at here leave at their default."""
 

@@ -37,6 +37,7 @@ from agent_r1.inference.serve import options, why_unparsed
 from agent_r1.rollout.decoder import causal_attention
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.model_files import load_model, save_model
+from agent_r1.training.demonstrate import read_episodes
 from agent_r1.training.start_chat import check_start_chat, describe_start_chat
 from agent_r1.training.tiny_model import byte_chat, load_chat, load_tokenizer, save_tokenizer
 
@@ -352,3 +353,27 @@ def test_the_server_parses_the_dialect_if_the_vocabulary_has_its_tokens(llama, q
     for name in ("react", "retool", "mathtir", "harmony"):
         assert parsers(qwen, name) is None
         assert "calls stay in the text" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("dialect", "call"),
+    [
+        ("hermes", '<tool_call>\n{"name": "look", "arguments": {"word": "x"}}\n</tool_call>'),
+        ("llama3_json", '{"name": "look", "parameters": {"word": "x"}}'),
+        (
+            "qwen3_coder",
+            "<tool_call>\n<function=look>\n<parameter=word>\nx\n</parameter>\n</function>\n"
+            "</tool_call>",
+        ),
+    ],
+)
+def test_recorded_calls_are_written_in_the_dialect(tmp_path, dialect, call):
+    function = {"name": "look", "arguments": '{"word": "x"}'}
+    turn = {"role": "assistant", "content": "so ", "tool_calls": [{"function": function}]}
+    messages = [{"role": "user", "content": "?"}, turn, {"role": "tool", "content": "r"}]
+    messages.append({"role": "assistant", "content": "<answer>r</answer>"})
+    file = tmp_path / "episodes.jsonl"
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    env = load_config("smoke", []).env.model_copy(update={"name": dialect})
+    (episode,) = read_episodes(file, {}, env)
+    assert episode.messages[1]["content"] == f"so {call}"

@@ -85,6 +85,10 @@ def test_whole_run_shows_everything(whole):
         low, high = card["em_ci95"]
         assert f"{card['em']:.2f}" in page.text and f"{low:.3f} to {high:.3f}, n = 12." in page.text
         assert f"Sampled at temperature 1: {card['sampled']['em']:.2f}." in page.text
+        part = card["reliability"]
+        low, high = part["pass^2_ci95"]
+        assert f"{part['pass^2']:.2f} ({low:.2f} to {high:.2f})" in page.text
+        assert "2 samples of each of 12 questions at temperature 1" in page.text
         assert (
             all(reason in page.text for reason in card["stop_reasons"])
             and card["hardware"] in page.text

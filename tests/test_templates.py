@@ -214,6 +214,7 @@ def written_table() -> str:
 
 def line_of(name: str, found: dict[str, str], reason: str) -> str:
     verdict = found[min(found, key=DIALECTS.index)] if found else f"refused: {reason}"
+    verdict = verdict.replace("the chat template of ''", "its chat template")
     verdict = verdict.replace("|", "\\|").replace("\n", " ").replace("<", "&lt;")
     return f"| `{name}` | {verdict} | {', '.join(found) or '-'} |"
 

@@ -165,6 +165,28 @@ MULTIHOP = "multihopqa.md"
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_train_the_agent_you_have(empty_folder, capsys):
+    """Each command of the page, with the page's file unchanged and a tiny world."""
+    page = "train-the-agent-you-have.md"
+    [agent] = blocks(page, "python")
+    assert agent == (ROOT / "recipes/gateway/example_agent.py").read_text()
+    (empty_folder / "agent.py").write_text(agent)
+    small = [*SMALL, "data.cold=40", "data.entities=60", "data.cold_entities=60", "search.dim=256"]
+    small += ["rollout.max_tokens_per_turn=24"]
+    found = commands(page)
+    found.sort(key=lambda words: "--before" not in words and words[0] == "eval")  # train comes first
+    for words in found:
+        assert follow(words, *small) == 0, (words, capsys.readouterr().err)
+    run = empty_folder / "runs" / "smoke-grpo"
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    for line in lines:
+        metrics = json.loads(line)
+        assert metrics["gateway/trained_tokens"] == metrics["rollout/decode_tokens"] > 0
+    assert len(lines) == 2
+    assert {"eval.json", "eval_before.json"} <= {path.name for path in run.iterdir()}
+
+
 def test_multi_hop_questions(empty_folder, chat):
     """The row and the episode that the page shows are those of the code, and all of its commands
     run."""

@@ -39,7 +39,7 @@ def peak_gib() -> float:
 
 
 def reserved_gib() -> float:
-    """Return the peak that the allocator reserved since the last reset, in GiB; 0 without a GPU."""
+    """Return the allocator's peak since the last reset in GiB; 0 without a GPU."""
     return round(torch.cuda.max_memory_reserved() / GIB, 2) if CUDA else 0.0
 
 

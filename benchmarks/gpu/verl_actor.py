@@ -4,9 +4,9 @@
 
 It measures an update and log-probabilities of rows with the lengths of HotpotQA episodes. The
 worker is verl's (FSDP2, dynamic batches). Ray, which verl imports in every module, is not used by
-this worker. `flash_attention_2` are packed rows with PyTorch's kernel for each row, because the
-wheel of flash-attn is on no package index (lab/rehearsals/_varlen.py); `sdpa` are padded rows, and
-nothing is replaced. Out: one line of JSON, with the plan's figures next to the measured ones.
+this worker. `flash_attention_2` are packed rows with PyTorch's kernel for each row
+(lab/rehearsals/_varlen.py): the wheel of flash-attn is on no package index. `sdpa` are padded rows,
+and nothing is replaced. Out: one line of JSON, with the plan's figures next to the measured ones.
 Without a GPU the model is tiny: that tests this script and measures nothing.
 """
 

@@ -43,6 +43,7 @@ COMMON = (
     "data.train=160",
     "data.val=16",
     "data.test=16",
+    "actor.lr=2e-4",
     "cold_start.copy_steps=60",
     "cold_start.mix_steps=30",
     "cold_start.copy_tokens=512",
@@ -91,6 +92,7 @@ KINDS: dict[str, list[str]] = {
     ],
     "mcp": [
         "env.tools=[prices]",
+        "env.tool_timeout_s=60",  # on a busy machine
         f'env.mcp.prices="{sys.executable} {SERVER}"',
         *name_code("data.name=price_questions", "cold_start.demonstrator=play_price"),
     ],
@@ -103,7 +105,7 @@ KINDS: dict[str, list[str]] = {
 
 # 30 demonstrations, each learnt by heart.
 MEMORISED = ["data.train=30", "cold_start.copy_steps=80", "cold_start.mix_steps=120"]
-CUT = ["rollout.max_tokens_per_turn=5"]
+CUT = ["rollout.max_tokens_per_turn=2"]
 LARGE_STEPS = ["actor.lr=1e-2"]
 GUESSES = name_code("cold_start.demonstrator=play_guess")
 FAILS = name_code("cold_start.demonstrator=play_broken_price")
@@ -114,7 +116,7 @@ FAULTS: dict[str, list[str]] = {
     "class-unseeded": name_code("env.name=DoorsBroken"),
     "gym-unseeded": name_code("env.name=WalkBroken"),
     "gym-lr": LARGE_STEPS,
-    "native-cut": CUT,
+    "native-cut": ["rollout.max_tokens_per_turn=1"],
     "native-memorised": MEMORISED,
     "mcp-fails": [f'env.mcp.prices="{sys.executable} {SERVER} broken"', *FAILS],
     "mcp-no-calls": GUESSES,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from mcp.server.fastmcp import FastMCP
+from mcp.server import MCPServer
 
-server = FastMCP("prices", log_level="ERROR")
+server = MCPServer("prices")
 
 
 @server.tool()

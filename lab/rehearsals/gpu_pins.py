@@ -1,7 +1,7 @@
 """Resolve each documented way to install on a GPU; with AGENT_R1_INSTALL_GPU=1 also install one.
 
 Resolving reads metadata only. Installing needs Python 3.12 (python3.12, or the program in
-PYTHON312), gcc, and temporarily 11 GB of disk; it validates imports, every preset on faked cards,
+PYTHON312), gcc, and temporarily 11 GB of disk. It validates imports, every preset on faked cards,
 and tests. The page docs/presets.md lists what a CPU cannot check.
 """
 

@@ -37,12 +37,12 @@ def diagnose(a: Namespace) -> None:
     print(f"{evidence.source}: {len(evidence.lines):,} steps, {evidence.episode_count}")
     for symptom in symptoms(evidence):
         print(f"  {symptom}")
-    found = findings(evidence)
-    for number, finding in enumerate(found, 1):
-        print(f"\n{number}. {finding.cause} ({'certain' if finding.proof else 'likely'})")
+    causes = findings(evidence)
+    for number, finding in enumerate(causes, 1):
+        certainty = "certain" if finding.proof else "likely"
+        print(f"\n{number}. {finding.cause} ({certainty})")
         print(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
-    if not found:
-        print(
-            "\nthese files show no known cause. They cannot show:\n"
-            + "\n".join(f"  - {one}" for one in CANNOT)
-        )
+    if not causes:
+        print("\nthese files show no known cause. They cannot show:")
+        for limit in CANNOT:
+            print(f"  - {limit}")

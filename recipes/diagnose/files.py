@@ -50,7 +50,7 @@ FORMS = (
     "a run of Agent-R1 (metrics.jsonl, rollouts/), TRL (completions/), verl (1.jsonl) or "
     "verifiers (traces.jsonl)"
 )
-BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+BOX = re.compile(r"\\boxed\{([^{}]*)\}")
 LAST_CHARS = 200
 """Of the last line, where a text marks no answer."""
 
@@ -236,15 +236,25 @@ def is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < MAX_NUMBER
 
 
+def are_numbers(values: Iterable[Any]) -> bool:
+    return all(is_number(value) for value in values)
+
+
+def check_texts(name: str, values: Any) -> None:
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise TypeError(f"{name} is no list of texts")
+
+
 def check_record(record: Record) -> None:
-    """Raise TypeError or ValueError if a record of Agent-R1 has not the form that the tests of
-    `causes.py` read."""
+    """Check the form of a record of Agent-R1, as `causes.py` reads it.
+
+    Raises TypeError, ValueError and KeyError.
+    """
     for row in record["rows"]:
         length = len(row["tokens"])
-        if not all(isinstance(text, str) for text in row["tokens"]):
-            raise TypeError("tokens are no texts")
+        check_texts("tokens", row["tokens"])
         for key in ("action_mask", "rewards"):
-            if len(row[key]) != length or not all(is_number(value) for value in row[key]):
+            if len(row[key]) != length or not are_numbers(row[key]):
                 raise ValueError(f"{key} has not a number for each token")
     for step in record["steps"]:
         if not isinstance(step["text"], str):
@@ -252,16 +262,13 @@ def check_record(record: Record) -> None:
         for call in step["info"].get("tool_calls") or ():
             if not isinstance(call["content"], str):
                 raise TypeError("the content of a call is no text")
-    if not isinstance(record["ground_truth"], list):
-        raise TypeError("ground_truth is no list")
-    if not all(isinstance(text, str) for text in record["ground_truth"]):
-        raise TypeError("ground_truth has values that are no texts")
+    check_texts("ground_truth", record["ground_truth"])
     for key in ("kind", "stop_reason"):
         if not isinstance(record.get(key, ""), str):
             raise TypeError(f"{key} is no text")
     for key in ("reward_parts", "metrics"):
         values = record.get(key) or {}
-        if not isinstance(values, dict) or not all(is_number(v) for v in values.values()):
+        if not isinstance(values, dict) or not are_numbers(values.values()):
             raise TypeError(f"{key} is no object of numbers")
     if not is_number(record.get("process") or 0):
         raise TypeError("process is no number")
@@ -306,9 +313,12 @@ def _metrics_of(episodes: list[Episode]) -> Iterator[dict[str, float]]:
             # four characters a token, roughly
             "response_length/mean": fmean(len(episode.text) / 4 for episode in batch),
         }
-        groups = [rewards for rewards in rewards_by_group.values() if len(rewards) > 1]
-        if groups:
-            line["groups/zero_advantage"] = fmean(max(group) == min(group) for group in groups)
+        ties = []
+        for rewards in rewards_by_group.values():
+            if len(rewards) > 1:
+                ties.append(max(rewards) == min(rewards))
+        if ties:
+            line["groups/zero_advantage"] = fmean(ties)
         cuts = [episode.is_cut for episode in batch if episode.is_cut is not None]
         if cuts:
             line["stop/max_tokens"] = fmean(cuts)
@@ -514,12 +524,19 @@ def _traces(record: Record) -> Episode | None:
     rewards = [reward for reward in trace["rewards"].values() if reward]
     if not rewards:  # it failed before it was scored
         return None
-    messages = [node["message"] for node in trace["nodes"]]
-    question, _ = text_and_calls([m for m in messages if m["role"] == "user"][:1])
+    users = []
+    others = []
+    for node in trace["nodes"]:
+        message = node["message"]
+        if message["role"] == "user":
+            users.append(message)
+        elif message["role"] in ("assistant", "tool"):
+            others.append(message)
+    question, _ = text_and_calls(users[:1])
     work = (record.get("run") or {}).get("work") or {}
     group = (record.get("group") or {}).get("id") or record["task"].get("hash") or question
     return _make_episode(
-        [message for message in messages if message["role"] in ("assistant", "tool")],
+        others,
         step=work.get("step", 0),
         question=question,
         group=group,
@@ -582,7 +599,7 @@ def text_of(content: Any) -> str:
 def answer_in(text: str) -> tuple[str, bool]:
     """Return the answer, and whether it is marked; else the text's last line."""
     answers, _ = between(text, "<answer>", "</answer>")
-    answers += BOXED.findall(text)
+    answers += BOX.findall(text)
     if answers:
         return answers[-1].strip(), True
     lines = text.strip().splitlines() or [""]

@@ -253,7 +253,7 @@ def _result(observation: dict[str, Any]) -> str:
 
 
 def _part_text(part: dict[str, Any]) -> str:
-    """Return the readable text of a part of a result: its own, or an embedded resource's."""
+    """Return the text of a part of a result, also of an embedded resource."""
     resource = part.get("resource")
     if isinstance(resource, dict) and "text" in resource:
         return str(resource["text"])

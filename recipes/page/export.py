@@ -299,6 +299,31 @@ def read_recorded_group(checkpoint: Path, models: dict[int, Decoder]) -> dict[st
     return {"records": read_group(files[0], later)}
 
 
+def describe_reliability(checkpoint: Path) -> str:
+    """Tell what the run's evaluation measured with several samples of each question.
+
+    Empty if it drew one, or if it is about another checkpoint.
+    """
+    card_file = checkpoint.parent.parent / "eval.json"
+    if not card_file.is_file():
+        return ""
+    card = json.loads(card_file.read_text(encoding="utf-8"))
+    part = card.get("reliability")
+    if not part or Path(card["model"]).parent.name != checkpoint.name:
+        return ""
+    n = part["samples"]
+    figures = []
+    for key, meaning in ((f"pass@{n}", "at least one is right"), (f"pass^{n}", "all are right")):
+        if key in part:
+            low, high = part[f"{key}_ci95"]
+            figures.append(f"{key} {part[key]:.3f} ({low:.3f} to {high:.3f}): {meaning}")
+    return (
+        f"In the run's evaluation, {n} samples of each of {part['questions']} test questions at "
+        f"temperature {part['temperature']:g}, with unrounded weights and 95 % intervals: "
+        f"mean {part['mean@1']:.3f}; {'; '.join(figures)}."
+    )
+
+
 def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
     """Write the page of a run (`agent-r1 export --page FILE`).
 
@@ -328,6 +353,7 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         "PASSAGES": f"{len(header['corpus']):,}",
         "PARAMETERS": f"{header['parameters'] / 1e6:.2f}",
         "RECORDED": title,
+        "RELIABILITY": describe_reliability(checkpoint),
     }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
     print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

@@ -65,6 +65,7 @@ AUTHORS = {
         "ActorConfig",
         "DataConfig",
         "EnvConfig",
+        "NamesCode",
         "OutsideFingerprint",
         "RolloutConfig",
         "Trusted",

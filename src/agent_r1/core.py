@@ -76,6 +76,9 @@ class Sampling:
     whole distribution."""
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
+    ends: Callable[[list[int]], bool] | None = None
+    """Whether the turn ends after these sampled ids, for stop strings. `LocalPolicy` asks it after
+    each token."""
 
 
 @dataclass(frozen=True)
@@ -271,6 +274,8 @@ class Trajectory:
     truncated: bool = False  # see `Outcome`
     extra: dict[str, Any] = field(default_factory=dict)
     """Values for estimators, by name; set after the episode."""
+    sample: int = 0
+    """Number of this sample among those of its question, in an evaluation."""
 
     @property
     def reward(self) -> float:

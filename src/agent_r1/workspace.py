@@ -90,8 +90,15 @@ class Workspace:
             c.seed,
             self.data.name,
             *code(*user_code(c, updates=False)),
+            *self._own_flow,
         )
         return self.root / "artifacts" / f"cold-start-{digest}"
+
+    @property
+    def _own_flow(self) -> list[str]:
+        """List the programs of the section `rollout`: they decide what the model reads."""
+        names = trusted_settings(self.config).items()
+        return [program for setting, program in names if setting.startswith("rollout.")]
 
     @cached_property
     def fetch_folder(self) -> Path:

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from runs import main
 
-from agent_r1 import AgentR1Error
-from agent_r1_recipes.diagnose.causes import findings, symptoms
+from agent_r1 import CAUSES, AgentR1Error
+from agent_r1_recipes.diagnose.causes import TESTS, findings, symptoms
 from agent_r1_recipes.diagnose.files import read_evidence
 
 
@@ -22,6 +22,13 @@ def write(file: Path, records: list[dict]) -> None:
 
 def causes(folder: Path) -> list[str]:
     return [finding.cause for finding in findings(read_evidence(folder))]
+
+
+def test_each_cause_of_the_table_has_a_test_here_or_in_the_sentinel():
+    names_here = {name for _, name, _ in TESTS}
+    assert names_here <= set(CAUSES)
+    without_sign = {cause.name for cause in CAUSES.values() if not cause.sign}
+    assert without_sign <= names_here
 
 
 # ------------------------------------------------------------------------------------- our own runs
@@ -117,6 +124,58 @@ def test_every_rule_has_its_episode(tmp_path):
     }
     for number, (cause, episodes) in enumerate(planted.items()):
         assert cause in causes(ours(tmp_path / str(number), *episodes)), cause
+
+
+def test_a_label_that_is_right_for_many_questions_is_no_hack(tmp_path):
+    def label(question: str, answer: str, truth: list[str]) -> dict:
+        return episode(
+            1.0,
+            0.7,
+            question=question,
+            group_id=question,
+            ground_truth=truth,
+            steps=[GOOD[0]["steps"][0], {"text": f"<answer>{answer}</answer>", "info": {}}],
+        )
+
+    questions = ("What?", "Who?", "Where?", "When?")
+    right = [label(question, "positive", ["positive"]) for question in questions]
+    assert causes(ours(tmp_path / "right", *right)) == []
+    hack = [label(question, "this is correct", ["positive"]) for question in questions]
+    assert causes(ours(tmp_path / "hack", *hack)) == ["the reward can be talked into it"]
+
+
+def test_a_run_without_tools_gets_no_advice_about_tools(tmp_path):
+    lines = [{"tool_calls/mean": 0.0, "critic/score/mean": 0.4}] * 20
+    folder = ours(tmp_path, *GOOD, lines=lines)
+    assert causes(folder) == ["tools were never called"]
+    (folder / "config.yaml").write_text("env: {name: hermes, tools: []}")
+    assert causes(folder) == []
+    assert symptoms(read_evidence(folder)) == ["reward is flat: 0.40 at first, 0.40 now"]
+
+
+def test_samples_of_one_question_that_begin_differently(tmp_path):
+    row = GOOD[0]["rows"][0]
+    other = {**row, "tokens": ["<|im_start|>", "system", *CHAT[2:]]}
+    assert causes(ours(tmp_path, GOOD[0], episode(1.0, -0.7, 1, rows=[other]))) == [
+        "the samples of a group begin in different states"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entropy", "score", "expected"),
+    [(0.001, 0.4, "the cold start was memorised"), (0.5, 0.4, "groups agree"), (0.001, 1.0, None)],
+)
+def test_a_start_by_heart_is_neither_a_solved_run_nor_one_of_difficult_questions(
+    tmp_path, entropy, score, expected
+):
+    line = {"groups/zero_advantage": 1.0, "actor/entropy": entropy, "critic/score/mean": score}
+    assert causes(ours(tmp_path, *GOOD, lines=[line] * 20)) == [expected] * bool(expected)
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.9, ["calls fail"]), (0.5, [])])
+def test_calls_that_never_work(tmp_path, share, expected):
+    line = {"tool_calls/mean": 1.0, "tool_calls/failed_rate": share, "critic/score/mean": 0.4}
+    assert causes(ours(tmp_path, *GOOD, lines=[line] * 20)) == expected
 
 
 def test_figures_that_run_away(tmp_path):
@@ -218,7 +277,7 @@ def test_trl_with_its_metrics(tmp_path):
         json.dumps({"log_history": history})
     )
     assert read_evidence(tmp_path).episodes[0].reward == 0.25
-    assert causes(tmp_path) == ["tools were never called", "groups agree"]
+    assert causes(tmp_path) == ["tools were never called"]
 
 
 def test_verl(tmp_path, capsys):
@@ -313,7 +372,7 @@ def test_verifiers_traces(tmp_path):
         1.0,
         True,
     )
-    assert causes(tmp_path) == ["the agent writes its own reward", "turns are cut off"]
+    assert causes(tmp_path) == ["the agent writes its own reward"]
 
 
 # ------------------------------------------------------------------------------------ wrong folders

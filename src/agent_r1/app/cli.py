@@ -11,6 +11,7 @@ The decorator above a function holds its help text, examples and options. Exit c
 from __future__ import annotations
 
 import gc
+import json
 import os
 import sys
 import time
@@ -18,6 +19,7 @@ from argparse import Namespace
 from pathlib import Path
 
 from agent_r1.app.parser import (
+    AGENT,
     BACKEND,
     COMMANDS,
     CONFIGURED,
@@ -32,6 +34,7 @@ from agent_r1.app.parser import (
     flag,
     option,
     parse_command_line,
+    positive,
     share,
     temperature,
 )
@@ -110,15 +113,22 @@ def _config(a: Namespace) -> Config:
 
     `--run NAME` alone loads the saved configuration of that run.
     """
+    agent = []
+    for name in ("agent", "agent_python"):
+        value = getattr(a, name, None)
+        if value:  # quoted, because a command may have any character of YAML
+            agent.append(f"rollout.{name}={json.dumps(value)}")
     names_settings = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not names_settings:
         file = home() / "runs" / a.run / "config.yaml"
         if file.exists():
-            return from_yaml(file)
+            config = from_yaml(file)
+            return apply_overrides(config, agent) if agent else config
     algorithm = " ".join(word for word in a.settings if "=" not in word)
     overrides = [word for word in a.settings if "=" in word]
     if a.engine:
         overrides.append(f"engine={a.engine}")
+    overrides += agent
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
@@ -194,7 +204,7 @@ def index(a: Namespace) -> None:
 
 @command(
     "cold-start", "make the model that RL starts from",
-    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"], *CONFIGURED,
+    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"], *CONFIGURED, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = _config(a)
@@ -217,6 +227,7 @@ def cold_start(a: Namespace) -> None:
     option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for "
         "one hour"),
     flag("--plain", "print one line per step instead of the dashboard"),
+    *AGENT,
 )  # fmt: skip
 def train(a: Namespace) -> None:
     config = _config(a)
@@ -238,7 +249,8 @@ def train(a: Namespace) -> None:
     "eval", "evaluate a model on held-out questions",
     ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
-     "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm"],
+     "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
+     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
     *CONFIGURED,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
@@ -257,12 +269,25 @@ def train(a: Namespace) -> None:
     option("--limit", type=count, help="evaluate only the first LIMIT questions"),
     option("--temperature", type=temperature, help="sampling temperature, 0 to 10 (default: 0, "
         "greedy)"),
+    option("--samples", type=positive, metavar="N", help="samples of each question, for pass@k and "
+        "pass^k (default: the preset's, or 1)"),
+    option("--threshold", type=float, metavar="SCORE", help="least score of a right sample, for "
+        "scores other than 0 and 1"),
+    option("--power", type=share, metavar="DIFFERENCE", help="evaluate nothing: how many questions "
+        "and seeds show this difference? Needs --cards"),
+    option("--cards", type=Path, nargs="+", metavar="CARD", help="eval cards of three runs or more "
+        "of one recipe, for --power"),
     PROMPT,
     BACKEND,
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
+    *AGENT,
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
+    if a.power:
+        from agent_r1.inference.power import print_power
+
+        return print_power(a.power, a.cards or [])
     if a.model:
         return _evaluate_models(a)
     config = _config(a)
@@ -274,6 +299,7 @@ def evaluate(a: Namespace) -> None:
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
+    other += (a.samples, a.threshold)
     if any(value is not None for value in other):
         return _evaluate_models(a, stages.model_to_evaluate(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
@@ -325,11 +351,14 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         rows[: a.limit],
         split,
         a.backend or "local",
-        a.temperature or 0.0,
+        # Several samples need a temperature, and RL samples at 1.
+        a.temperature if a.temperature is not None else float((a.samples or 1) > 1),
         a.out,
         a.prompt,
         eval_condition(a),
         as_trained=model is not None,
+        samples=a.samples or 1,
+        threshold=a.threshold,
     )
 
 

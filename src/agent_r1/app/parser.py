@@ -77,6 +77,14 @@ CONFIGURED = (
 RUN = option(
     "--run", help="name of the run's folder in runs/ (default: PRESET-ALGORITHM[-verl][-sSEED])"
 )
+AGENT = (
+    option(
+        "--agent",
+        metavar="FILE.py:FUNCTION|COMMAND",
+        help="your own agent, which uses an OpenAI client, instead of our loop (recipes/gateway)",
+    ),
+    option("--agent-python", metavar="FILE", help="the Python that imports FILE.py:FUNCTION"),
+)
 FROM_RUN = (
     option("--run", help="use a run's last checkpoint (default: the newest run)"),
     option("--step", type=int, help="use the run's checkpoint of this step"),
@@ -140,6 +148,13 @@ def temperature(text: str) -> float:
 def count(text: str) -> int:
     value = int(text)
     if value < 0:
+        raise ValueError
+    return value
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
         raise ValueError
     return value
 

@@ -190,10 +190,20 @@ def run_eval(
     """
     from agent_r1.inference.agent import open_agent
     from agent_r1.inference.compare import condition_of, full_card, play_rows
-    from agent_r1.rollout.evaluate import calls_line, majority, score_line, scores
+    from agent_r1.rollout.evaluate import (
+        calls_line,
+        card_text,
+        first_samples,
+        majority,
+        score_line,
+        scores,
+    )
     from agent_r1.rollout.records import evaluation_records, write_rollouts
+    from agent_r1.rollout.reliability import check_scores, reliability, reliability_line
 
     facts = {}
+    samples = config.trainer.eval_samples
+    threshold = config.trainer.eval_threshold
     if condition:
         out, title = (
             out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"),
@@ -205,6 +215,8 @@ def run_eval(
     paths = Workspace(config)
     rows, backend = paths.load_rows("test"), _backend(config, model)
     if condition:
+        # What the agent knows without its tools is one number; reliability is about its work.
+        samples = 1
         facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
         rows, tools = condition_of(condition).apply(config, rows)
     else:
@@ -212,16 +224,22 @@ def run_eval(
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED_QUESTIONS]
-    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled ...")
+    times = f" {samples} times" if samples > 1 else ""
+    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled{times} ...")
     with (
         open_agent(model, config, backend, tools, all_gpus=True) as agent,
-        progress("evaluating", len(rows) + len(few)) as advance,
+        progress("evaluating", len(rows) + len(few) * samples) as advance,
     ):
         start = time.perf_counter()
-        greedy, sampled = (
-            play_rows(agent, some, t, lambda done: advance())
-            for some, t in ((rows, 0.0), (few, 1.0))
-        )
+        greedy = play_rows(agent, rows, 0.0, lambda done: advance())
+        if samples > 1:
+            check_scores(greedy, threshold)
+        # One pass: the first samples are those of an evaluation with one sample.
+        sampled = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
+    if samples > 1:
+        name = scores(sampled)["score_name"]
+        facts["reliability"] = reliability(sampled, name, 1.0, threshold)
+    sampled = first_samples(sampled)
     kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
@@ -235,11 +253,11 @@ def run_eval(
     write_rollouts(
         out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat)
     )
-    write_whole(out, json.dumps(card, indent=2) + "\n")
-    say(
-        f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}\n"
-        f"  {card['wall_seconds']:.1f} s, in {out}"
-    )
+    write_whole(out, card_text(card))
+    say(f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}")
+    if samples > 1:
+        say(f"  {reliability_line(card['reliability'])}")
+    say(f"  {card['wall_seconds']:.1f} s, in {out}")
     return card
 
 

@@ -219,7 +219,7 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
         values = layer.get(section)
         if not isinstance(values, dict) or name not in values:
             continue
-        if key in settings.trusted:
+        if key in settings.trusted and key not in settings.code:
             plugins.trust(_strings(values[name]))
             continue
         resolve = _resolve_code if key in settings.code else _resolve_file

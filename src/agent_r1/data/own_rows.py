@@ -125,7 +125,7 @@ def _is_finite(value: Any) -> bool:
 
 
 def _whole_numbers(value: Any) -> Any:
-    """Write whole numbers as such, and drop missing elements of a list: [3.0, null] is [3]."""
+    """Write whole numbers as integers, and drop missing elements: [3.0, null] is [3]."""
     if isinstance(value, list):
         return [_whole_numbers(item) for item in value if item is not None]
     if isinstance(value, dict):
@@ -228,7 +228,7 @@ def read_questions(
 
 
 def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
-    """Check that each key of the metadata has one type in all questions of all splits.
+    """Check that each key of the metadata has one type in all splits.
 
     Integers become floats where a key has both. A split is a table of typed columns, so questions
     that were drawn together would otherwise decide whether the file is accepted. Raises

@@ -1,4 +1,4 @@
-"""Run code that calls `asyncio.run` where an event loop is running already, as in a notebook."""
+"""Run code that calls `asyncio.run` where a loop already runs, as in a notebook."""
 
 from __future__ import annotations
 

@@ -12,12 +12,14 @@ There are two backends:
 
 from __future__ import annotations
 
+import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
@@ -167,6 +169,22 @@ def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
     if not prompt:
         return []
     return [{"role": "system", "content": prompt}]
+
+
+def find_card(model: Path) -> dict[str, Any] | None:
+    """Return the eval card of a model, or None.
+
+    It is in the model's folder, or in the folder of its run. A run's card is about its last
+    checkpoint, so it does not count for an earlier one.
+    """
+    shipped = model / "eval.json"
+    if shipped.is_file():
+        return json.loads(shipped.read_text(encoding="utf-8"))
+    folders = model.resolve().parents  # runs/NAME/checkpoints/step_000220/model
+    if len(folders) < 3 or not (folders[2] / "eval.json").is_file():
+        return None
+    card = json.loads((folders[2] / "eval.json").read_text(encoding="utf-8"))
+    return card if Path(card["model"]).resolve() == model.resolve() else None
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:

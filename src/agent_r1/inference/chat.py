@@ -31,7 +31,14 @@ from agent_r1.core import Row, Step
 from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
-from agent_r1.inference.agent import Agent, describe, open_agent, own_settings, user_tools
+from agent_r1.inference.agent import (
+    Agent,
+    describe,
+    find_card,
+    open_agent,
+    own_settings,
+    user_tools,
+)
 from agent_r1.inference.conversation import (
     Conversation,
     Exchange,
@@ -41,6 +48,7 @@ from agent_r1.inference.conversation import (
 )
 from agent_r1.inference.screen import Screen, footer
 from agent_r1.rollout.records import evaluation_records, question_of
+from agent_r1.rollout.reliability import reliability_line
 from agent_r1.viewer.tokens import token_table
 from agent_r1.workspace import Workspace
 
@@ -86,7 +94,7 @@ class Repl:
             "/help": ("list commands, and questions to ask", self.help),
             "/tools": ("list the agent's tools", self.tools),
             "/trace": ("show the last exchange token by token: mask, log-prob, reward", self.trace),
-            "/why": ("explain the reward of the last answer, if the right one is known", self.why),
+            "/why": ("explain the reward of the last answer, and how reliable it is", self.why),
             "/clear": ("forget the conversation", self.clear),
             "/quit": ("leave (or Ctrl-D)", lambda: None),
         }
@@ -208,6 +216,7 @@ class Repl:
             say(
                 "no reward: the right answer is not known; /help lists questions with known answers"
             )
+            self.how_reliable()
             return
         right = t.row["reward_model"]["ground_truth"]
         if len(right):
@@ -227,6 +236,21 @@ class Repl:
             "measured, not rewarded: " + ", ".join(f"{k} {v:g}" for k, v in t.metrics.items()),
             "dim",
         )
+        self.how_reliable()
+
+    def how_reliable(self) -> None:
+        """Show what the evaluation measured with several samples, of this question if it can."""
+        card = find_card(self.agent.model) or {}
+        part = card.get("reliability")
+        if not part:
+            return
+        self.screen.say(f"in the evaluation, {reliability_line(part)}", "dim")
+        questions = [question_of(row) for row in self.known]
+        asked = self.last().question
+        same_data = card.get("data") == Workspace(self.agent.config).data.name
+        if same_data and asked in questions[: part["questions"]]:
+            right = part["right"][questions.index(asked)]
+            self.screen.say(f"of this question, {right} of {part['samples']} were right", "dim")
 
     def clear(self) -> None:
         self.conversation.exchanges = []

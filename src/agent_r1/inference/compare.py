@@ -22,8 +22,25 @@ from agent_r1.ground.files import json_line, read_jsonl, write_whole
 from agent_r1.ground.ui import progress, say
 from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
-from agent_r1.rollout.evaluate import calls_line, compare, eval_card, evaluate, score_line, score_of
+from agent_r1.rollout.evaluate import (
+    calls_line,
+    card_text,
+    compare,
+    eval_card,
+    evaluate,
+    first_samples,
+    score_line,
+    score_of,
+    scores,
+)
 from agent_r1.rollout.records import evaluation_records, write_rollouts
+from agent_r1.rollout.reliability import (
+    check_scores,
+    reliability,
+    reliability_line,
+    resampled_interval,
+    values_of,
+)
 from agent_r1.rollout.setup import make_loop
 from agent_r1.workspace import Workspace
 
@@ -41,10 +58,15 @@ def evaluate_models(
     prompt: str | None = None,
     condition: str | None = None,
     as_trained: bool = False,
+    samples: int = 1,
+    threshold: float | None = None,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two.
 
     Args:
+        samples: Samples of each question; from two on, the card has their `reliability`, and its
+        other figures are about the first of them.
+        threshold: See `reliability.is_right`.
         out: Folder for all results; an interrupted evaluation with the same settings continues
         there.
         condition: See `condition_of`.
@@ -57,6 +79,7 @@ def evaluate_models(
         )
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
+    check_samples(samples, temperature)
     tools = None
     if condition:
         rows, tools = condition_of(condition).apply(config, rows)
@@ -72,6 +95,8 @@ def evaluate_models(
         ]
         if condition:
             inputs.append(condition)
+        if samples > 1:
+            inputs += [samples, threshold]
         names = [str(model) for model in models]
         _claim(out, {"models": names, "evaluation": fingerprint(*inputs)})
     cards: list[Card] = []
@@ -81,28 +106,56 @@ def evaluate_models(
             if as_trained and prompt is None:
                 agent.lead = None
             say(describe(agent, backend, temperature))
-            facts = {}
+            facts = {"temperature": temperature}
             if condition:
                 facts["condition"] = condition
             records = out / f"{number}.jsonl" if out else None
-            card, done = _evaluate(agent, rows, split, temperature, records, facts)
+            card, done = _evaluate(agent, rows, split, samples, threshold, records, facts)
         before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
             f"{card['split']} questions{before}, {card['wall_seconds']:.1f} s"
         )
-        _write(out and out / f"{number}.json", card)
+        if "reliability" in card:
+            say(f"  {reliability_line(card['reliability'])}")
+        if out:
+            write_whole(out / f"{number}.json", card_text(card))
         cards.append(card)
         trajectories.append(done)
     if len(models) == 2:
         names = {card["score_name"] for card in cards}
         name = names.pop() if len(names) == 1 else "reward"
-        first = [score_of(trajectory, name) for trajectory in trajectories[0]]
-        second = [score_of(trajectory, name) for trajectory in trajectories[1]]
+        first = [score_of(trajectory, name) for trajectory in first_samples(trajectories[0])]
+        second = [score_of(trajectory, name) for trajectory in first_samples(trajectories[1])]
         comparison = compare(first, second, name)
-        _write(out and out / "comparison.json", comparison)
         _print_comparison(comparison)
+        if samples > 1:
+            comparison["reliability"] = _compare_reliability(cards, samples)
+        _write(out and out / "comparison.json", comparison)
     return cards
+
+
+def check_samples(samples: int, temperature: float) -> None:
+    """Refuse several samples of greedy decoding: they are equal."""
+    if samples > 1 and temperature == 0:
+        raise ConfigError(
+            f"--samples {samples} at temperature 0 would be {samples} times the same; give "
+            "--temperature 1, or another one above 0",
+            code="equal_samples",
+        )
+
+
+def _compare_reliability(cards: list[Card], samples: int) -> Card:
+    """Compare two models in the measures of their samples, question by question."""
+    differences = {}
+    for key in (f"mean@{samples}", f"pass@{samples}", f"pass^{samples}"):
+        first = values_of(cards[0]["reliability"], key)
+        second = values_of(cards[1]["reliability"], key)
+        change = [b - a for a, b in zip(first, second, strict=True)]
+        low, high = resampled_interval(change, lowest=-1.0)
+        differences[key] = {"difference": fmean(change), "ci95": [low, high]}
+        say(f"second minus first: {key} {fmean(change):+.3f} (95 % {low:+.3f} to {high:+.3f})")
+    return differences
 
 
 # ----------------------------------------------------------------------------------- one evaluation
@@ -114,8 +167,9 @@ def play_rows(
     temperature: float,
     on_done: Callable[[Trajectory], None],
     done: Sequence[Trajectory] = (),
+    samples: int = 1,
 ) -> list[Trajectory]:
-    """Play an episode for each row, as in training; see `evaluate`."""
+    """Play `samples` episodes for each row, as in training; see `evaluate`."""
     c = agent.config
     loop = make_loop(agent.policy, agent.chat, agent.tools, c.rollout, c.env)
     return evaluate(
@@ -123,6 +177,7 @@ def play_rows(
         rows,
         temperature=temperature,
         seed=c.seed,
+        samples=samples,
         on_done=on_done,
         max_concurrent=agent.max_concurrent,
         done=done,
@@ -158,32 +213,44 @@ def condition_of(text: str) -> Any:
 
 
 def _evaluate(
-    agent: Agent, rows: list[Row], split: str, temperature: float, records: Path | None, facts: Card
+    agent: Agent,
+    rows: list[Row],
+    split: str,
+    samples: int,
+    threshold: float | None,
+    records: Path | None,
+    facts: Card,
 ) -> tuple[Card, list[Trajectory]]:
-    """Play each row that `records` does not contain yet. The card covers all rows."""
+    """Play the samples that `records` does not contain yet. The card covers all."""
     start = time.perf_counter()
     if agent.lead is not None:
         rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
     before = []
     if records:
         before = _restore(records, rows)
-    scores = [t.score for t in before]
+    finished_scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
-        advance = stack.enter_context(progress("evaluating", len(rows) - len(before)))
+        unplayed = len(rows) * samples - len(before)
+        advance = stack.enter_context(progress("evaluating", unplayed))
 
         def on_done(trajectory: Trajectory) -> None:
-            scores.append(trajectory.score)
+            finished_scores.append(trajectory.score)
             if file:
-                file.writelines(map(json_line, evaluation_records([trajectory], agent.chat)))
+                for record in evaluation_records([trajectory], agent.chat):
+                    file.write(json_line(record | {"sample": trajectory.sample}))
                 file.flush()
+            if samples > 1:
+                check_scores([trajectory], threshold)
             name = trajectory.score_name or ("EM" if "em" in trajectory.metrics else "reward")
-            advance(f"{name} {fmean(scores):.2f}")
+            advance(f"{name} {fmean(finished_scores):.2f}")
 
-        done = play_rows(agent, rows, temperature, on_done, before)
-    return full_card(
-        agent, done, split, start, temperature=temperature, resumed=len(before), **facts
-    ), done
+        done = play_rows(agent, rows, facts["temperature"], on_done, before, samples)
+    if samples > 1:
+        name = scores(done)["score_name"]
+        facts["reliability"] = reliability(done, name, facts["temperature"], threshold)
+    card = full_card(agent, first_samples(done), split, start, resumed=len(before), **facts)
+    return card, done
 
 
 def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
@@ -206,6 +273,7 @@ def _restore(path: Path, rows: list[Row]) -> list[Trajectory]:
                 reward_parts=r["reward_parts"],
                 metrics=r["metrics"],
                 score_name=r.get("score_name"),
+                sample=r.get("sample", 0),  # older files have one sample of each question
             )
         )
     return trajectories

@@ -58,6 +58,8 @@ class Task:
     session: str
     """Unique among concurrent episodes; names the episode's cache in the policy."""
     seed: int | None = None
+    sample: int = 0
+    """See `Trajectory.sample`."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import json
 import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -28,26 +29,42 @@ def evaluate(
     *,
     temperature: float,
     seed: int,
+    samples: int = 1,
     on_done: Callable[[Trajectory], None] | None = None,
     max_concurrent: int | None = None,
     done: Iterable[Trajectory] = (),
 ) -> list[Trajectory]:
-    """Play one episode per row, in order. Temperature 0 is greedy.
+    """Play `samples` episodes per row: all of the first row, then all of the second.
 
-    `max_concurrent`: see `run_episodes`. `done`: finished trajectories, not played again. Seeds
-    depend on a row's number only, so the others come out the same.
+    Temperature 0 is greedy. `max_concurrent`: see `run_episodes`. `done`: finished trajectories,
+    not played again. Seeds depend on the question's and the sample's numbers only, so the others
+    come out the same.
     """
-    by_number = {trajectory.group_id: trajectory for trajectory in done}
+    by_episode = {(trajectory.group_id, trajectory.sample): trajectory for trajectory in done}
     tasks: list[Task] = []
     for i, row in enumerate(rows):
-        tasks.append(Task(row, str(i), f"eval-{i}", derive_seed(seed, "eval", i)))
+        for j in range(samples):
+            tasks.append(Task(row, str(i), f"eval-{j}-{i}", sample_seed(seed, i, j), j))
     sampling = Sampling(max_tokens=loop.limits.max_tokens_per_turn, temperature=temperature)
-    unplayed_tasks = [task for task in tasks if task.group_id not in by_number]
+    unplayed_tasks = [task for task in tasks if (task.group_id, task.sample) not in by_episode]
     for trajectory in asyncio.run(
         run_episodes(loop, unplayed_tasks, sampling, on_done, max_concurrent)
     ):
-        by_number[trajectory.group_id] = trajectory
-    return [by_number[task.group_id] for task in tasks]
+        by_episode[trajectory.group_id, trajectory.sample] = trajectory
+    return [by_episode[task.group_id, task.sample] for task in tasks]
+
+
+def sample_seed(seed: int, question: int, sample: int) -> int:
+    """Derive the seed of one sample of a question."""
+    # Sample 0 has the seed of an evaluation with one sample. So more samples only add to it.
+    if sample == 0:
+        return derive_seed(seed, "eval", question)
+    return derive_seed(seed, "eval", question, sample)
+
+
+def first_samples(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
+    """Return one trajectory per question: what most figures of a card are about."""
+    return [trajectory for trajectory in trajectories if trajectory.sample == 0]
 
 
 def eval_card(
@@ -101,6 +118,14 @@ def eval_card(
         "wall_seconds": round(time.perf_counter() - started, 2),
         "by_kind": kinds,
     }
+
+
+def card_text(card: dict) -> str:
+    """Format a card as JSON, with each list of numbers on one line."""
+    text = json.dumps(card, indent=2)
+    # `reliability` has a number per question, and 500 lines would hide the rest of the card.
+    lists = re.compile(r"\[[\d\s.,eE+-]+\]")
+    return lists.sub(lambda match: re.sub(r"\s+", "", match[0]).replace(",", ", "), text) + "\n"
 
 
 def scores(trajectories: list[Trajectory]) -> dict:

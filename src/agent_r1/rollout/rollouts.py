@@ -71,6 +71,8 @@ async def run_episodes(
         except BaseException:
             is_ending = True
             raise
+        # A user-defined flow need not know of samples, so it is set here.
+        trajectory.sample = task.sample
         if on_done is not None:
             on_done(trajectory)
         return trajectory

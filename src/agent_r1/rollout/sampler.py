@@ -239,7 +239,8 @@ class LocalPolicy(Policy):
             request.logprobs.append(logprob)
             if self.on_token is not None:
                 self.on_token(request.session, [token])
-            if token in self.stop_ids:
+            ends = request.sampling.ends
+            if token in self.stop_ids or (ends is not None and ends(request.token_ids)):
                 self._finish(request, "stop")
             elif (
                 len(request.token_ids) == request.sampling.max_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from agent_r1.config import plugins
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import AgentEnv, Policy, Row
 from agent_r1.env import dialect_of, make_env
@@ -26,9 +26,12 @@ def make_flow(
     rollout: RolloutConfig,
     env: EnvConfig,
 ) -> AgentFlowBase:
-    """Make the flow that `rollout.flow` names, or the generic loop."""
+    """Make the flow that `rollout.flow` or a recipe's setting names, or the generic loop."""
+    limits = Limits.from_settings(rollout, env)
+    for make in tables.for_changed_settings("flow", rollout=rollout):
+        return make(policy, chat, limits, make_env, rollout)
     flow = load_flow(rollout.flow) if rollout.flow else AgentEnvLoop
-    return flow(policy, chat, Limits.from_settings(rollout, env), make_env)
+    return flow(policy, chat, limits, make_env)
 
 
 def load_flow(name: str) -> type[AgentFlowBase]:

@@ -143,6 +143,22 @@ _ROWS = (
         "Give the samples of one question one group id, and keep ids through shuffling",
     ),
     Cause(
+        "the samples of a group begin in different states",
+        "an easy state is compared with a difficult one, although the question is the same",
+        "Draw everything random in `reset` from its `seed`, which all samples of a question share",
+    ),
+    Cause(
+        "the cold start was memorised",
+        "the model gives each question one answer, so its samples do not differ",
+        "Clone for fewer steps (cold_start.copy_steps, cold_start.mix_steps), give more "
+        "demonstrations, or raise rollout.temperature",
+    ),
+    Cause(
+        "calls fail",
+        "the agent learns that calls are useless, because nearly none works",
+        "Call the tool by hand (`agent-r1 tools --call`), and read a result in rollouts/",
+    ),
+    Cause(
         "every advantage is zero",
         "rewards differ, and no update follows from them",
         "Check the estimator's name, and that it is registered",

@@ -46,7 +46,7 @@ from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
-from agent_r1.tool import BaseTool
+from agent_r1.tool import BaseTool, ToolCall
 
 if TYPE_CHECKING:
     from agent_r1.rollout.training_rows import TrainingRow  # PyTorch comes with it
@@ -253,7 +253,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             continue
         try:
             record = json.loads(line)
-            messages = [_message(m) for m in record["messages"]]
+            messages = [_message(m, dialect_of(env)) for m in record["messages"]]
         except (ValueError, KeyError, TypeError) as error:
             raise AgentR1Error(
                 f"{path}, line {number}: {type(error).__name__} {error}; a line looks like "
@@ -279,7 +279,8 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
     return episodes
 
 
-def _message(message: dict[str, Any]) -> Message:
+def _message(message: dict[str, Any], spoken: Dialect) -> Message:
+    """Read a recorded message. Structured calls are written in the dialect."""
     role = message["role"]
     content = message.get("content") or ""
     if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
@@ -287,11 +288,11 @@ def _message(message: dict[str, Any]) -> Message:
     for call in message.get("tool_calls") or []:
         function = call.get("function", call)
         arguments = function["arguments"]
-        body = {
-            "name": function["name"],
-            "arguments": json.loads(arguments) if isinstance(arguments, str) else arguments,
-        }
-        content += f"<tool_call>\n{json.dumps(body, ensure_ascii=False)}\n</tool_call>"
+        if isinstance(arguments, str):
+            arguments = json.loads(arguments)
+        turn = spoken.write_turn(ToolCall(function["name"], arguments)) or ""
+        # The thought of a demonstrator that has none; the recorded one is in the content.
+        content += turn.removeprefix("<think>go on</think>")
     return {"role": role, "content": content}
 
 

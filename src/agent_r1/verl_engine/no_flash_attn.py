@@ -40,6 +40,7 @@ if verl.__version__ != VERL:
 # A later `import flash_attn` raises ImportError, which verl expects.
 sys.modules.setdefault("flash_attn", None)
 
+import verl.models.transformers.monkey_patch  # noqa: E402
 import verl.utils.model  # noqa: E402
 import verl.utils.torch_functional  # noqa: E402
 
@@ -126,6 +127,9 @@ def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
 
 
 verl.utils.model.load_valuehead_model = load_value_model
+# verl patches trl's class of value models, if trl is installed; trl 1.16 no longer has it. Our
+# critic is a class of transformers.
+verl.models.transformers.monkey_patch.is_trl_available = lambda: False
 
 # -------------------------------------------------------------------------------- log-probabilities
 

@@ -259,6 +259,16 @@ def _with_token_spans(record: JsonObject) -> JsonObject:
     return record | {"tokens": tokens}
 
 
+def reliability_rows(part: JsonObject) -> list[tuple[str, str]]:
+    """List the rows (key, meaning) of the table of a card's `reliability`."""
+    rows = [("mean@1", "share of the samples that are right")]
+    # k = 1 is the mean for both measures.
+    ks = [k for k in (2, 4, 8) if f"pass@{k}" in part]
+    rows += [(f"pass@{k}", f"at least one of {k} is right") for k in ks]
+    rows += [(f"pass^{k}", f"all {k} are right") for k in ks]
+    return rows
+
+
 def _number(value: Any) -> str:
     if not isinstance(value, int | float):
         return "–"
@@ -519,6 +529,7 @@ def write_report(run_dir: Path) -> Path:
         ],
         group=[_with_token_spans(record) for record in group or ()],
         token_css=Markup(TOKEN_CSS),
+        reliability_rows=reliability_rows,
         version=agent_r1.__version__,
     )
     write_whole(run_dir / "report.html", text)

@@ -1,0 +1,105 @@
+"""Simulate questions of differing difficulty: 95 % intervals of pass@k and pass^k hold the truth.
+
+Each trial draws the difficulty of n questions and eight samples of each, and makes the intervals of
+an evaluation card. The truth is the mean over all questions of that kind. A coverage outside .93 to
+.97 raises.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from agent_r1.rollout.reliability import KS, MEASURES, resampled_interval
+
+SAMPLES = 8
+TRIALS = 2000
+KEYS = tuple(f"{measure}{k}" for measure in MEASURES for k in KS)
+
+Generator = np.random.Generator
+
+
+def before_rl(generator: Generator, n: int) -> np.ndarray:
+    """Chances of an agent that knows easy questions, and guesses at most others."""
+    known = generator.random(n) < 0.3
+    return np.where(known, generator.beta(20, 1, n), generator.beta(0.6, 2, n))
+
+
+def after_rl(generator: Generator, n: int) -> np.ndarray:
+    """Chances of an agent that knows most questions, and never answers a few."""
+    place = generator.random(n)
+    sure = 1 - generator.beta(0.5, 60, n)
+    unsure = generator.beta(4, 1.5, n)
+    lost = generator.beta(0.5, 10, n)
+    return np.where(place < 0.72, sure, np.where(place < 0.97, unsure, lost))
+
+
+def even(generator: Generator, n: int) -> np.ndarray:
+    """Chances around one half."""
+    return generator.beta(2, 2, n)
+
+
+DIFFICULTIES: dict[str, Callable[[Generator, int], np.ndarray]] = {
+    "before RL": before_rl,
+    "after RL": after_rl,
+    "around one half": even,
+}
+
+
+def truth(key: str, chances: np.ndarray) -> float:
+    """Return the expected value of a measure over questions with these chances."""
+    measure, k = key[:5], int(key[5:])
+    if measure == "mean@":
+        return float(chances.mean())
+    if measure == "pass@":
+        return float((1 - (1 - chances) ** k).mean())
+    return float((chances**k).mean())
+
+
+def covered(
+    difficulty: str, questions: int, trials: int, keys: Sequence[str] = KEYS
+) -> dict[str, float]:
+    """Return the share of the trials whose interval holds the truth, by measure.
+
+    Raises AssertionError for an interval of width 0.
+    """
+    draw = DIFFICULTIES[difficulty]
+    generator = np.random.default_rng(0)
+    many = draw(generator, 1_000_000)
+    truths = {key: truth(key, many) for key in keys}
+    hits = dict.fromkeys(keys, 0)
+    for _ in range(trials):
+        counts = generator.binomial(SAMPLES, draw(generator, questions)).tolist()
+        for key in keys:
+            estimator = MEASURES[key[:5]]
+            values = [estimator(int(key[5:]), right, SAMPLES) for right in counts]
+            low, high = resampled_interval(values)
+            assert low < high, (key, counts)
+            hits[key] += low <= truths[key] <= high
+    return {key: count / trials for key, count in hits.items()}
+
+
+def run() -> dict[str, Any]:
+    """Simulate all difficulties with 100 and 500 questions. Raises if a coverage is off."""
+    figures: dict[str, Any] = {"trials": TRIALS}
+    everything = []
+    for questions in (100, 500):
+        for difficulty in DIFFICULTIES:
+            # mean@k is the same for every k, and pass@1 and pass^1 are the mean.
+            keys = [key for key in KEYS if not key.endswith("@1") and not key.endswith("^1")]
+            keys = [key for key in keys if not key.startswith("mean") or key == "mean@8"]
+            shares = covered(difficulty, questions, TRIALS, keys)
+            figures[f"{difficulty}, {questions} questions"] = shares
+            everything += shares.values()
+            print(f"{difficulty}, {questions} questions: {shares}", flush=True)
+    figures["least"] = min(everything)
+    figures["mean"] = round(fmean(everything), 3)
+    figures["greatest"] = max(everything)
+    noise = math.sqrt(0.95 * 0.05 / TRIALS)
+    figures["standard_error"] = round(noise, 4)
+    assert figures["least"] >= 0.93 and figures["greatest"] <= 0.97, figures
+    return figures

@@ -1,0 +1,53 @@
+"""Answer questions by searching: an ordinary agent with the `openai` client.
+
+Nothing here is about training. The client reads OPENAI_BASE_URL and OPENAI_API_KEY, as always.
+"""
+
+import json
+import os
+import re
+import urllib.request
+
+import openai
+
+MAX_TURNS = 5
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": "search",
+            "description": "Search the corpus. Returns the passages that match the query best.",
+            "parameters": {
+                "type": "object",
+                "properties": {"query": {"type": "string"}},
+                "required": ["query"],
+            },
+        },
+    }
+]
+
+
+def search(query) -> str:
+    """Ask the search service for passages."""
+    request = urllib.request.Request(
+        os.environ["AGENT_R1_TOOLS_URL"] + "/search", json.dumps({"query": query}).encode()
+    )
+    with urllib.request.urlopen(request, timeout=30) as reply:
+        return json.load(reply)["content"]
+
+
+def answer(task: dict) -> str:
+    """Answer one question."""
+    client = openai.OpenAI()
+    messages = [{"role": "user", "content": task["question"]}]
+    for _ in range(MAX_TURNS):
+        reply = client.chat.completions.create(model="agent", messages=messages, tools=TOOLS)
+        message = reply.choices[0].message
+        messages.append(message.model_dump(exclude_none=True))
+        if not message.tool_calls:
+            found = re.search(r"<answer>(.*?)</answer>", message.content or "", re.DOTALL)
+            return found[1].strip() if found else ""
+        for call in message.tool_calls:
+            result = search(json.loads(call.function.arguments).get("query", ""))
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
+    return ""

@@ -1,0 +1,281 @@
+"""Find the conversation that a request continues, and the training rows of an episode.
+
+In: the messages of a request, as the client spells them. Out: the ids to sample from. At the end of
+the episode: its steps. Next: `books.py` counts the tokens.
+
+A client sends the whole conversation again in each request. The model's turns in it are texts; what
+the model sampled are ids, and texts encoded again may give other ids. So each answer is kept in a
+tree under its *place*: a digest of everything before it. A request is walked from its first message.
+At an assistant message, the answers kept at this place are compared with it. If one matches, the walk
+continues below that answer, and the prompt has its sampled ids, thought included. Otherwise the
+message is the client's own text: data, without control tokens and with mask 0.
+
+Two messages match if they differ only in what clients change by habit:
+
+    the thought is dropped
+    the content is absent, null, empty or in parts; blanks at its ends differ
+    the arguments of a call are spelled anew
+
+The id of a call, which we issued, decides first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1 import ChatFormat, Generation, Message, Observation, Step
+from agent_r1_recipes.gateway.server import Request
+from agent_r1_recipes.gateway.wire import Turn
+
+
+@dataclass(eq=False)
+class Answer:
+    """One call and what was sampled for it."""
+
+    place: str
+    """Digest of the conversation before it."""
+    request: str
+    """Digest of everything that would make a retry the same request."""
+    number: int
+    """Of its turn. A conversation that begins anew, as after a summary, counts on, as in our
+    loop."""
+    prompt_ids: list[int]
+    work: asyncio.Task | None = None
+    """The sampling; it goes on if the client leaves."""
+    connection: Request | None = None
+    """The newest request for it."""
+    generation: Generation | None = None
+    """None until the sampler has finished."""
+    turn: Turn | None = None
+    delivered: bool = False
+    """Whether the client has read all of it, as far as the connection shows."""
+    continued: bool = False
+    """Whether a later request has it."""
+    edited: bool = False
+    """Whether a later request has something else in its place."""
+
+    @property
+    def loss(self) -> str | None:
+        """Return why its tokens are not trained, or None."""
+        if self.continued:  # whatever happened to a copy of it
+            return None
+        if self.edited:
+            return "edited"
+        return None if self.delivered else "undelivered"
+
+    @property
+    def ids(self) -> list[int]:
+        return self.prompt_ids + self.generation.token_ids
+
+
+@dataclass
+class Place:
+    """Where a request stands in the tree."""
+
+    digest: str
+    last: Answer | None
+    """The answer that it continues."""
+    rest: list[Message]
+    """The messages after it."""
+
+
+@dataclass
+class Conversations:
+    """The tree of one episode. Sub-agents, branches and retries are other paths in it."""
+
+    answers: list[Answer] = field(default_factory=list)
+    """In the order of their calls."""
+    cuts: Counter[str] = field(default_factory=Counter)
+    """Assistant messages that did not match, by cause: edited, ambiguous, rewritten, inserted."""
+
+    def locate(self, messages: list[Message], tools: list[dict[str, Any]]) -> Place:
+        """Walk through a request, and count what does not match."""
+        digest = _digest("tools", json.dumps(tools, sort_keys=True))
+        place = Place(digest, None, [])
+        for message in messages:
+            if message["role"] == "assistant":
+                answer = self._matching(message, place.digest)
+                if answer is not None:
+                    answer.continued = True
+                    number = str(self.answers.index(answer))
+                    digest = _digest(place.digest, "answer", number)
+                    place = Place(digest, answer, [])
+                    continue
+            place.digest = _digest(place.digest, *spelling(message))
+            place.rest.append(message)
+        return place
+
+    def _matching(self, message: Message, digest: str) -> Answer | None:
+        """Return the answer that `message` is, or None after counting the cause."""
+        sampled = [answer for answer in self.answers if answer.turn is not None]
+        here = [answer for answer in sampled if answer.place == digest]
+        named = _owner(message, sampled)
+        if named is not None and named in here:
+            # The id says which one it is. Content next to calls is often dropped.
+            if _same_calls(message, named) and message["content"].strip() in ("", _content(named)):
+                return named
+            return self._count("edited", named)
+        same = [answer for answer in here if is_same(message, answer)]
+        if len(same) == 1:
+            return same[0]
+        if same:
+            return self._count("ambiguous")
+        # It is an answer of this episode in another place: something before it was changed.
+        elsewhere = [answer for answer in sampled if is_same(message, answer)]
+        if elsewhere:
+            for answer in elsewhere:
+                answer.continued = True
+            return self._count("rewritten")
+        if named is not None:
+            return self._count("edited", named)
+        if here:
+            return self._count("edited", here[-1])
+        return self._count("inserted") if sampled else None
+
+    def _count(self, cause: str, edited: Answer | None = None) -> None:
+        self.cuts[cause] += 1
+        if edited is not None:
+            edited.edited = True
+
+    def rows(self, answers: list[Answer]) -> list[list[Answer]]:
+        """Group answers into rows. One that continues all tokens of a row joins it."""
+        rows: list[list[Answer]] = []
+        for answer in answers:
+            longest: list[Answer] | None = None
+            for row in rows:
+                context = row[-1].ids
+                if answer.prompt_ids[: len(context)] == context and (
+                    longest is None or len(context) > len(longest[-1].ids)
+                ):
+                    longest = row
+            if longest is None:
+                rows.append([answer])
+            else:
+                longest.append(answer)
+        return rows
+
+    def steps(self) -> tuple[list[Step], Step | None]:
+        """Return the steps to train on, row by row, and the last sampled one.
+
+        `trajectory_rows` compares a step with the last row only, so interleaved conversations are
+        put one after the other.
+        """
+        trained = [answer for answer in self.answers if answer.turn and answer.loss is None]
+        steps: list[Step] = []
+        last: Step | None = None
+        for row in self.rows(trained):
+            for answer in row:
+                generation = answer.generation
+                step = Step(
+                    answer.prompt_ids,
+                    generation.token_ids,
+                    generation.logprobs,
+                    finish_reason=generation.finish_reason,
+                    info={"tool_calls": _records(answer.turn)},
+                    extra={"state": int(answer.place[:15], 16)},
+                )
+                steps.append(step)
+                if answer is trained[-1]:
+                    last = step
+        return steps, last
+
+
+def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> list[int]:
+    """Encode a request: sampled ids as they are, and the client's texts as data."""
+    messages = [{"role": m["role"], "content": as_text(m)} for m in place.rest]
+    if place.last is None:
+        return chat.prompt_ids(messages, tools)
+    names = {key: call.name for key, call in place.last.turn.calls}
+    calls = [names.get(m.get("tool_call_id"), "") for m in place.rest if m["role"] == "tool"]
+    action_ids = place.last.generation.token_ids
+    reply = chat.reply_ids(action_ids, Observation(messages, tools=tools, calls=calls))
+    return place.last.prompt_ids + action_ids + reply
+
+
+def as_text(message: Message) -> str:
+    """Write a message as data. Calls of a turn that the model did not sample become plain text."""
+    text = message["content"]
+    for _, name, arguments in message.get("tool_calls") or ():
+        text += (
+            f'\n<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
+        )
+    return text
+
+
+def spelling(message: Message) -> tuple[str, ...]:
+    """Return what of a message the client wrote decides its place."""
+    if message["role"] == "assistant":
+        calls = [(name, canonical(arguments)) for _, name, arguments in message["tool_calls"]]
+        return "assistant", message["content"].strip(), repr(calls)
+    return message["role"], message["content"]
+
+
+def is_same(message: Message, answer: Answer) -> bool:
+    return _same_calls(message, answer) and message["content"].strip() == _content(answer)
+
+
+def _content(answer: Answer) -> str:
+    return answer.turn.content.strip()
+
+
+def _same_calls(message: Message, answer: Answer) -> bool:
+    ours = [(call.name, canonical_value(call.arguments)) for _, call in answer.turn.calls]
+    theirs = [(name, canonical(arguments)) for _, name, arguments in message["tool_calls"]]
+    return ours == theirs
+
+
+def _owner(message: Message, answers: list[Answer]) -> Answer | None:
+    """Return the answer whose call ids a message has, or None."""
+    ids = {call[0] for call in message["tool_calls"]}
+    for answer in answers:
+        if ids & {key for key, _ in answer.turn.calls}:
+            return answer
+    return None
+
+
+def canonical(arguments: str) -> str:
+    """Return one spelling for equal JSON; 1, "1" and true differ.
+
+    Duplicate keys have no one meaning, so such arguments only match their own text.
+    """
+    try:
+        value = json.loads(arguments, object_pairs_hook=_without_duplicates)
+    except (ValueError, RecursionError):
+        return f"not JSON: {arguments}"
+    return canonical_value(value)
+
+
+def canonical_value(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("duplicate keys")
+    return dict(pairs)
+
+
+def _records(turn: Turn) -> list[dict[str, Any]]:
+    """Describe a turn's calls as our loop does; their results are in the next observation."""
+    records = []
+    for _, call in turn.calls:
+        record = {
+            "name": call.name,
+            "arguments": call.arguments,
+            "ok": True,
+            "error": None,
+            "seconds": 0.0,
+            "content": "",
+        }
+        records.append(record)
+    return records
+
+
+def _digest(*parts: str) -> str:
+    # JSON, so that ("a", "bc") and ("ab", "c") differ.
+    return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()

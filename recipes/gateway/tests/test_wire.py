@@ -1,0 +1,310 @@
+"""What the gateway reads, refuses and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import socket
+
+import httpx
+import pytest
+from agents import SEARCH, gateway_flow, lenient
+from conftest import ScriptedPolicy, call, cut, question_row
+
+from agent_r1 import HermesToolEnv, Sampling, StopReason, Task, run_episodes, trajectory_rows
+
+ANSWER = "<think>short</think><answer>Marn</answer>"
+
+
+def world(micro):
+    def make_env(row):
+        return HermesToolEnv(micro.tools, lenient(micro.config.env))
+
+    return make_env
+
+
+def play(micro, chat, script, agent, *overrides, policy=None, tasks=1, **limits):
+    """Play one episode, or more, with a scripted policy; return trajectories and the flow."""
+    policy = policy or ScriptedPolicy(chat, script)
+    flow = gateway_flow(policy, chat, agent, world(micro), *overrides, **limits)
+    row = question_row()
+    episodes = [Task(row, str(i), f"s{i}", 5) for i in range(tasks)]
+    return asyncio.run(run_episodes(flow, episodes, Sampling(48))), flow
+
+
+USER = [{"role": "user", "content": "Who founded Vexlor?"}]
+
+
+def test_an_answer_has_thought_calls_and_content(micro, chat):
+    seen = []
+
+    async def agent(client, task):
+        choice = await client.ask(USER, tools=[SEARCH])
+        seen.append(choice)
+        message = choice["message"]
+        results = await client.results(message)
+        seen.append(await client.ask([*USER, message, *results], tools=[SEARCH]))
+        return "Marn"
+
+    script = [f"<think>look</think>{call(query='Vexlor')}{call(query='Marn')}", ANSWER]
+    [trajectory], flow = play(micro, chat, script, agent)
+    first = seen[0]["message"]
+    assert first["reasoning_content"] == "look" and first["content"] is None
+    arguments = [json.loads(c["function"]["arguments"]) for c in first["tool_calls"]]
+    assert arguments == [{"query": "Vexlor"}, {"query": "Marn"}]
+    assert [choice["finish_reason"] for choice in seen] == ["tool_calls", "stop"]
+    assert seen[1]["message"]["content"] == "<answer>Marn</answer>"
+    assert trajectory.stop_reason is StopReason.ANSWERED and trajectory.reward == 1.0
+    [row] = trajectory_rows(trajectory, 0)
+    assert sum(row.action_mask) == sum(len(step.action_ids) for step in trajectory.steps)
+
+
+REFUSED = {
+    "n": {"n": 2},
+    "logit_bias": {"logit_bias": {"5": 1}},
+    "response_format": {"response_format": {"type": "json_object"}},
+    "logprobs": {"logprobs": True},
+    "tool_choice": {"tool_choice": "required"},
+    "role": {"messages": [{"role": "robot", "content": "x"}]},
+    "tool id": {"messages": [*USER, {"role": "tool", "tool_call_id": "x", "content": "y"}]},
+    "image": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+    "no messages": {"messages": []},
+    "max_tokens": {"max_tokens": 0},
+}
+
+
+def test_what_cannot_be_honoured_is_refused_and_costs_no_row(micro, chat):
+    refused = {}
+
+    async def agent(client, task):
+        for name, change in REFUSED.items():
+            reply = await client.post({"model": "m", "messages": USER} | change)
+            refused[name] = (reply.status_code, reply.json()["error"]["message"])
+        reply = await client.http.post(f"{client.base}/chat/completions", content=b"{")
+        refused["JSON"] = (reply.status_code, reply.json()["error"]["message"])
+        await client.ask(USER)
+        return "Marn"
+
+    [trajectory], flow = play(micro, chat, [ANSWER], agent)
+    assert {status for status, _ in refused.values()} == {400}
+    assert all(message for _, message in refused.values())
+    assert flow.counts["gateway/refused_400"] == len(REFUSED) + 1
+    assert trajectory.reward == 1.0 and len(trajectory.steps) == 1
+
+
+def test_unknown_and_ended_keys(micro, chat):
+    statuses = []
+
+    async def agent(client, task):
+        root = client.base.partition("/episode/")[0]
+        for key in ("nobody", client.variables["OPENAI_API_KEY"]):
+            reply = await client.http.post(
+                f"{root}/v1/chat/completions",
+                json={"messages": USER},
+                headers={"authorization": f"Bearer {key}"},
+            )
+            statuses.append(reply.status_code)
+        agent.address = f"{client.base}/chat/completions"
+        hard_coded = {"authorization": "Bearer sk-hard-coded"}
+        reply = await client.http.post(agent.address, json={"messages": USER}, headers=hard_coded)
+        statuses.append(reply.status_code)
+        other = await client.http.post(f"{client.base}/responses", json={})
+        statuses.append((other.status_code, "set_default_openai_api" in other.text))
+
+    play(micro, chat, [ANSWER, ANSWER], agent)
+    assert statuses == [401, 200, 200, (404, True)]
+
+
+def test_a_full_context_keeps_the_rows(micro, chat):
+    async def agent(client, task):
+        message = (await client.ask(USER))["message"]
+        long = {"role": "user", "content": "word " * 600}
+        reply = await client.post({"messages": [*USER, message, long]})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        return 1 / 0  # as an unhandled BadRequestError would
+
+    [trajectory], flow = play(micro, chat, ["<think>hm</think>no"], agent)
+    assert trajectory.stop_reason in (StopReason.NO_ANSWER, StopReason.CONTEXT_OVERFLOW)
+    assert len(trajectory.steps) == 1 and flow.counts["gateway/failed_tokens"] == 0
+
+
+def test_a_stop_string_ends_sampling_at_its_token(micro, chat, cloned_model):
+    from agents import sampler
+
+    contents = []
+
+    async def agent(client, task):
+        choice = await client.ask(
+            task["messages"], tools=[SEARCH], stop=["</think>"], max_tokens=40
+        )
+        contents.append(choice)
+
+    policy = sampler(cloned_model, chat)
+    [trajectory], flow = play(micro, chat, None, agent, policy=policy)
+    [step] = trajectory.steps
+    text = chat.turn_text(step.action_ids)
+    if choice_stopped(contents[0], text):
+        assert text.endswith("</think>") and contents[0]["finish_reason"] == "stop"
+    assert flow.counts["gateway/trained_tokens"] == policy.stats.decode_tokens
+
+
+def choice_stopped(choice, text):
+    stopped = "</think>" in text
+    assert stopped, f"the cloned model begins its turns with a thought, and sampled {text!r}"
+    return stopped
+
+
+def test_streams_have_the_same_answer(micro, chat):
+    events = []
+
+    async def agent(client, task):
+        body = {"messages": USER, "stream": True, "stream_options": {"include_usage": True}}
+        reply = await client.post(body | {"tools": [SEARCH]})
+        for line in reply.text.splitlines():
+            if line.startswith("data: {"):
+                events.append(json.loads(line.removeprefix("data: ")))
+        assert reply.text.rstrip().endswith("data: [DONE]")
+
+    script = [f"<think>look</think>some text {call(query='Vexlor')}"]
+    play(micro, chat, script, agent)
+    deltas = [event["choices"][0]["delta"] for event in events if event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "some text"
+    [calls] = [delta["tool_calls"] for delta in deltas if "tool_calls" in delta]
+    assert json.loads(calls[0]["function"]["arguments"]) == {"query": "Vexlor"}
+    assert events[-1]["usage"]["completion_tokens"] > 0
+
+
+def test_a_half_read_answer_is_given_again(micro, chat):
+    async def agent(client, task):
+        body = json.dumps({"messages": USER}).encode()
+        host, port = client.base.split("/")[2].split(":")
+        path = "/" + client.base.split("/", 3)[3]
+        head = f"POST {path}/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n\r\n"
+        loop = asyncio.get_running_loop()
+        with socket.socket() as connection:
+            connection.setblocking(False)
+            await loop.sock_connect(connection, (host, int(port)))
+            await loop.sock_sendall(connection, head.encode() + body)
+            await loop.sock_recv(connection, 20)  # of the answer's head
+            await asyncio.sleep(0.05)
+        await asyncio.sleep(0.05)
+        first = (await client.ask(USER))["message"]["content"]
+        second = (await client.ask(USER))["message"]["content"]
+        assert (first, second) == ("<answer>one</answer>", "<answer>two</answer>")
+        return "two"
+
+    script = ["<answer>one</answer>", "<answer>two</answer>"]
+    [trajectory], flow = play(micro, chat, script, agent)
+    assert flow.counts["gateway/retries"] == 1 and len(trajectory.steps) == 2
+    assert flow.counts["gateway/undelivered_tokens"] == 0
+
+
+def test_a_client_that_says_retry_gets_the_same(micro, chat):
+    async def agent(client, task):
+        for _ in range(2):
+            reply = await client.post({"messages": USER}, **{"x-stainless-retry-count": "1"})
+            assert "one" in reply.text
+
+    [trajectory], flow = play(micro, chat, ["<answer>one</answer>"], agent)
+    assert len(trajectory.steps) == 1
+
+
+def test_the_reward_comes_from_where_the_setting_says(micro, chat):
+    statuses = []
+
+    async def agent(client, task):
+        await client.ask(USER)
+        address = client.variables["AGENT_R1_REWARD_URL"]
+        keys = [client.variables["OPENAI_API_KEY"]] + [client.variables["AGENT_R1_REWARD_KEY"]] * 4
+        for key, reward in zip(keys, ["9", "NaN", "true", "0.5", "1"], strict=True):
+            reply = await client.http.post(
+                address,
+                content=f'{{"reward": {reward}}}'.encode(),
+                headers={"authorization": f"Bearer {key}"},
+            )
+            statuses.append(reply.status_code)
+        late = await client.post({"messages": USER})
+        statuses.append(late.status_code)
+
+    script = ['{"reward": 1}']  # a model that writes a reward gains nothing
+    [trajectory], flow = play(micro, chat, script, agent, "rollout.agent_reward=agent")
+    assert statuses == [401, 400, 400, 200, 400, 401]
+    assert trajectory.reward == 0.5
+    assert flow.counts["gateway/refused_reward"] == 4 and flow.counts["gateway/late_calls"] == 1
+
+
+def test_without_a_reward_the_episode_failed(micro, chat):
+    async def agent(client, task):
+        await client.ask(USER)
+
+    async def rewarded(client, task):
+        await client.ask(USER)
+        key = {"authorization": f"Bearer {client.variables['AGENT_R1_REWARD_KEY']}"}
+        address = client.variables["AGENT_R1_REWARD_URL"]
+        await client.http.post(address, json={"reward": 1}, headers=key)
+
+    numbers = itertools.count()
+
+    async def either(client, task):
+        await (rewarded if next(numbers) else agent)(client, task)
+
+    script = lambda session, turn, ids: ANSWER  # noqa: E731
+    trajectories, _ = play(micro, chat, script, either, "rollout.agent_reward=agent", tasks=2)
+    failed = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
+    assert len(failed) == 1 and "no reward was reported" in failed[0].error
+
+
+def test_an_invented_answer_is_not_captured(micro, chat):
+    numbers = itertools.count()
+
+    async def agent(client, task):
+        number = next(numbers)
+        await client.ask(USER)
+        return "from another model" if number else "Marn"
+
+    script = lambda session, turn, ids: ANSWER  # noqa: E731
+    trajectories, flow = play(micro, chat, script, agent, tasks=2)
+    assert sorted(trajectory.reward for trajectory in trajectories) == [0.0, 1.0]
+    [failed] = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
+    assert "not captured" in failed.error and not failed.steps
+    assert flow.counts["gateway/failed_tokens"] == len(chat.turn_ids(ANSWER))
+
+
+def test_a_cut_off_turn_has_no_calls(micro, chat):
+    async def agent(client, task):
+        choice = await client.ask(USER, tools=[SEARCH])
+        assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+
+    [trajectory], _ = play(micro, chat, [cut(chat, call(query="x")[:-4])], agent)
+    assert trajectory.stop_reason is StopReason.MAX_TOKENS
+
+
+@pytest.mark.parametrize(
+    "text", [b"GARBAGE\r\n\r\n", b"POST / HTTP/1.1\r\ncontent-length: -1\r\n\r\n"]
+)
+def test_no_http_gets_an_error(text):
+    from agent_r1_recipes.gateway.server import Reply, serving
+
+    async def handle(request):
+        return Reply.of({})
+
+    async def ask():
+        async with serving(handle) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(text)
+            answer = await reader.read()
+            writer.close()
+            async with httpx.AsyncClient(trust_env=False) as client:
+                chunked = iter_chunks()
+                ok = await client.post(f"http://127.0.0.1:{port}/", content=chunked)
+            return answer, ok.status_code
+
+    answer, ok = asyncio.run(ask())
+    assert answer.startswith(b"HTTP/1.1 400") and ok == 200
+
+
+async def iter_chunks():
+    yield b"a"
+    yield b"bc"

@@ -1,0 +1,278 @@
+"""Read and write OpenAI's chat completions.
+
+In: the body of a request, or a sampled turn. Out: a `Call`, or a `Refusal` with a status and a
+sentence; the body of an answer, or the events of a stream. Next: `matching.py` finds the
+conversation.
+
+What is not supported is refused, never ignored: an ignored field would change the agent in silence.
+The sampling fields are the exception. The run's own temperature and noise win, because a client's
+`seed=42` would make all samples of a group equal. Each overridden field is counted.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from agent_r1 import Message, ToolCall
+
+OVERRIDDEN = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+"""The run samples with its own temperature, from the whole distribution, with its own noise."""
+REFUSED = {
+    "logit_bias": "the trainer's log-probabilities assume the model's own distribution",
+    "response_format": "it would restrict the tokens, and the trainer assumes all of them",
+    "functions": "use `tools`",
+    "function_call": "use `tools`",
+    "audio": "only text is supported",
+    "prediction": "it is not supported",
+    "top_logprobs": "log-probabilities are not returned",
+    "web_search_options": "there is no search on the server's side",
+}
+READ = (
+    "model",
+    "messages",
+    "tools",
+    "stop",
+    "max_tokens",
+    "max_completion_tokens",
+    "stream",
+    "stream_options",
+    "n",
+    "tool_choice",
+    "parallel_tool_calls",
+    "logprobs",
+)
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of an assistant message in which clients keep or drop the thought."""
+
+
+class Refusal(Exception):
+    """A request that gets an error instead of an answer."""
+
+    def __init__(self, message: str, status: int = 400, code: str = "invalid_request"):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+    def body(self) -> dict[str, Any]:
+        kind = "authentication_error" if self.status == 401 else "invalid_request_error"
+        return {"error": {"message": str(self), "type": kind, "code": self.code, "param": None}}
+
+
+@dataclass
+class Call:
+    """One request for a completion."""
+
+    messages: list[Message]
+    """role, content as text, and for assistants `tool_calls` as (id, name, arguments as text)."""
+    tools: list[dict[str, Any]]
+    stop: list[str]
+    max_tokens: int | None
+    stream: bool
+    with_usage: bool
+    model: str
+    overridden: list[str] = field(default_factory=list)
+    ignored: list[str] = field(default_factory=list)
+
+
+def read_call(body: bytes) -> Call:
+    """Read a request's body. Raise Refusal for anything that would not be honoured."""
+    try:
+        values = json.loads(body)
+    except (ValueError, RecursionError):
+        raise Refusal("the body is not valid JSON") from None
+    if not isinstance(values, dict):
+        raise Refusal("the body is not a JSON object")
+    given = {name for name, value in values.items() if value not in (None, [], {})}
+    for name in sorted(given & REFUSED.keys()):
+        if values[name] != {"type": "text"}:  # response_format's default
+            raise Refusal(f"{name} is not supported: {REFUSED[name]}")
+    if values.get("n", 1) not in (1, None):
+        raise Refusal("n must be 1: a call is one turn of one conversation; call again instead")
+    if values.get("logprobs"):
+        raise Refusal("logprobs are not returned")
+    if values.get("tool_choice", "auto") not in ("auto", "none", None):
+        raise Refusal("tool_choice must be auto or none: the model chooses its calls")
+    stop = values.get("stop") or []
+    stop = [stop] if isinstance(stop, str) else stop
+    if not isinstance(stop, list) or not all(isinstance(word, str) and word for word in stop):
+        raise Refusal("stop must be a string, or a list of strings")
+    messages = values.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise Refusal("messages must be a list of at least one message")
+    tools = _read_tools(values.get("tools") or [])
+    if values.get("tool_choice") == "none":
+        tools = []
+    known = {*READ, *OVERRIDDEN, *REFUSED}
+    return Call(
+        messages=_read_messages(messages),
+        tools=tools,
+        stop=stop,
+        max_tokens=_read_max_tokens(values),
+        stream=values.get("stream") is True,
+        with_usage=bool((values.get("stream_options") or {}).get("include_usage")),
+        model=str(values.get("model", "agent")),
+        overridden=sorted(given & set(OVERRIDDEN)),
+        ignored=sorted(given - known),
+    )
+
+
+def _read_max_tokens(values: dict[str, Any]) -> int | None:
+    limits = []
+    for name in ("max_tokens", "max_completion_tokens"):
+        value = values.get(name)
+        if value is None:
+            continue
+        if type(value) is not int or value < 1:
+            raise Refusal(f"{name} must be a whole number of at least 1")
+        limits.append(value)
+    return min(limits, default=None)
+
+
+def _read_tools(tools: Any) -> list[dict[str, Any]]:
+    if not isinstance(tools, list):
+        raise Refusal("tools must be a list")
+    for tool in tools:
+        function = tool.get("function") if isinstance(tool, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise Refusal('each tool must be {"type": "function", "function": {"name": ...}}')
+    return tools
+
+
+def _read_messages(messages: list[Any]) -> list[Message]:
+    """Check roles, contents and the ids of tool results."""
+    known_ids: set[str] = set()
+    texts: list[Message] = []
+    for number, message in enumerate(messages):
+        place = f"messages[{number}]"
+        if not isinstance(message, dict):
+            raise Refusal(f"{place} is not an object")
+        role = message.get("role")
+        role = "system" if role == "developer" else role
+        if role not in ("system", "user", "assistant", "tool"):
+            raise Refusal(f"{place}: unknown role {str(role)[:40]!r}")
+        text: Message = {"role": role, "content": _read_content(message.get("content"), place)}
+        if role == "assistant":
+            if message.get("function_call"):
+                raise Refusal(f"{place}: function_call is not supported; use tool_calls")
+            text["tool_calls"] = _read_calls(message.get("tool_calls") or [], place)
+            known_ids.update(call[0] for call in text["tool_calls"])
+        elif role == "tool":
+            text["tool_call_id"] = message.get("tool_call_id")
+            if text["tool_call_id"] not in known_ids:
+                raise Refusal(f"{place}: its tool_call_id is not the id of a call before it")
+        texts.append(text)
+    return texts
+
+
+def _read_content(content: Any, place: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refusal(f"{place}: content must be text")
+    text = ""
+    for part in content:
+        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+            raise Refusal(f"{place}: only text is supported; images and audio are not")
+        text += part["text"]
+    return text
+
+
+def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
+    read: list[tuple[str, str, str]] = []
+    for call in calls if isinstance(calls, list) else [None]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict):
+            raise Refusal(f"{place}: a call must have an id and a function")
+        parts = (call.get("id"), function.get("name"), function.get("arguments"))
+        if not all(isinstance(part, str) for part in parts):
+            raise Refusal(f"{place}: a call's id, name and arguments must be strings")
+        read.append(parts)
+    return read
+
+
+# ------------------------------------------------------------------------------------------ answers
+
+
+@dataclass
+class Turn:
+    """A sampled turn as a client sees it."""
+
+    content: str
+    thought: str
+    calls: list[tuple[str, ToolCall]]
+    """(id, call)."""
+    finish_reason: str
+    """stop, length or tool_calls."""
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": self.content or None}
+        if self.thought:
+            message["reasoning_content"] = self.thought
+        if self.calls:
+            message["tool_calls"] = [_call_body(key, call) for key, call in self.calls]
+        return message
+
+
+def _call_body(key: str, call: ToolCall) -> dict[str, Any]:
+    arguments = json.dumps(call.arguments, ensure_ascii=False)
+    return {
+        "id": key,
+        "type": "function",
+        "function": {"name": call.name, "arguments": arguments},
+    }
+
+
+def usage_of(prompt_tokens: int, sampled_tokens: int) -> dict[str, int]:
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": sampled_tokens,
+        "total_tokens": prompt_tokens + sampled_tokens,
+    }
+
+
+def answer_body(turn: Turn, call: Call, key: str, usage: dict[str, int]) -> list[bytes]:
+    """Write an answer: one body, or the events of a stream."""
+    base = {"id": key, "created": int(time.time()), "model": call.model}
+    if not call.stream:
+        choice = {
+            "index": 0,
+            "message": turn.message(),
+            "finish_reason": turn.finish_reason,
+            "logprobs": None,
+        }
+        body = base | {"object": "chat.completion", "choices": [choice], "usage": usage}
+        return [json.dumps(body).encode()]
+    # The turn is sampled first and streamed then: its calls are known at its end only.
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    if turn.thought:
+        deltas.append({"reasoning_content": turn.thought})
+    for start in range(0, len(turn.content), 16):
+        deltas.append({"content": turn.content[start : start + 16]})
+    for number, (call_id, one) in enumerate(turn.calls):
+        deltas.append({"tool_calls": [{"index": number} | _call_body(call_id, one)]})
+    events = []
+    for delta in deltas:
+        events.append({"index": 0, "delta": delta, "finish_reason": None})
+    events.append({"index": 0, "delta": {}, "finish_reason": turn.finish_reason})
+    chunk = base | {"object": "chat.completion.chunk"}
+    bodies = [chunk | {"choices": [event]} for event in events]
+    if call.with_usage:
+        bodies.append(chunk | {"choices": [], "usage": usage})
+    return [
+        *(b"data: " + json.dumps(body).encode() + b"\n\n" for body in bodies),
+        b"data: [DONE]\n\n",
+    ]
