@@ -36,6 +36,8 @@ TINY = [
     "cold_start.copy_steps=120",
     "cold_start.mix_steps=60",
     "cold_start.lr=5e-3",
+    # Such a model answers nothing, so a probe would refuse it.
+    "cold_start.probe=0",
     "rollout.prompts_per_step=4",
     "rollout.samples_per_prompt=4",
     "rollout.max_tokens_per_turn=48",

@@ -138,6 +138,7 @@ DOORS = {
     "training.loop": "the algorithm box, where all sections meet",
     "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section "
     "asks for it",
+    "training.probe": "says whether RL can learn from a start, and which settings to change",
     "training.run": "trains in a run folder, with all sections",
     "training.start_chat": "reads the chat template of the model that a run starts from",
     "training.run_dir": "opens a run folder, and says what changed since",

@@ -31,6 +31,7 @@ from agent_r1.workspace import Workspace
 SMALL = [
     *TINY,
     "cold_start.copy_steps=3",
+    "cold_start.probe=0",
     "cold_start.mix_steps=3",
     "trainer.steps=3",
     "trainer.save_every=1",

@@ -23,13 +23,15 @@ needs_verl = pytest.mark.skipif(
 )
 
 CHECKS = """
-import torch, transformers, verl
-from agent_r1.verl_engine import no_flash_attn as room
+import sys, torch, transformers, verl
+room = sys.modules["agent_r1.verl_engine.no_flash_attn"]  # verl imports it, by way of cpu.py
 import verl.utils.torch_functional as functional
 import verl.workers.engine_workers, agent_r1.verl_engine.trainer, agent_r1.verl_engine.driver
 
 torch.manual_seed(0)
 assert functional.logprobs_from_logits_v2 is room.token_logprobs
+assert verl.utils.model.load_valuehead_model is room.load_value_model
+assert not verl.models.transformers.monkey_patch.is_trl_available()
 logits = torch.randn(1100, 64, requires_grad=True)
 labels = torch.randint(64, (1100,))
 weights = torch.randn(1100)

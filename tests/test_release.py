@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from conftest import fails_with
 from runs import TINY, main, tree
 
 from agent_r1.ground.files import sha256
@@ -114,3 +115,27 @@ def test_a_manifest_without_settings_is_refused(other, capsys, change):
 )  # fmt: skip
 def test_data_of_other_settings_are_refused(other, capsys, argv, words):
     assert words in refused(capsys, 2, *DATA, *argv, "--from", str(other))
+
+
+def test_a_manifest_that_names_no_corpus_is_refused(other, capsys):
+    manifest = json.loads((other / "manifest.json").read_text())
+    del manifest["files"]["corpus.jsonl"]
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    assert "does not name corpus.jsonl" in refused(capsys, 1, *DATA, "--from", str(other))
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 100_000, '{"format": 2, "files": []}', '{"format": 2, "files": {}, "sources": [1]}']
+)  # fmt: skip
+def test_a_manifest_of_another_form_is_refused_in_one_line(other, capsys, text):
+    (other / "manifest.json").write_text(text)
+    refused(capsys, 1, *DATA, "--from", str(other))
+
+
+def test_a_corpus_line_is_bounded(tmp_path):
+    from agent_r1.data.storage import read_corpus
+
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text('{"id": "1", "title": "a", "text": "' + "x" * (17 << 20) + '"}\n')
+    with fails_with("bad_passage", "16 MB"):
+        list(read_corpus(corpus))

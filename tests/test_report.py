@@ -94,7 +94,7 @@ def test_whole_run_shows_everything(whole):
             and card["hardware"] in page.text
         )
     assert "learned by imitating a demonstrator. Then " + run.name.upper() in page.text
-    assert "On 12 held-out questions about a world without training questions" in page.text
+    assert "On 12 held-out questions about a world that no training question mentions" in page.text
     assert "Parts of this report are missing" not in page.text and "evidence found" not in page.text
     assert sum(tag == "svg" for tag, _ in page.tags) == 6
 

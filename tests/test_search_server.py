@@ -402,3 +402,65 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
             process.send_signal(signal.SIGINT)
             assert process.wait(timeout=100) == 130
     assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
+
+
+# ------------------------------------------------------------------------- Search-R1's form, deadline
+
+
+def test_it_answers_clients_of_search_r1():
+    """Our own client in their form finds the same as in ours; without scores come documents."""
+    with running(SlowIndex()) as url:
+        ours = RemoteIndex(url).search(["a", "b"], 2)
+        assert RemoteIndex(f"{url}/retrieve").search(["a", "b"], 2) == ours
+        answer = httpx.post(f"{url}/retrieve", json={"queries": ["a"], "topk": 1}).json()
+        assert answer == {"result": [[{"id": "a/0", "contents": '"a"\ntext'}]]}
+        body = {"queries": ["a"], "topk": None, "return_scores": True}
+        assert len(httpx.post(f"{url}/retrieve", json=body).json()["result"][0]) == 3
+        refused = httpx.post(f"{url}/retrieve", json={"queries": [], "topk": 1})
+        assert refused.status_code == 422
+
+
+def connect(address: tuple[str, int], sent: bytes) -> socket.socket:
+    client = socket.create_connection(address, timeout=10)
+    client.sendall(sent)
+    return client
+
+
+def test_headers_have_a_deadline():
+    """Half-open connections are closed, also if each sends a further header line; an answer that
+    takes longer than the deadline arrives."""
+    listener = service.open_port("127.0.0.1", 0)
+    config = uvicorn.Config(
+        service.make_app(SlowIndex(1.5)),
+        http=service.protocol_with_deadline(0.5),
+        log_level="critical",
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    address = listener.getsockname()
+    try:
+        half_open = [connect(address, b"GET /health HTTP/1.1\r\nHost: x\r\n") for _ in range(20)]
+        half_open += [connect(address, b"") for _ in range(5)]
+        started = time.monotonic()
+        slow = httpx.post(
+            f"http://127.0.0.1:{address[1]}/search", json={"queries": ["a"], "top_k": 1}, timeout=30
+        )
+        assert slow.status_code == 200 and time.monotonic() - started > 1.5
+        for client in half_open:
+            with suppress(OSError):
+                client.sendall(b"X-Slow: 1\r\n")
+            with suppress(ConnectionError):
+                assert client.recv(100) == b""  # closed by the server
+            client.close()
+        # A second request on the same connection has a deadline for its headers, too.
+        client = connect(address, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(10_000).startswith(b"HTTP/1.1 200")
+        client.sendall(b"GET /health HTTP/1.1\r\n")
+        rest = b"?"
+        while rest:
+            rest = client.recv(10_000)
+        client.close()
+    finally:
+        server.should_exit = True
+        thread.join(timeout=30)

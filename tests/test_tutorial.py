@@ -34,6 +34,7 @@ SMALL = [
     "data.val=4",
     "data.test=6",
     "cold_start.copy_steps=2",
+    "cold_start.probe=0",
     "cold_start.mix_steps=2",
     "trainer.steps=2",
     "trainer.eval_every=0",

@@ -26,6 +26,7 @@ SMALL = [
     "data.val=4",
     "data.test=4",
     "cold_start.copy_steps=2",
+    "cold_start.probe=0",
     "data.cold=20",
     "cold_start.mix_steps=2",
     "trainer.steps=2",

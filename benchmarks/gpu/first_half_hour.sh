@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# What one H100 can tell about this project in 30 minutes, without network, Ray and vLLM. Run it from the checkout:
+# What one GPU can tell about this project in 30 minutes, in the order of value. Run it from the checkout:
 #
-#   where pip works:   bash benchmarks/gpu/first_half_hour.sh pack        fills .gpu (wheels) and .smol_a, .smol_b (SmolLM2)
-#   on the GPU, with the checkout and .gpu:
-#                      bash benchmarks/gpu/first_half_hour.sh facts tiny  about 6 min
-#                      bash benchmarks/gpu/first_half_hour.sh shapes      about 4 min
-#                      bash benchmarks/gpu/first_half_hour.sh verl        about 6 min
-#   with .smol_a copied to /tmp and .smol_b in the checkout:
+#   where everything is installed (.venv-gpu):
+#                      PYTHON=.venv-gpu/bin/python \
+#                          bash benchmarks/gpu/first_half_hour.sh facts check verl shapes tiny      about 20 min
+#   on a machine without network:
+#     where pip works: bash benchmarks/gpu/first_half_hour.sh pack        fills .gpu (wheels) and .smol_a, .smol_b (SmolLM2)
+#     with .gpu:       bash benchmarks/gpu/first_half_hour.sh facts verl shapes tiny                about 8 min
+#     with .smol_a copied to /tmp and .smol_b in the checkout:
 #                      bash benchmarks/gpu/first_half_hour.sh smol        about 5 min
 #
-# Each part prints, and appends to $OUT/PART.log (OUT: /tmp). Each is expected to show:
-#   facts   a bf16 matrix product at 700 to 800 TFLOP/s; what trainer.device=auto and dtype=auto resolve to
-#   tiny    cpu, cuda in float32, cuda in bfloat16: EM within .06 of each other; training/rollout_logprobs_diff_mean below
-#           1e-4 in float32 and below .02 in bfloat16
-#   shapes  1.5B: peak of the warm start within 15 % of the plan, less its PyTorch and packages. Share of the H100 above .2;
-#           128 slots sample more than 2,500 tokens/s; mean gap below .03
-#   verl    peak_gib - weights_gib at most the plan's sum without CUDA's 3 GiB; share of the H100 .20 to .35
-# The constants in plan.py and plan_local.py that these figures replace are marked there as assumed.
+# Each part prints, and appends to $OUT/PART.log (OUT: /tmp). Seen on one H100 with torch 2.11 (docs/lab/gpu.md):
+#   facts   imports; a bf16 matrix product (700 to 800 TFLOP/s); what trainer.device=auto and dtype=auto resolve to
+#   check   agent-r1 gpu-check with the preset for one H100. It needs Ray and vLLM. Not seen yet
+#   verl    1.5B, passes of 16,384 tokens: varlen 22,700 tokens/s and 32.6 GiB, sdpa 13,300 tokens/s
+#   shapes  1.5B: a warm start of 8,192 tokens in .28 s, peak 24.1 GiB; 1,875 sampled tokens/s with cuDNN's attention
+#   tiny    cpu and cuda in float32: the same rewards. cuda in bfloat16: 3.1 s a step with cuDNN's attention, which is
+#           off now: this figure is the first one to repeat
 # shellcheck disable=SC2329  # the parts are called by their names
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit
@@ -26,7 +26,7 @@ export PYTHONUNBUFFERED=1 PYTHONPATH=$site:$PWD/src:$PWD HF_HUB_OFFLINE=1
 # The GPU pins that the parts import, without torch (the machine has one), Ray and vLLM.
 packages="pydantic pydantic-core annotated-types typing-inspection faiss-cpu transformers tokenizers omegaconf hydra-core verl
     tensordict transferqueue codetiming orjson pyvers torchdata uvicorn pyzmq fastapi starlette annotated-doc datasets dill
-    multiprocess msgspec jsonschema jsonschema-specifications referencing rpds-py"
+    cachetools multiprocess msgspec jsonschema jsonschema-specifications referencing rpds-py"
 
 pin() {  # NAME: its line in the requirements, as pip takes it
     grep -hiE "^${1//-/[-_]}(\[[a-z0-9-]*\])?==" requirements/verl-gpu.txt requirements/cpu.txt | head -n 1 |
@@ -54,7 +54,7 @@ pack() {  # wheels for Python 3.12 on Linux x86-64: about 40 MB, and SmolLM2's 9
     du -sh .gpu .smol_a .smol_b
 }
 
-unpack() { [ -d "$site" ] || "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl; }
+unpack() { [ ! -d "$wheels" ] || [ -d "$site" ] || "$python" -m pip install --quiet --no-index --no-deps --no-compile --target "$site" "$wheels"/*.whl; }
 
 timed() {  # TITLE SECONDS COMMAND...: a part of a part; a failure is said, and the next one runs
     echo "=== $1 ($SECONDS s)"
@@ -63,11 +63,15 @@ timed() {  # TITLE SECONDS COMMAND...: a part of a part; a failure is said, and 
 
 facts() {
     timed facts 60 "$python" -c "
-import time, torch, transformers
+import importlib, pathlib, time, torch, transformers
+for file in sorted(pathlib.Path('src/agent_r1').rglob('*.py')):
+    name = '.'.join(file.relative_to('src').with_suffix('').parts).removesuffix('.__init__')
+    if name.endswith(('__main__', 'verl_engine.cpu')) or 'template' in name: continue
+    try: importlib.import_module(name)
+    except Exception as error: print('FAILED import', name, type(error).__name__, error)
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.machine import gpus_here
-from agent_r1.config.settings import TrainerConfig
-print(*gpus_here(), torch.__version__, transformers.__version__, *resolve_device(TrainerConfig()), torch.cuda.mem_get_info())
+print(*gpus_here(), torch.__version__, transformers.__version__, *resolve_device('auto', 'auto'), torch.cuda.mem_get_info())
 a = torch.randn(8192, 8192, device='cuda', dtype=torch.bfloat16)
 a @ a
 torch.cuda.synchronize()
@@ -92,18 +96,17 @@ tiny() {  # the local loop's whole life, three times from one cold start: only d
 }
 
 shapes() {
-    local size
-    for size in 0.5B 1.5B; do
-        timed "shapes $size" 200 "$python" -m benchmarks.gpu.local_engine "Qwen/Qwen2.5-$size-Instruct"
-    done
+    timed shapes 200 "$python" -m benchmarks.gpu.local_engine Qwen/Qwen2.5-1.5B-Instruct
 }
 
 verl() {
-    local size tokens
-    while read -r size tokens; do
-        timed "verl $size, $tokens tokens" 170 "$python" -m benchmarks.gpu.verl_actor "Qwen/Qwen2.5-$size-Instruct" --tokens "$tokens"
-    done <<<"$(printf '%s\n' "0.5B 4096" "1.5B 8192" "1.5B 16384")"
+    local attention
+    for attention in varlen sdpa flash_attention_2; do
+        timed "verl, $attention" 170 "$python" -m benchmarks.gpu.verl_actor Qwen/Qwen2.5-1.5B-Instruct --attention "$attention"
+    done
 }
+
+check() { timed gpu-check 600 "$python" -m agent_r1 gpu-check grpo --preset first-agent-1xh100; }
 
 smol() {  # SmolLM2-135M with its real vocabulary, template and weights: converted, taught 40 steps, 10 steps of grpo
     mkdir -p /tmp/agent-r1-smol
@@ -115,11 +118,11 @@ smol() {  # SmolLM2-135M with its real vocabulary, template and weights: convert
         actor.lr=2e-5 trainer.{steps=10,eval_every=10,max_tokens_per_microbatch=16384}
 }
 
-usage="usage: bash benchmarks/gpu/first_half_hour.sh pack | facts tiny shapes verl smol (any of them); the head of this file says more"
+usage="usage: bash benchmarks/gpu/first_half_hour.sh pack | facts check verl shapes tiny smol (any of them); the head of this file says more"
 [ $# -gt 0 ] || { echo "$usage" >&2; exit 2; }
 for word; do
     case "$word" in
-        pack|facts|tiny|shapes|verl|smol) ;;
+        pack|facts|check|tiny|shapes|verl|smol) ;;
         -h|--help) echo "$usage"; exit 0 ;;
         *) echo "first_half_hour: unknown part '$word'; $usage" >&2; exit 2 ;;
     esac

@@ -10,9 +10,10 @@ and seed, and the runs of a seed share both. Their figures are kept in docs/lab/
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import NormalDist, fmean
 
 import torch
 
@@ -61,8 +62,17 @@ def table(rows: dict[str, list[dict]]) -> str:
 NOISE, LENGTHS = (0.02, 0.1, 0.3), (30, 300)
 
 
-def clipped_by_noise(noise: float, length: int, ratio: str, clip: float) -> float:
-    """Return the share of tokens that are clipped for random log-ratios and advantages of 1."""
+def clipped_by_noise(noise: float, length: int, clip: float) -> float:
+    """Return the share of tokens that are clipped if log-ratios are normal noise.
+
+    For a positive advantage the clip acts above 1 + `clip`. A mean over `length` tokens has the
+    standard deviation `noise` / sqrt(length); a single token is a mean of length 1.
+    """
+    return 1 - NormalDist(0, noise / math.sqrt(length)).cdf(math.log(1 + clip))
+
+
+def clipped_in_simulation(noise: float, length: int, ratio: str, clip: float) -> float:
+    """Return the same share as `policy_loss` counts it, for 500 random sequences."""
     log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
     ones_BT = torch.ones_like(log_ratios_BT)
     _, seen = policy_loss(
@@ -79,8 +89,9 @@ def noise_table() -> str:
     ]
     out.append("|---" * (2 + len(LENGTHS)) + "|")
     for noise in NOISE:
-        shares = [clipped_by_noise(noise, 300, "token", 0.28)]
-        shares += [clipped_by_noise(noise, length, "sequence", 0.05) for length in LENGTHS]
+        shares = [clipped_by_noise(noise, 1, 0.28)]
+        for length in LENGTHS:
+            shares.append(clipped_by_noise(noise, length, 0.05))
         out.append(f"| {noise} | {' | '.join(f'{share:.3f}' for share in shares)} |")
     return "\n".join(out)
 

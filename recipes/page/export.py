@@ -168,7 +168,21 @@ def check_task(config: Config) -> None:
 
 
 def tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
-    """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids."""
+    """Describe the tokenizer for js/tokenizer.js: tokens as byte strings, merges as ids.
+
+    Raises AgentR1Error for another tokenizer than a byte-level one without gaps in its ids.
+    """
+    try:
+        return _tokenizer_data(chat)
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise AgentR1Error(
+            f"the page does not know this tokenizer ({type(error).__name__}: {error}); it needs "
+            "byte-level BPE with ids from 0 without gaps, as our tiny models have",
+            code="task_unfit_for_a_page",
+        ) from None
+
+
+def _tokenizer_data(chat: ChatFormat) -> dict[str, Any]:
     tokenizer = json.loads(chat.tokenizer.backend_tokenizer.to_str())
     vocabulary = tokenizer["model"]["vocab"] | chat.control_ids
     # A byte-level tokenizer writes each byte as a printable letter: "Ġ" stands for a blank.

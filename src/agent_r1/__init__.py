@@ -67,6 +67,7 @@ AUTHORS = {
         "EnvConfig",
         "NamesCode",
         "OutsideFingerprint",
+        "Price",
         "RolloutConfig",
         "Trusted",
     ),

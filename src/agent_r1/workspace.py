@@ -30,6 +30,7 @@ from agent_r1.config import (
     user_code,
 )
 from agent_r1.config.recipes import recipe_code
+from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Row
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
@@ -79,7 +80,9 @@ class Workspace:
 
     @cached_property
     def cold_start(self) -> Path:
-        c = self.config
+        # A price, or a judge's address, changes no demonstration: whoever compares rewards pays
+        # for one cold start.
+        c = self.config.model_copy(update={"env": self.demonstration_env})
         digest = fingerprint(
             c.model,
             c.cold_start,
@@ -93,6 +96,19 @@ class Workspace:
             *self._own_flow,
         )
         return self.root / "artifacts" / f"cold-start-{digest}"
+
+    @property
+    def demonstration_env(self) -> EnvConfig:
+        """Return the settings that demonstrations are played with: without prices.
+
+        The reward stays only where it chooses among plays (training/demonstrate.py): for a
+        user-defined demonstrator, unless it asks a server.
+        """
+        env = self.config.env.without_prices()
+        asks_server = "address" in tables.entries("reward").get(env.reward or "", {})
+        if asks_server or not self.config.cold_start.demonstrator:
+            env = env.model_copy(update={"reward": None})
+        return env
 
     @property
     def _own_flow(self) -> list[str]:

@@ -38,7 +38,16 @@ from agent_r1.app.parser import (
     share,
     temperature,
 )
-from agent_r1.config import Config, apply_overrides, from_yaml, load_config, tables
+from agent_r1.config import (
+    Config,
+    apply_overrides,
+    from_yaml,
+    load_config,
+    plugins,
+    tables,
+    trusted_settings,
+    user_code_names,
+)
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import cores, raise_file_limit
@@ -52,6 +61,13 @@ def main(argv: list[str] | None = None) -> int:
 
     `agent-r1 A ... then B ...` runs B after A in the same process, unless A fails.
     """
+    # A closed stream (`agent-r1 chat <&-`) is None, which has no method.
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115  open until the end
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     try:
         if argv is None:
             argv = sys.argv[1:]
@@ -71,7 +87,8 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     except OSError as error:
         return _fail(
-            f"{error.filename or 'a file'}: {error.strerror or error}; check space and permissions",
+            f"{error.filename or 'a file of this command'}: {error.strerror or error}; check space "
+            "and permissions, and run it again",
             1,
         )
 
@@ -113,11 +130,7 @@ def _config(a: Namespace) -> Config:
 
     `--run NAME` alone loads the saved configuration of that run.
     """
-    agent = []
-    for name in ("agent", "agent_python"):
-        value = getattr(a, name, None)
-        if value:  # quoted, because a command may have any character of YAML
-            agent.append(f"rollout.{name}={json.dumps(value)}")
+    agent = _agent_settings(a)
     names_settings = a.preset or a.settings or a.engine or a.seed is not None
     if getattr(a, "run", None) and not names_settings:
         file = home() / "runs" / a.run / "config.yaml"
@@ -125,14 +138,69 @@ def _config(a: Namespace) -> Config:
             config = from_yaml(file)
             return apply_overrides(config, agent) if agent else config
     algorithm = " ".join(word for word in a.settings if "=" not in word)
-    overrides = [word for word in a.settings if "=" in word]
-    if a.engine:
-        overrides.append(f"engine={a.engine}")
-    overrides += agent
+    overrides = _overrides(a) + agent
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
     return load_config(
         a.preset or "laptop", overrides, algorithm=algorithm or None, seed=a.seed, trains=trains
     )
+
+
+def _agent_settings(a: Namespace) -> list[str]:
+    """Return the settings of --agent and --agent-python."""
+    settings = []
+    for name in ("agent", "agent_python"):
+        value = getattr(a, name, None)
+        if value:  # quoted, because a command may have any character of YAML
+            settings.append(f"rollout.{name}={json.dumps(value)}")
+    return settings
+
+
+def _overrides(a: Namespace) -> list[str]:
+    """Return the settings `section.key=value` of the command line."""
+    overrides = [word for word in a.settings if "=" in word]
+    if a.engine:
+        overrides.append(f"engine={a.engine}")
+    return overrides
+
+
+def _config_of_run(a: Namespace) -> Config:
+    """Return the configuration to evaluate `--run` with: the saved one of that run.
+
+    Settings on the command line must agree with it. Naming the run's code there, or --trust-run, is
+    the permission to run it.
+    """
+    file = home() / "runs" / (a.run or "") / "config.yaml"
+    if not a.run or not file.exists():
+        return _config(a)
+    if a.preset:
+        # Its code is trusted, since the user named the preset. Its other values may have changed.
+        load_config(a.preset)
+    config = from_yaml(file)
+    overrides = _overrides(a) + _agent_settings(a)
+    if a.preset:
+        overrides.append(f"preset={a.preset}")
+    if a.seed is not None:
+        overrides.append(f"seed={a.seed}")
+    overrides += [f"algorithm={word}" for word in a.settings if "=" not in word]
+    config = apply_overrides(config, overrides)
+    code = dict(user_code_names(config))
+    for setting, place in trusted_settings(config).items():
+        code[place] = setting
+    if a.trust_run:
+        plugins.trust(code)
+    unnamed = []
+    for name, setting in code.items():
+        # Of a start model's making, and of training; an evaluation runs neither.
+        trains_only = setting.startswith("cold_start.")
+        if not trains_only and not plugins.is_trusted(name):
+            unnamed.append(f"{setting}={name}")
+    if unnamed:
+        raise ConfigError(
+            f"the run {a.run} names code, and you did not: {', '.join(unnamed)}. Inspect it, and "
+            "if you trust it, name it on this command line, or add --trust-run",
+            code="untrusted_code",
+        )
+    return config
 
 
 # --------------------------------------------------------------------------------------- the stages
@@ -208,10 +276,12 @@ def index(a: Namespace) -> None:
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = _config(a)
-    from agent_r1.app import stages
+    from agent_r1.app.cold_start import make_cold_start, show_probe
     from agent_r1.workspace import Workspace
 
-    stages.make_cold_start(Workspace(config))
+    paths = Workspace(config)
+    make_cold_start(paths)
+    show_probe(paths)
 
 
 @command(
@@ -249,6 +319,7 @@ def train(a: Namespace) -> None:
     "eval", "evaluate a model on held-out questions",
     ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
+     "--run my-task --trust-run",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
      "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
     *CONFIGURED,
@@ -281,6 +352,7 @@ def train(a: Namespace) -> None:
     BACKEND,
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
+    flag("--trust-run", "run the code that the run --run names (you have inspected it)"),
     *AGENT,
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
@@ -290,7 +362,7 @@ def evaluate(a: Namespace) -> None:
         return print_power(a.power, a.cards or [])
     if a.model:
         return _evaluate_models(a)
-    config = _config(a)
+    config = _config_of_run(a)
     from agent_r1.app import stages
     from agent_r1.workspace import run_name
 
@@ -549,15 +621,15 @@ def search_server(a: Namespace) -> None:
 
 @command(
     "inspect", "print a trajectory token by token",
-    ["runs/laptop-ppo/rollouts/eval.jsonl", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
-    option("rollouts", type=Path, help="a file of runs/NAME/rollouts/"),
+    ["runs/laptop-ppo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+    option("rollouts", type=Path, help="a run's folder, or a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
     from agent_r1.viewer import tokens
 
-    tokens.print_trajectory(a.rollouts, a.index, a.table)
+    tokens.print_trajectory(tokens.rollouts_file(a.rollouts), a.index, a.table)
 
 
 if __name__ == "__main__":  # `python -m agent_r1`

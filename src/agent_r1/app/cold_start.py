@@ -7,34 +7,73 @@ conversations (`training/demonstrate.py`).
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 from agent_r1.app.plan_local import check_free_memory
-from agent_r1.config import plugins, tables
+from agent_r1.config import fingerprint, plugins, tables, user_code
+from agent_r1.core import Sampling
 from agent_r1.env import without_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.files import write_whole
+from agent_r1.ground.files import write_whole, writing
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.setup import check_dialect
+from agent_r1.rollout.rollouts import run_episodes
+from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import TrainingRow
+from agent_r1.training.probe import (
+    Probe,
+    probe_tasks,
+    samples_of,
+    summarize,
+    warning_or_refusal,
+)
 from agent_r1.training.run import check_network, check_start_model, write_model
 from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import (
     byte_chat,
     chat_with_tools,
     init_weights,
+    load_chat,
     shape_of,
     train_tokenizer,
 )
-from agent_r1.workspace import Workspace, check_local_model, stage
+from agent_r1.workspace import Workspace, check_local_model, code, stage
+
+
+class Lessons(NamedTuple):
+    """What a cold start clones, and in which chat format."""
+
+    chat: ChatFormat
+    copy_rows: list[TrainingRow]
+    """Of the first phase of a new model."""
+    mix_rows: list[TrainingRow]
+    held_copy_rows: Sequence[TrainingRow] = ()
+    """Not cloned: they measure when the first phase should stop. Empty: it takes all its steps."""
+    held_mix_rows: Sequence[TrainingRow] = ()
+
+
+class Phase(NamedTuple):
+    """A phase of cloning."""
+
+    name: str
+    rows: Sequence[TrainingRow]
+    steps: int
+    tokens: int
+    """In each step."""
+    held_rows: Sequence[TrainingRow] = ()
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -67,7 +106,68 @@ def make_cold_start(paths: Workspace) -> None:
             stage(title, paths.cold_start, lambda part: _teach(paths, part))
         return check_start_model(paths)
     title = "cold start: teach a new model the format, to copy, and to play badly"
-    stage(title, paths.cold_start, lambda part: _teach(paths, part))
+    try:
+        stage(title, paths.cold_start, lambda part: _teach(paths, part))
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "the cold start keeps no checkpoint, so the next call begins it anew; data and index "
+            f"are kept in {paths.root / 'artifacts'}"
+        ) from None
+
+
+def show_probe(paths: Workspace) -> Probe | None:
+    """Probe the model of the cold start, unless a file has the result. Print one line about it.
+
+    Return None if there is nothing to probe: a pretrained model, or `cold_start.probe=0`.
+    """
+    config = paths.config
+    groups = config.cold_start.probe
+    if config.model.path or not groups:
+        return None
+    digest = fingerprint(
+        config.rollout, config.env, config.seed, groups, *code(*user_code(config, updates=False))
+    )
+    file = paths.cold_start.with_name(f".probe-{paths.cold_start.name}-{digest}.json")
+    with suppress(OSError, ValueError, TypeError):
+        return Probe(**json.loads(file.read_text()))
+    probe = _play_probe(paths, groups)
+    with writing(file):
+        write_whole(file, json.dumps(asdict(probe)) + "\n")
+    say(f"  {probe}")
+    return probe
+
+
+def _play_probe(paths: Workspace, groups: int) -> Probe:
+    """Play training questions with the model of the cold start, sampled as in RL."""
+    config = paths.config
+    rollout = config.rollout
+    device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
+    chat = load_chat(paths.cold_start)
+    policy = LocalPolicy(
+        model_files.load_model(paths.cold_start, device).to(dtype),
+        chat.stop_ids,
+        slots=rollout.max_concurrent_episodes,
+        max_context=rollout.max_context,
+    )
+    flow = make_loop(policy, chat, paths.load_tools(), rollout, config.env)
+    samples = samples_of(config)
+    tasks = probe_tasks(paths.load_rows("train"), groups, samples, config.seed)
+    sampling = Sampling(rollout.max_tokens_per_turn, rollout.temperature)
+    trajectories = asyncio.run(
+        run_episodes(flow, tasks, sampling, max_concurrent=rollout.max_concurrent_episodes)
+    )
+    entropy = policy.stats.mean_entropy()["actor/entropy"]
+    return summarize(trajectories, samples, entropy)
+
+
+def check_start(paths: Workspace) -> None:
+    """Probe the start model before RL. Print a warning, or raise ConfigError with the remedy, if
+    there is nothing to compare."""
+    probe = show_probe(paths)
+    if probe:
+        warning = warning_or_refusal(probe, paths.config)
+        if warning:
+            say(f"  warning: {warning}")
 
 
 def _fetch_model(paths: Workspace, name: str) -> None:
@@ -109,7 +209,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
-    from agent_r1.training.clone import clone
+    from agent_r1.training.clone import HeldOut, clone
 
     config = paths.config
     set_threads(config.trainer.threads)
@@ -127,43 +227,66 @@ def _teach(paths: Workspace, out: Path) -> str:
         play = own_demonstrations
     else:
         play = plugins.import_object(config.data_facts["teacher"], "data.name")
-    chat, copy_rows, mix_rows = play(paths, model_chat)
+    lessons = Lessons(*play(paths, model_chat))
+    chat = lessons.chat
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
-        phases = [("warm", mix_rows, c.warm_steps, c.mix_tokens)]
+        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens)]
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
         init_weights(model, config.seed)
         phases = [
-            ("copy", copy_rows, c.copy_steps, c.copy_tokens),
-            ("mix", mix_rows, c.mix_steps, c.mix_tokens),
+            Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, lessons.held_copy_rows),
+            Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, lessons.held_mix_rows),
         ]
     losses: list[float] = []
-    with progress("cloning", sum(steps for _, _, steps, _ in phases)) as advance:
-        for phase, rows, steps, tokens in phases:
+    ends: list[str] = []
+    with progress("cloning", sum(phase.steps for phase in phases)) as advance:
+        for phase in phases:
 
-            def on_step(step: int, loss: float, phase: str = phase) -> None:
+            def on_step(step: int, loss: float, name: str = phase.name) -> None:
                 losses.append(loss)
-                advance(f"{phase} loss {loss:.3f}")
+                advance(f"{name} loss {loss:.3f}")
 
-            clone(model, rows, steps, tokens, c.lr, config.seed, on_step, *precision)
+            held_out = None
+            if phase.held_rows and phase.steps:
+                held_out = HeldOut(phase.held_rows, config.trainer.max_tokens_per_microbatch)
+            taken = clone(
+                model,
+                phase.rows,
+                phase.steps,
+                phase.tokens,
+                c.lr,
+                config.seed,
+                on_step,
+                *precision,
+                held_out=held_out,
+            )
+            if held_out:
+                ends.append(
+                    f"{phase.name}: {taken} of {phase.steps} steps, held-out loss "
+                    f"{held_out.best_loss:.3f} at its best, which is kept"
+                )
     write_model(model, chat, out)
-    demonstrations = " + ".join(str(len(rows)) for _, rows, _, _ in phases)
+    for text in ends:
+        say(f"  {text}")
+    demonstrations = " + ".join(str(len(phase.rows)) for phase in phases)
+    change = ""
+    if losses:
+        change = f", loss {losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
     return (
         f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, "
-        f"{demonstrations} demonstrations, loss "
-        f"{losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
+        f"{demonstrations} demonstrations{change}"
     )
 
 
-def own_demonstrations(
-    paths: Workspace, model_chat: ChatFormat | None = None
-) -> tuple[ChatFormat, list[TrainingRow], list[TrainingRow]]:
+def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -> Lessons:
     """Return the chat format and training rows of a user-defined task.
 
-    They come from its demonstrator on the training questions, or from recorded episodes.
+    They come from its demonstrator on the training questions, or from recorded episodes. Of few
+    questions some are held out, and a new model first clones the best plays.
     """
     from agent_r1.training import demonstrate
 
@@ -172,9 +295,12 @@ def own_demonstrations(
     c = config.cold_start
     if c.demonstrator:
         rows = paths.load_rows("train")
+        plays = c.plays or 1
+        if model_chat is None:  # a pretrained model needs few demonstrations
+            plays = demonstrate.plays_per_question(c.plays, len(rows))
         rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
         episodes = demonstrate.play_demonstrations(
-            c.demonstrator, rows, tools, config.rollout, config.env, config.seed
+            c.demonstrator, rows, tools, config.rollout, paths.demonstration_env, config.seed, plays
         )
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
@@ -183,4 +309,18 @@ def own_demonstrations(
     )
     say(f"  {demonstrate.describe_demonstrations(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, paths.dialect)
-    return chat, rows, rows
+    held_questions: set[str] = set()
+    if model_chat is None:
+        held_questions = demonstrate.held_out_questions(episodes, config.seed)
+    if not held_questions:
+        return Lessons(chat, rows, rows)
+    lessons = Lessons(chat, [], [], [], [])
+    best = demonstrate.best_plays(episodes)
+    for row in rows:
+        held = episodes[row.trajectory].question in held_questions
+        (lessons.held_mix_rows if held else lessons.mix_rows).append(row)
+        if row.trajectory in best:
+            (lessons.held_copy_rows if held else lessons.copy_rows).append(row)
+    if not lessons.copy_rows or not lessons.held_copy_rows:
+        return lessons._replace(copy_rows=lessons.mix_rows, held_copy_rows=lessons.held_mix_rows)
+    return lessons

@@ -30,6 +30,11 @@ def write_recipe(folder: Path) -> None:
     """Write the template and its questions to a new folder. Raises AgentR1Error if it exists."""
     if folder.exists():
         raise AgentR1Error(f"{folder} already exists; choose another name", code="already_exists")
+    if not folder.name.isprintable():  # a line break would end a comment in preset.yaml
+        raise AgentR1Error(
+            f"{str(folder)!r} has a line break or a control character; choose another name",
+            code="bad_name",
+        )
     folder.parent.mkdir(parents=True, exist_ok=True)
     shell_name = shlex.quote(str(folder))
     with whole(folder) as part:

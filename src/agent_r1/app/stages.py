@@ -22,7 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.app.cold_start import make_cold_start
+from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.own_code import check_own
 from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
@@ -38,7 +38,13 @@ from agent_r1.ground.ui import progress, say
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import time_to
 from agent_r1.training.run import check_network, run_training, start_model
-from agent_r1.training.run_dir import RunDir, check_run, check_same_settings, open_run
+from agent_r1.training.run_dir import (
+    OWN_SETTINGS,
+    RunDir,
+    check_run,
+    check_same_settings,
+    open_run,
+)
 from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
@@ -116,9 +122,13 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
+    if resume and run.latest_checkpoint() is None:
+        say(f"train: no checkpoint in {run.path}: starting from step 0")
     make_missing(paths)
     set_threads(config.trainer.threads)
     model = start_model(paths)
+    if config.engine == "local" and run.latest_checkpoint() is None:
+        check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
     if config.engine == "verl":
@@ -166,7 +176,7 @@ def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
     from agent_r1.inference.agent import model_folder
 
     run = run_dir(config, name)
-    check_same_settings(run, config)
+    check_same_settings(run, config, OWN_SETTINGS)
     if before:
         return start_model(Workspace(config))
     if not run.is_finished(config.trainer.steps):
@@ -176,7 +186,7 @@ def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
         raise AgentR1Error(f"{run.path} {state}; run `agent-r1 train` first", code="unfinished_run")
     checkpoint = run.latest_checkpoint()
     assert checkpoint is not None  # a finished run has one
-    verify_checkpoint(checkpoint)
+    verify_checkpoint(checkpoint, "restore the file from a backup")
     return model_folder(checkpoint)
 
 
@@ -299,7 +309,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     The tokens are those of the start model, or bytes if there is no model yet.
     """
-    from agent_r1.inference.play import play_by_hand
+    from agent_r1.inference.play import NO_LIMIT, play_by_hand
     from agent_r1.training.tiny_model import load_chat
 
     check_own(config)
@@ -312,11 +322,20 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
             code="index_out_of_range",
         )
     rollout = config.rollout
+    limits = (
+        f"a turn has at most {rollout.max_tokens_per_turn} tokens (rollout.max_tokens_per_turn), "
+        f"an episode {rollout.max_context} (rollout.max_context)"
+    )
     if (start / "config.json").exists():
         chat = load_chat(start)
+        say(f"as in training: {limits}, of the tokenizer in {start}")
     else:
-        say(f"{start} does not exist yet: each token is one byte here, and token limits are off")
-        chat, wide = byte_chat(), {"max_context": 10**6, "max_tokens_per_turn": 10**5}
+        say(
+            f"{start} does not exist yet: each token is one byte here, and token limits are off. "
+            f"In training {limits}, of a tokenizer that `agent-r1 cold-start` makes"
+        )
+        chat = byte_chat()
+        wide = {"max_context": 10**6, "max_tokens_per_turn": NO_LIMIT}
         rollout = rollout.model_copy(update=wide)
     shown = offered_tools(tools, config.env)
     play_by_hand(

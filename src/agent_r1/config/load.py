@@ -124,8 +124,8 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         values = bounds.parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
-            f"{path} cannot be read as YAML ({type(error).__name__}); delete the run or restore "
-            "the file",
+            f"{path} cannot be read as YAML ({type(error).__name__}); restore the file, or "
+            "choose another run",
             code="damaged_config",
         ) from None
     preset = ""
@@ -189,7 +189,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
             f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml",
             code="missing_preset",
         ) from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             f"the preset {path} cannot be read: {' '.join(str(error).split())}", code="bad_preset"
         ) from None
@@ -200,6 +200,12 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
         )
     preset = _resolve_paths(preset, path.resolve().parent)
     parent = preset.pop("extends", None)
+    if parent is not None and not isinstance(parent, str):
+        raise ConfigError(
+            f"the preset {path}: extends={parent!r} names no preset; write one name, such as "
+            "`extends: smoke`",
+            code="bad_preset",
+        )
     if parent and _is_file(parent):
         parent = str(path.resolve().parent / parent)
     if not parent:

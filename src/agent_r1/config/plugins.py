@@ -57,6 +57,11 @@ def trust(names: Iterable[str]) -> None:
     _trusted.update(names)
 
 
+def is_trusted(name: str) -> bool:
+    """Return whether the user gave this name."""
+    return name in _trusted
+
+
 def check_trusted(name: str, setting: str) -> None:
     """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
     if name not in _trusted:

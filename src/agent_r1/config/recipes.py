@@ -83,7 +83,7 @@ def add(file: Path) -> None:
     try:
         table = tables.parse_table(file.read_text(encoding="utf-8"))
     # AttributeError: a name outside all tables
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
         ) from None

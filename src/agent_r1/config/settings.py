@@ -26,6 +26,9 @@ T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
 """No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
 in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
+Price = Annotated[T, "a price"]
+"""It changes what an episode is worth, and not what a demonstrator plays. So the cold start is
+played and named as if it had its default."""
 NamesCode = Annotated[T, "may name code"]
 """FILE.py:NAME or MODULE:NAME is user-defined code; FILE.py is relative to the preset that names
 it."""
@@ -140,18 +143,27 @@ class EnvConfig(Section):
     episode_timeout_s: Seconds = 300.0
     """Wall-clock budget of one episode, in seconds. The reward gets the same time again; then the
     episode is aborted."""
-    format_penalty: NonNegativeFloat = 0.2
+    format_penalty: Price[NonNegativeFloat] = 0.2
     """Subtracted from the outcome if the episode does not end in a well-formed <answer>."""
     reward: NamesCode[str | None] = None
     """Scores an answer, instead of exact match: math | code | sub_em | judge, or FILE.py:FUNCTION
     (reward/named.py)."""
-    call_reward: float = Field(0.0, ge=0, le=10)
+    call_reward: Price[float] = Field(0.0, ge=0, le=10)
     """Process reward of a valid tool call that is not a repetition (negative for an invalid one); 0
     is off. A price per call is a separate environment: CONTRIBUTING.md has an example."""
-    evidence_reward: NonNegativeFloat = 0.0
+    evidence_reward: Price[NonNegativeFloat] = 0.0
     """Reward for the share of the question's supporting titles that the episode's searches found.
     The share is measured for data sets that name such titles (HotpotQA, 2WikiMultihopQA, MuSiQue);
     0 is off."""
+
+    def without_prices(self) -> Self:
+        """Return these settings with every `Price` at its default."""
+        mark = Price.__metadata__[0]
+        defaults = {}
+        for name, field in type(self).model_fields.items():
+            if mark in field.metadata:
+                defaults[name] = field.get_default()
+        return self.model_copy(update=defaults)
 
 
 class ModelConfig(Section):

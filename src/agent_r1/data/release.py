@@ -13,12 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.config.settings import DataConfig
-from agent_r1.data.storage import MANIFEST, copy_data, read_manifest, read_rows, verify
+from agent_r1.data.storage import (
+    MANIFEST,
+    copy_data,
+    read_corpus,
+    read_manifest,
+    read_rows,
+    verify,
+)
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import whole, writing
 
 RELEASE_FILES = ["*.parquet", "corpus.jsonl", MANIFEST, "README.md"]
+REQUIRED_FILES = ("train.parquet", "val.parquet", "test.parquet", "corpus.jsonl")
 DATASET_CARD = """\
 ---
 license: {licence}
@@ -103,7 +111,17 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
             "use another release",
             code="damaged_data",
         )
+    names = read_manifest(folder)["files"]
+    missing = [name for name in REQUIRED_FILES if name not in names]
+    if missing:
+        raise AgentR1Error(
+            f"{folder / MANIFEST} does not name {missing[0]}, which every release has; download "
+            "the folder again, or use another release",
+            code="damaged_data",
+        )
     manifest = verify(folder)
+    for _ in read_corpus(folder / "corpus.jsonl"):
+        pass  # raises for a damaged or endless line, before the folder is copied
     if not isinstance(manifest.get("config"), dict) or "seed" not in manifest:
         raise AgentR1Error(
             f"{folder / MANIFEST} names no settings; download the folder again, or use another "
@@ -115,7 +133,13 @@ def find_release(place: str, config: DataConfig, seed: int, agent_name: str) -> 
     theirs = (
         type(config)().model_dump(mode="json") | manifest["config"] | {"seed": manifest["seed"]}
     )
-    theirs["env.name"] = read_rows(folder / "test.parquet")[0]["agent_name"]
+    test_rows = read_rows(folder / "test.parquet")
+    if not test_rows:
+        raise AgentR1Error(
+            f"{folder / 'test.parquet'} has no questions; use another release",
+            code="damaged_data",
+        )
+    theirs["env.name"] = test_rows[0]["agent_name"]
     different = [
         f"{key}={theirs[key]!r} there, {mine[key]!r} here"
         for key in mine

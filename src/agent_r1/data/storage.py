@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.core import Row
+from agent_r1.data.json_files import MAX_RECORD
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import sha256, whole
 
@@ -100,10 +101,15 @@ def read_corpus(path: Path) -> Iterator[Passage]:
     """
     try:
         with path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
+            number = 0
+            # A line without an end would be read into memory whole: a file may be a stranger's.
+            while line := file.readline(MAX_RECORD + 1):
+                number += 1
                 try:
+                    if len(line) > MAX_RECORD:
+                        raise ValueError(f"the line has more than {MAX_RECORD >> 20} MB")
                     passage = Passage(**json.loads(line))
-                except (ValueError, TypeError) as error:
+                except (ValueError, TypeError, RecursionError) as error:
                     raise AgentR1Error(
                         f"{path}, line {number}: not a passage ({first_line(error)}); {REMEDY}",
                         code="bad_passage",
@@ -179,7 +185,7 @@ def verify(out: Path) -> dict[str, Any]:
                 f"{out / name} has changed since it was made (its hash differs); {REMEDY}",
                 code="damaged_data",
             )
-    for name, digest in manifest.get("sources", {}).items():
+    for name, digest in dict(manifest.get("sources", {})).items():
         if Path(name).is_file() and sha256(Path(name)) != digest:
             raise AgentR1Error(
                 f"{name} has changed since {out} was made from it; delete that folder to make it "
@@ -195,12 +201,14 @@ def read_manifest(out: Path) -> dict[str, Any]:
     try:
         manifest = json.loads((out / MANIFEST).read_text())
         version = manifest["format"]
-        dict(manifest["files"])  # raises if it is no table
+        # These raise if one is no table.
+        dict(manifest["files"])
+        dict(manifest.get("sources", {}))
     except OSError as error:
         raise AgentR1Error(
             f"{out / MANIFEST} cannot be read ({error.strerror}); {REMEDY}", code="damaged_data"
         ) from None
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise AgentR1Error(
             f"{out / MANIFEST} is damaged ({type(error).__name__}); {REMEDY}", code="damaged_data"
         ) from None

@@ -56,7 +56,7 @@ def write_whole(path: Path, text: str) -> None:
         part.write_text(text, encoding="utf-8")
 
 
-RESUME = "; then continue with --resume"
+RESUME = "; then run it again (a training run: with --resume)"
 
 
 @contextmanager

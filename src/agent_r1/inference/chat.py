@@ -173,7 +173,8 @@ class Repl:
     def last(self) -> Exchange:
         if not self.conversation.exchanges:
             raise AgentR1Error(
-                "no question was asked yet; ask one first, or type 1", code="nothing_asked"
+                "no question was asked yet, or it was forgotten; ask one, or type 1",
+                code="nothing_asked",
             )
         return self.conversation.exchanges[-1]
 
@@ -254,6 +255,7 @@ class Repl:
 
     def clear(self) -> None:
         self.conversation.exchanges = []
+        self.screen.note("conversation forgotten")
 
 
 # ------------------------------------------------------------------------------ suggested questions
@@ -342,7 +344,7 @@ def run_chat(
         or bool(os.environ.get("NO_COLOR"))
         or os.environ.get("TERM") == "dumb"
     )
-    console = Console(highlight=False, color_system=None if plain else "auto", stderr=as_json)
+    console = _PipeConsole(highlight=False, color_system=None if plain else "auto", stderr=as_json)
     with ExitStack() as resources:
         with _opening(is_terminal):
             agent = resources.enter_context(open_agent(model, config, backend, prompt=prompt))
@@ -365,10 +367,23 @@ def run_chat(
             repl.attempt(question, lambda: repl.ask(question.strip()))
         else:
             for line in sys.stdin:
-                if not repl.handle(line):
+                # The console is quiet once nobody reads it, as in `agent-r1 chat | head`.
+                if console.quiet or not repl.handle(line):
                     break
     if repl.failed:
         raise AgentR1Error(repl.failed, code="chat_failed")
+
+
+class _PipeConsole(Console):
+    """A console whose reader may leave, as in `agent-r1 chat | head`.
+
+    rich raises SystemExit then. Inside the sampler's task, it ends the event loop with a traceback.
+    """
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        # Python flushes standard output at its end, and would complain once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _type(repl: Repl, plain: bool) -> None:

@@ -31,6 +31,7 @@ from agent_r1.env import brings_tools, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
+from agent_r1.rollout.training_rows import trajectory_rows
 
 
 class Watcher:
@@ -273,8 +274,15 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
 
 
 def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
-    """Make one line of `--json`."""
+    """Make one line of `--json`.
+
+    `token_ids` and `action_mask` are those of the whole conversation; if the context was rewritten,
+    those of the last context, and `rows` has all.
+    """
     t = exchange.trajectory
+    rows: list[dict[str, list[int]]] = []
+    for row in trajectory_rows(t, 0):
+        rows.append({"token_ids": row.input_ids, "action_mask": row.action_mask})
     calls: list[dict[str, Any]] = []
     for step in t.steps:
         calls += step.info.get("tool_calls", [])
@@ -288,7 +296,10 @@ def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
         "tokens_before": exchange.start,
         "sampled_tokens": sum(len(step.action_ids) for step in t.steps),
         "seconds": round(exchange.seconds, 3),
+        **(rows[-1] if rows else {"token_ids": [], "action_mask": []}),
     }
+    if len(rows) > 1:
+        record["rows"] = rows
     if exchange.known:
         record |= {"reward": t.reward, "reward_parts": t.reward_parts, "metrics": t.metrics}
     return record

@@ -28,6 +28,9 @@ from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool, ToolCall, call_tool
 from agent_r1.viewer.tokens import token_table, token_text
 
+NO_LIMIT = 10**5
+"""Tokens of a turn that stand for no limit: there is no tokenizer yet, and each byte is a token."""
+
 
 def how_to(dialect: Dialect, tools: dict[str, BaseTool]) -> str:
     """Explain the short forms to the person, with the turns that they stand for."""
@@ -81,9 +84,10 @@ class _ByHand(AgentEnvLoop, Policy):
             raise EOFError
         ids = self.chat.turn_ids(text, self.dialect.end_token(text))
         turn = ids[: sampling.max_tokens]
-        console().print(
-            f"[bold]You wrote[/] {len(ids)} tokens (mask 1) of at most {sampling.max_tokens}:"
-        )
+        limit = ""
+        if sampling.max_tokens < NO_LIMIT:
+            limit = f" of at most {sampling.max_tokens}"
+        console().print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1){limit}:")
         console().print(Text(clean(self.chat.decode(turn)), style="black on bright_cyan"))
         finish_reason = "stop" if len(turn) == len(ids) else "length"
         return Generation(turn, [0.0] * len(turn), finish_reason)

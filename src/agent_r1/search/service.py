@@ -2,6 +2,7 @@
 
     POST /search   {"queries": ["...", ...], "top_k": 3}
                    -> {"results": [[{"id", "title", "text", "score"}, ...], ...]}
+    POST /retrieve the same in Search-R1's form, below
     GET  /health   -> what the index is made of, and counters
 
 The server has two threads. One handles HTTP and never computes, so /health and refusals are prompt
@@ -15,12 +16,12 @@ event loop makes one request. A run samples the same tokens as with a local inde
 answers within `coalescer.BATCH_WAIT_S`. If the service dies during a run, the run says so and its
 episodes wait.
 
-The client also speaks Search-R1's form (PeterGriffinJin/Search-R1,
+Server and client also speak Search-R1's form (PeterGriffinJin/Search-R1,
 search_r1/search/retrieval_server.py):
 
     POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
                    ->  {"result": [[{"document": {"id", "contents": "\\"title\\"\\ntext"}, "score"},
-                   ...], ...]}
+                   ...], ...]}, or without `return_scores` the documents alone
 """
 
 # Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are
@@ -30,7 +31,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,7 +58,11 @@ MAX_TOP_K = 50
 MAX_WAITING = 8192
 """Most queries of all clients in the queue; further ones get 503."""
 TIMEOUT_S = 30.0
-"""From the first byte of a request to the answer, in seconds."""
+"""From the end of a request's headers to the answer, in seconds."""
+HEADERS_S = 10.0
+"""For the headers of a request, in seconds: from the connection, or from the first byte of a
+further request on it. Without a deadline, 2,000 connections that send a header line each 20
+seconds keep everybody out."""
 
 
 QueryText = Annotated[str, Field(max_length=MAX_QUERY_CHARS)]
@@ -71,15 +76,25 @@ class SearchRequest(BaseModel):
     top_k: Annotated[int, Field(ge=1, le=MAX_TOP_K)] = SearchConfig().top_k
 
 
+class RetrieveRequest(BaseModel):
+    """The body of POST /retrieve, as Search-R1's clients send it."""
+
+    model_config = ConfigDict(strict=True)
+    queries: Annotated[list[QueryText], Field(min_length=1, max_length=MAX_QUERIES)]
+    topk: Annotated[int, Field(ge=1, le=MAX_TOP_K)] | None = None
+    return_scores: bool = False
+
+
 def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
     """Make the web application for `index`."""
     from fastapi import FastAPI, HTTPException, Request
+    from starlette.requests import ClientDisconnect
 
     # No /docs, which load scripts from the web, and no traceback in an answer.
     app = FastAPI(title="agent-r1 search", docs_url=None, redoc_url=None, openapi_url=None)
     searcher = Searcher(index)
 
-    async def answer(request: Request) -> dict[str, Any]:
+    async def read_body(request: Request) -> bytes:
         body = b""
         async for piece in request.stream():
             body += piece
@@ -87,32 +102,59 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
                 raise HTTPException(
                     413, f"the body is larger than {MAX_BODY} bytes", {"Connection": "close"}
                 )
-        try:
-            search = SearchRequest.model_validate_json(body)
-        except ValidationError as error:
-            raise HTTPException(422, _first(error)) from None
-        if searcher.waiting + len(search.queries) > MAX_WAITING:
+        return body
+
+    async def find(queries: list[str], top_k: int) -> list[list[Hit]]:
+        if searcher.waiting + len(queries) > MAX_WAITING:
             raise HTTPException(
                 503,
                 f"{searcher.waiting} queries are waiting; ask again later",
                 {"Retry-After": "1"},
             )
-        results = []
-        for hits in await asyncio.gather(
-            *(searcher.ask(query, search.top_k) for query in search.queries)
-        ):
-            results.append([asdict(hit) for hit in hits])
-        return {"results": results}
+        searches = [searcher.ask(query, top_k) for query in queries]
+        return await asyncio.gather(*searches)
 
-    @app.post("/search")
-    async def search(request: Request) -> dict[str, Any]:
+    async def in_time(answer: Awaitable[dict[str, Any]]) -> dict[str, Any]:
         try:
             async with asyncio.timeout(timeout_s):
-                return await answer(request)
+                return await answer
         except TimeoutError:
             raise HTTPException(
                 504, f"no answer within {timeout_s:g} s", {"Connection": "close"}
             ) from None
+        except ValidationError as error:
+            raise HTTPException(422, _first(error)) from None
+        except ClientDisconnect:  # nobody reads this answer; without it, the log has a traceback
+            raise HTTPException(400, "the client left", {"Connection": "close"}) from None
+
+    async def answer_search(request: Request) -> dict[str, Any]:
+        body = SearchRequest.model_validate_json(await read_body(request))
+        results = []
+        for hits in await find(body.queries, body.top_k):
+            results.append([asdict(hit) for hit in hits])
+        return {"results": results}
+
+    async def answer_retrieve(request: Request) -> dict[str, Any]:
+        body = RetrieveRequest.model_validate_json(await read_body(request))
+        results = []
+        for hits in await find(body.queries, body.topk or SearchConfig().top_k):
+            found: list[dict[str, Any]] = []
+            for hit in hits:
+                document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
+                if body.return_scores:
+                    found.append({"document": document, "score": hit.score})
+                else:
+                    found.append(document)
+            results.append(found)
+        return {"result": results}
+
+    @app.post("/search")
+    async def search(request: Request) -> dict[str, Any]:
+        return await in_time(answer_search(request))
+
+    @app.post("/retrieve")
+    async def retrieve(request: Request) -> dict[str, Any]:
+        return await in_time(answer_retrieve(request))
 
     @app.get("/health")
     async def health() -> dict:
@@ -175,6 +217,41 @@ def read_ahead(path: str | Path) -> None:
             pass
 
 
+def protocol_with_deadline(headers_s: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's HTTP protocol, with a deadline of `headers_s` seconds for headers."""
+    from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+    class WithDeadline(AutoHTTPProtocol):
+        _deadline: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            super().connection_made(transport)
+            self._wait_for_headers()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # A cycle is a request whose headers are complete, up to the end of its answer.
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_waiting()
+            else:
+                self._wait_for_headers()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait_for_headers(self) -> None:
+            if self._deadline is None:
+                self._deadline = self.loop.call_later(headers_s, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            if self._deadline is not None:
+                self._deadline.cancel()
+                self._deadline = None
+
+    return WithDeadline
+
+
 def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
@@ -188,6 +265,7 @@ def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     sys.setswitchinterval(0.0002)
     config = uvicorn.Config(
         make_app(index),
+        http=protocol_with_deadline(HEADERS_S),
         log_level="warning",
         access_log=False,
         timeout_keep_alive=30,

@@ -76,6 +76,12 @@ def make_tools(
             make = tables.resolve("tool", name, "env.tools")
             if not isinstance(make, BaseTool):
                 make = make(env=env, **resources)
+            if not isinstance(make, BaseTool):
+                raise ConfigError(
+                    f"env.tools: the maker of {name!r} returned {type(make).__name__}, which is no "
+                    "tool; return an object of a subclass of BaseTool",
+                    code="wrong_code",
+                )
             new_tools = [make]
         else:
             choices = sorted([*tables.names("tool"), *servers])

@@ -18,7 +18,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.ground.errors import AgentR1Error
@@ -112,8 +112,28 @@ def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
     return manifest["step"], torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
 
 
-def verify_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the manifest, if all its files are complete. Raise AgentR1Error otherwise."""
+def check_file_names(path: Path, files: Iterable[str]) -> None:
+    """Raise AgentR1Error for a manifest that names anything but regular files in its folder.
+
+    A run may be a stranger's: `/dev/zero` would be hashed for ever.
+    """
+    for name in files:
+        file = path / name
+        steps = PurePosixPath(name).parts
+        outside = PurePosixPath(name).is_absolute() or ".." in steps or "\\" in name
+        if outside or file.is_symlink() or (file.exists() and not file.is_file()):
+            raise AgentR1Error(
+                f"{path}/manifest.json names {name!r}, which is not a file of this checkpoint",
+                code="damaged_checkpoint",
+            )
+
+
+PREVIOUS = "delete it and resume from the previous one, or start again without --resume"
+
+
+def verify_checkpoint(path: Path, remedy: str = PREVIOUS) -> dict[str, Any]:
+    """Return the manifest, if all its files are complete. Raise AgentR1Error with `remedy`
+    otherwise."""
     try:
         manifest = json.loads((path / "manifest.json").read_text())
         files = manifest["files"]
@@ -123,19 +143,16 @@ def verify_checkpoint(path: Path) -> dict[str, Any]:
                 f"{path} has checkpoint format {version!r}; this version reads {CHECKPOINT_FORMAT}",
                 code="other_format",
             )
+        check_file_names(path, files)
         damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentR1Error(
-            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); delete it and "
-            "resume from the "
-            "previous one, or start again without --resume",
+            f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); {remedy}",
             code="damaged_checkpoint",
         ) from None
     if damaged:
         raise AgentR1Error(
-            f"{path} is damaged: {damaged[0]} does not match its checksum; delete the folder and "
-            "resume from the "
-            "previous checkpoint",
+            f"{path} is damaged: {damaged[0]} does not match its checksum; {remedy}",
             code="damaged_checkpoint",
         )
     return manifest

@@ -6,6 +6,7 @@ since RL needs a model that sometimes succeeds. The loss is on action tokens onl
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 
 import torch
@@ -14,8 +15,59 @@ from torch import Tensor
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.training.batches import micro_batches
-from agent_r1.training.forward import action_logprobs, autocast
+from agent_r1.training.forward import action_logprobs, autocast, batch_logprobs
 from agent_r1.training.learner import optimize
+
+CHECK_EVERY = 20
+"""Steps between two looks at the held-out demonstrations."""
+PATIENCE = 4
+"""Looks without a better loss, after which cloning stops."""
+GAIN = 0.03
+"""A better loss is lower by this share. The last few per cent are learned by heart: they cost
+entropy, which RL needs."""
+LEARNED = 0.002
+"""Held-out loss, in nats per token, below which there is nothing left to clone."""
+HELD_OUT_TOKENS = 8192
+"""Tokens of held-out demonstrations, at most. A look then costs an eighth of the steps before it."""
+
+
+class HeldOut:
+    """Demonstrations of questions that are not cloned, and the weights that predict them best.
+
+    A model that memorises its demonstrations predicts those of other questions worse and worse. So
+    cloning stops when the held-out loss no longer falls, and the best weights are taken back.
+    """
+
+    def __init__(self, rows: list[TrainingRow], max_tokens: int):
+        tokens = 0
+        chosen_rows: list[TrainingRow] = []
+        for row in rows:
+            tokens += len(row.input_ids)
+            if chosen_rows and tokens > HELD_OUT_TOKENS:
+                break
+            chosen_rows.append(row)
+        self.batch = collate(chosen_rows)
+        self.max_tokens = max_tokens
+        self.best_loss = float("inf")
+        self.best_weights: dict[str, Tensor] = {}
+        self.looks_since_best = 0
+
+    def look(self, model: Decoder, dtype: torch.dtype) -> bool:
+        """Measure the held-out loss, in nats per action token. Return whether to stop."""
+        batch = self.batch.to(model.embed.weight.device)
+        logprobs_BT = batch_logprobs(model, batch, 1.0, self.max_tokens, dtype)
+        loss = (-logprobs_BT.sum() / batch.mask_BT.sum()).item()
+        self.looks_since_best += 1
+        if loss < (1 - GAIN) * self.best_loss:
+            self.best_loss = loss
+            self.best_weights = copy.deepcopy(model.state_dict())
+            self.looks_since_best = 0
+        return self.looks_since_best >= PATIENCE or self.best_loss < LEARNED
+
+    def restore(self, model: Decoder) -> None:
+        """Take back the best weights, if any were seen."""
+        if self.best_weights:
+            model.load_state_dict(self.best_weights)
 
 
 def clone(
@@ -27,8 +79,13 @@ def clone(
     seed: int,
     on_step: Callable[[int, float], None],
     dtype: torch.dtype = torch.float32,
-) -> None:
-    """Train on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay."""
+    held_out: HeldOut | None = None,
+) -> int:
+    """Train on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay.
+
+    With `held_out`, stop when its loss no longer falls, and end with the best weights so far.
+    Return the number of steps that were taken.
+    """
     batch = collate(rows)
     device = model.embed.weight.device
     optimizer = torch.optim.AdamW(
@@ -38,6 +95,7 @@ def clone(
         optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
     )
     batches = _endless_batches(batch, tokens, seed)
+    step = -1  # of no steps
     for step in range(steps):
         part = batch[next(batches)].to(device)
         with autocast(dtype, device):
@@ -47,6 +105,12 @@ def clone(
         optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")
         schedule.step()
         on_step(step, loss.item())
+        due = (step + 1) % CHECK_EVERY == 0 or step + 1 == steps
+        if held_out and due and held_out.look(model, dtype):
+            break
+    if held_out:
+        held_out.restore(model)
+    return min(steps, step + 1)
 
 
 def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:

@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -54,6 +55,13 @@ if TYPE_CHECKING:
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
+FEW = 1000
+"""Questions below which a cold start plays them again, and holds some of them out: a tiny model
+learns 200 demonstrations by heart in 650 steps. Afterwards all samples of a question agree, and RL
+has nothing to compare."""
+MOST_PLAYS = 8
+"""Plays of a question, at most."""
+
 RECORDED_EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, '
     '{"role": "assistant", "content": "<answer>...</answer>"}]}'
@@ -72,6 +80,9 @@ class Demonstration:
     messages: list[Message]
     tools: list[dict[str, Any]] | None  # schemas of the agent's tools
     score: float | None = None  # by the environment; None if recorded elsewhere
+    question: str = ""
+    """What the demonstrations of one question have in common. Held-out ones share none with the
+    cloned ones."""
 
 
 # ------------------------------------------------------------------------------------------- played
@@ -166,6 +177,21 @@ class _Plays(AgentFlowBase):
         return await player.run(task, sampling)
 
 
+def limit_of(reason: StopReason, env: EnvConfig) -> str:
+    """Describe the setting behind a stop reason, to complete "the demonstrator must answer"."""
+    limits = {
+        StopReason.MAX_TURNS: f"within env.max_turns={env.max_turns} turns",
+        StopReason.TOOL_BUDGET: f"with env.max_tool_calls={env.max_tool_calls} calls at most",
+        StopReason.INVALID_CALLS: (
+            f"before env.max_invalid_calls={env.max_invalid_calls} invalid calls in a row; write "
+            "its calls as the tools' schemas say (`agent-r1 tools --schema`)"
+        ),
+        StopReason.TIME_OUT: f"within env.episode_timeout_s={env.episode_timeout_s:g} seconds",
+        StopReason.NO_ANSWER: "with an answer in the environment's form, or call a tool",
+    }
+    return limits.get(reason, "before the episode ends")
+
+
 def play_demonstrations(
     name: str,
     rows: list[Row],
@@ -173,9 +199,11 @@ def play_demonstrations(
     rollout: RolloutConfig,
     env: EnvConfig,
     seed: int,
+    plays: int = 1,
 ) -> list[Demonstration]:
-    """Play one episode per row with the function `name`, in the real environment.
+    """Play `plays` episodes per row with the function `name`, in the real environment.
 
+    A further play of a row has another `rng`. Plays that all repeat the first ones are left out.
     Raises ConfigError if the function fails, answers a request for notes with a turn, or leaves
     most episodes without an answer.
     """
@@ -196,7 +224,13 @@ def play_demonstrations(
         return world
 
     flow = _Plays(demonstrate, chat, limits, make_and_watch, seed)
-    tasks = [Task(row, str(i), f"demonstration-{i}") for i, row in enumerate(rows)]
+    tasks: list[Task] = []
+    for again in range(plays):
+        for i, row in enumerate(rows):
+            session = f"demonstration-{i}" + (f"-again-{again}" if again else "")
+            # A row without tools has the number of the same row with tools.
+            number = row["extra_info"].get("index", i)
+            tasks.append(Task(row, str(number), session))
     trajectories = asyncio.run(
         run_episodes(
             flow, tasks, Sampling(max_tokens=10**6), max_concurrent=rollout.max_concurrent_episodes
@@ -207,7 +241,10 @@ def play_demonstrations(
     for task, trajectory in zip(tasks, trajectories, strict=True):
         play = flow.plays[task.session]
         for messages in play.contexts:
-            episodes.append(Demonstration(messages, play.tools, trajectory.score))
+            demonstration = Demonstration(
+                messages, play.tools, trajectory.score, question=task.group_id
+            )
+            episodes.append(demonstration)
             for request, reply in pairwise(messages):
                 if request["content"] in requests:
                     replies.append(reply["content"])
@@ -224,10 +261,15 @@ def play_demonstrations(
         raise ConfigError(
             f"{len(other_ends)} of {len(trajectories)} demonstrations ended without an answer "
             f"({other_ends[0]}); the demonstrator "
-            f"({plugins.source_location(demonstrate)}) must answer within "
-            f"env.max_turns={env.max_turns} turns",
+            f"({plugins.source_location(demonstrate)}) must answer "
+            f"{limit_of(other_ends[0], env)}",
             code="unfinished_demonstration",
         )
+    first_plays = len(episodes) // plays
+    contents = [episode.messages for episode in episodes]
+    if contents == contents[:first_plays] * plays:
+        # A demonstrator without chance. Its plays stand for all, and are cloned as often.
+        return episodes[:first_plays]
     return episodes
 
 
@@ -271,7 +313,9 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
             )
         first = dialect_of(env).first_observation(messages, tools)
         schemas = None if first.tools is None else record.get("tools") or first.tools
-        episodes.append(Demonstration(first.messages, schemas))
+        question = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+        text = json.dumps(messages[:question])
+        episodes.append(Demonstration(first.messages, schemas, question=text))
     if not episodes:
         raise AgentR1Error(
             f"{path} has no demonstrations; a line looks like {RECORDED_EXAMPLE}", code="no_records"
@@ -294,6 +338,48 @@ def _message(message: dict[str, Any], spoken: Dialect) -> Message:
         # The thought of a demonstrator that has none; the recorded one is in the content.
         content += turn.removeprefix("<think>go on</think>")
     return {"role": role, "content": content}
+
+
+# -------------------------------------------------------------------------------------- few of them
+
+
+def plays_per_question(plays: int, questions: int) -> int:
+    """Return `cold_start.plays`, or if it is 0 as many as give FEW demonstrations."""
+    return plays or min(MOST_PLAYS, math.ceil(FEW / questions))
+
+
+def held_out_questions(episodes: list[Demonstration], seed: int) -> set[str]:
+    """Choose the questions whose demonstrations only measure when cloning should stop.
+
+    A tenth, and at least eight, of fewer than FEW questions; a quarter of fewer than 32. Of more
+    than FEW none: they are too many to learn by heart.
+    """
+    questions = sorted({episode.question for episode in episodes})
+    if len(questions) >= FEW:
+        return set()
+    count = max(len(questions) // 10, min(8, len(questions) // 4))
+    return set(random.Random(derive_seed(seed, "held out")).sample(questions, count))
+
+
+def best_plays(episodes: list[Demonstration]) -> set[int]:
+    """Return the numbers of the best plays of each question that score at least the mean of all.
+
+    The first phase of a cold start clones these. A few hundred wrong plays would hide what the
+    right ones have in common, for example which part of the question they copy. Without scores,
+    all are the best.
+    """
+    best: dict[str, float] = {}
+    for episode in episodes:
+        if episode.score is None:
+            return set(range(len(episodes)))
+        best[episode.question] = max(best.get(episode.question, episode.score), episode.score)
+    least = fmean(episode.score or 0.0 for episode in episodes)
+    numbers: set[int] = set()
+    for number, episode in enumerate(episodes):
+        score = episode.score or 0.0
+        if score == best[episode.question] and score >= least - 1e-9:
+            numbers.add(number)
+    return numbers
 
 
 # ------------------------------------------------------------------------------------ training data

@@ -116,17 +116,23 @@ def open_run(run: RunDir, config: Config) -> None:
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
 
 
-def check_same_settings(run: RunDir, config: Config) -> None:
-    """Raise AgentR1Error if an existing run was started with settings that give other weights."""
+ANOTHER_RUN = "choose another name with --run NAME, or delete the folder"
+OWN_SETTINGS = "an evaluation takes the run's own settings, so leave this one out"
+
+
+def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) -> None:
+    """Raise AgentR1Error if an existing run was started with settings that give other weights.
+
+    Args:
+        remedy: What to do about it. An evaluation trains nothing, so it never advises deletion.
+    """
     if not (run.config.exists() and run.has_begun()):
         return
     old_config = from_yaml(run.config)
     if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
             f"{run.path} was started with other settings "
-            f"({_first_difference(old_config, config)}); "
-            "choose another name with "
-            "--run NAME, or delete the folder",
+            f"({_first_difference(old_config, config)}); {remedy}",
             code="other_settings",
         )
     then = json.loads(run.code.read_text()) if run.code.exists() else {}
@@ -134,9 +140,8 @@ def check_same_settings(run: RunDir, config: Config) -> None:
     changes = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
     if changes:
         raise AgentR1Error(
-            f"{', '.join(changes)} changed since {run.path} was started; undo the change, choose "
-            "another name with "
-            "--run NAME, or delete the folder",
+            f"{', '.join(changes)} changed since {run.path} was started; undo the change"
+            + (f", {remedy}" if remedy == ANOTHER_RUN else " to evaluate what was trained"),
             code="other_code",
         )
 

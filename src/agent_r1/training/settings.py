@@ -13,6 +13,7 @@ from agent_r1.config.settings import (
     ModelConfig,
     NamesCode,
     NamesFile,
+    OutsideFingerprint,
     Section,
     Share,
 )
@@ -70,6 +71,13 @@ class ColdStartConfig(Section):
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0:
     the model knows the format."""
+    plays: NonNegativeInt = 0
+    """Demonstrations of each training question by your own demonstrator. 0: one, or with fewer than
+    1,000 questions as many as give 1,000, at most 8. A tenth of so few questions is held out, and
+    cloning stops when it no longer helps there (training/demonstrate.py)."""
+    probe: OutsideFingerprint[NonNegativeInt] = 64
+    """Questions that a model from a cold start plays before RL, `rollout.samples_per_prompt` times
+    each, to see whether it has anything to compare (training/probe.py). 0: no probe."""
     demonstrator: NamesCode[str | None] = None
     """FILE.py:FUNCTION that plays your own task: see training/demonstrate.py."""
     episodes: NamesFile[str | None] = None

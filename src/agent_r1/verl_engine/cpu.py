@@ -38,6 +38,9 @@ import verl.utils.fsdp_utils  # noqa: E402
 from verl.plugin.platform.platform_base import PlatformBase  # noqa: E402
 from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: E402
 
+# A CPU run has no flash-attn either: the critic's attention and log-probabilities in bfloat16.
+import agent_r1.verl_engine.no_flash_attn  # noqa: E402, F401
+
 # ------------------------------------------------------------------------------------- the platform
 
 

@@ -40,6 +40,7 @@ if verl.__version__ != VERL:
 # A later `import flash_attn` raises ImportError, which verl expects.
 sys.modules.setdefault("flash_attn", None)
 
+import verl.models.transformers.monkey_patch  # noqa: E402
 import verl.utils.model  # noqa: E402
 import verl.utils.torch_functional  # noqa: E402
 
@@ -117,15 +118,21 @@ def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
     """Load the critic with the attention that its configuration names."""
     from transformers import AutoModelForTokenClassification
 
+    attention = getattr(model_config, "_attn_implementation", None)
+    if attention not in (VARLEN, "sdpa"):
+        attention = "sdpa"
     return AutoModelForTokenClassification.from_pretrained(
         local_path,
         dtype=torch_dtype,
         config=model_config,
-        attn_implementation=model_config._attn_implementation,
+        attn_implementation=attention,
     )
 
 
 verl.utils.model.load_valuehead_model = load_value_model
+# verl patches trl's class of value models, if trl is installed; trl 1.16 no longer has it. Our
+# critic is a class of transformers.
+verl.models.transformers.monkey_patch.is_trl_available = lambda: False
 
 # -------------------------------------------------------------------------------- log-probabilities
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -236,7 +237,11 @@ def _example(run: RunFiles, sign: Sign) -> str:
 
 
 def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
-    """Return (kind, before, after) of kinds of questions that got worse; the mean hides them."""
+    """Return (kind, before, after) of kinds of questions that got worse; the mean hides them.
+
+    Only a fall beyond chance counts: by two standard errors of the difference, if both scores were
+    shares of right answers. One of 75 questions is not a fall.
+    """
     before = (run.before or {}).get("by_kind") or {}
     after = (run.after or {}).get("by_kind") or {}
     worse = []
@@ -245,7 +250,10 @@ def _worse_kinds(run: RunFiles) -> list[tuple[str, float, float]]:
             continue
         old = round(before[kind]["score"], 2)
         new = round(after[kind]["score"], 2)
-        if new < old:
+        questions = before[kind].get("n") or 1
+        share = min(max((old + new) / 2, 0.0), 1.0)
+        chance = 2 * math.sqrt(2 * share * (1 - share) / questions)
+        if old - new > max(chance, 1 / questions):
             worse.append((kind, old, new))
     return sorted(worse)
 

@@ -233,6 +233,27 @@ def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
     return records[index]
 
 
+def rollouts_file(path: Path) -> Path:
+    """Return the file to inspect: `path`, or of a run's folder its newest trajectories.
+
+    The final evaluation comes first, then the last recorded training step. Raises AgentR1Error for
+    a folder without any.
+    """
+    if not path.is_dir():
+        return path
+    files = sorted(path.glob("rollouts/*.jsonl*"))
+    files = files or sorted(path.glob("*.jsonl*"))
+    if not files:
+        raise AgentR1Error(
+            f"{path} is a folder without rollouts/*.jsonl; name a run's folder, or a file of its "
+            "rollouts/",
+            code="no_records",
+        )
+    finals = [file for file in files if file.name.startswith("eval.jsonl")]
+    steps = [file for file in files if file.name.startswith("step_")]
+    return [*files, *steps, *finals][-1]
+
+
 def print_trajectory(file: Path, index: int, table: bool) -> None:
     """Print one trajectory of a rollouts file, as coloured text or one token per line.
 
