@@ -4,11 +4,11 @@
     python -m lab.experiments.own_task_runs class-lr    # some
 
 In: own_task_worlds.py. Out: recipes/diagnose/tests/own_tasks/NAME/, a folder for each run with its
-config, metrics and some episodes, without ids and log-probabilities. Each run takes 10 to 60 s on
-one thread. The six kinds of tasks are those that newcomers brought; each kind has two healthy runs
-and two broken ones. The rules of recipes/diagnose were tuned on half of them, and its test names
-which. The memorised starts need the cold start of the commit that recorded them, before it held
-demonstrations out.
+config, metrics and some episodes, without ids and log-probabilities. The six kinds of tasks are
+those that newcomers brought; each kind has two healthy runs and two broken ones. The test of
+recipes/diagnose names the runs that its rules were tuned on. Not all of the 24 are recorded. The
+memorised starts need the cold start of the commit that recorded them, before it held demonstrations
+out.
 """
 
 from __future__ import annotations
@@ -166,7 +166,8 @@ def keep(run: Path, target: Path) -> None:
     """Write a run's config, metrics and some groups of each recorded step to `target`."""
     (target / "rollouts").mkdir(parents=True, exist_ok=True)
     config = (run / "config.yaml").read_text()
-    config = config.replace(f"{HERE}/", "").replace(sys.executable, "python")
+    for place, name in ((f"{HERE}/", ""), (f"{run.parents[1]}/", ""), (sys.executable, "python")):
+        config = config.replace(place, name)
     (target / "config.yaml").write_text(config)
     lines = []
     for text in (run / "metrics.jsonl").read_text().splitlines():
