@@ -19,7 +19,7 @@ ENDINGS = ("py", "md", "toml", "yaml", "yml", "sh", "j2")
 # Names that point out of the repository. Each is here for one reason, given above its lines.
 ELSEWHERE = {
     # Files that a page tells its reader to write.
-    "OTHER.yaml", "away.py", "embedder.py", "guess.py", "notebook.py", "primes.py", "server.py",
+    "OTHER.yaml", "away.py", "embedder.py", "guess.py", "treasure.py", "notebook.py", "primes.py", "server.py",
     "slashes.py", "try_all.py", "try_it.py", "try_mcp.py", "words.py", "tool.py", "tools.py",
     "recipes/frugal/", "recipes/frugal/README.md", "recipes/frugal/env.py",
     "recipes/frugal/median.py", "recipes/frugal/preset.yaml", "recipes/frugal/recipe.toml",

@@ -274,6 +274,9 @@ SYNTHETIC = {
         "exact",
     ),
     "result needs a call": (chatml(before=STRICT), "exact"),
+    "result needs a call, which is not written": (
+        chatml(before=STRICT).replace(CALLS, ""), "exact",
+    ),
     "result has the tool's name": (
         chatml("{{ m.name ~ ': ' if m.role == 'tool' else '' }}{{ m.content }}"), "exact",
     ),

@@ -20,8 +20,9 @@ TURNS = ["env.max_turns=2", "rollout.max_tokens_per_turn=8"]
 @pytest.fixture
 def files(empty_folder):  # noqa: F811
     """What the page has one write."""
-    for name, code in zip(("guess.py", "words.py"), blocks(PAGE, "python"), strict=False):
+    for name, code in zip(("treasure.py", "words.py"), blocks(PAGE, "python"), strict=False):
         (empty_folder / name).write_text(code)
+    (empty_folder / "guess.py").write_text(blocks(OPENENV, "python")[0])
     return empty_folder
 
 
@@ -57,7 +58,7 @@ def test_every_command_of_the_page_trains(files, server, micro_model, number, sc
     assert card["score_name"] == score and "em" not in card and card["n"] == 4
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(metrics) == 2 and (f"episode/{score}" in metrics[0]) == (score == "found")
-    assert (metrics[0].keys() >= {"reward/right", "reward/guesses"}) == (score == "found")
+    assert (metrics[0].keys() >= {"reward/treasure", "reward/steps"}) == (score == "found")
 
 
 def test_what_an_agent_would_see(files, server, monkeypatch, capsys):

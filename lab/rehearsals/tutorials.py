@@ -46,8 +46,10 @@ def examples() -> dict[str, Example]:
     gym = ROOT / "recipes" / "gym" / "README.md"
     corridor = (gym.parent / "corridor.py").read_text(encoding="utf-8")
     return {
-        "class": Example(environment, {"guess.py": class_code}, by_class),
-        "words": Example(environment, {"guess.py": class_code, "words.py": words_code}, by_words),
+        "class": Example(environment, {"treasure.py": class_code}, by_class),
+        "words": Example(
+            environment, {"treasure.py": class_code, "words.py": words_code}, by_words
+        ),
         "gym": Example(gym, {"corridor.py": corridor}, commands(gym)[0]),
     }
 
@@ -93,7 +95,7 @@ def error(card: dict[str, Any]) -> float:
 
 
 def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Follow an example in an empty folder. Return its eval cards before and after RL."""
+    """Follow an example in an empty folder. Return its sampled scores before and after RL."""
     folder = Path(tempfile.mkdtemp())
     try:
         for file, code in example.files.items():
@@ -108,7 +110,8 @@ def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
             environment = os.environ | {"AGENT_R1_HOME": str(folder)}
             subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         cards = [folder / "runs" / "example" / name for name in ("eval_before.json", "eval.json")]
-        before, after = [json.loads(card.read_text(encoding="utf-8")) for card in cards]
+        # Sampled at temperature 1, because greedy decoding hides the mixture that RL improves.
+        before, after = [json.loads(card.read_text(encoding="utf-8"))["sampled"] for card in cards]
         return before, after
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -118,7 +121,7 @@ def write_figures(name: str, page: Path, mean: str, each: str, seconds: int) -> 
     """Replace the line of figures in a page."""
     text = page.read_text(encoding="utf-8")
     line = (
-        f"<!-- figures {name} -->The mean test score of three seeds rose: {mean} ({each}). "
+        f"<!-- figures {name} -->The mean sampled test score of three seeds rose: {mean} ({each}). "
         f"A seed took {seconds} s on {describe_machine()}."
     )
     pattern = re.compile(rf"^<!-- figures {name} -->.*$", re.MULTILINE)

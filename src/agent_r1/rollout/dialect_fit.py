@@ -212,7 +212,8 @@ def _check_results(chat: ChatFormat, name: str, dialect: Dialect) -> None:
         if hasattr(own, "TEMPLATE"):
             remedy = f"save the TEMPLATE of {own.__name__} as the model's chat_template.jinja"
         raise ConfigError(
-            f"{error}, a tool's result in env.name={name}; {remedy}", code=error.code
+            f"{str(error).partition('; ')[0]}, for a tool's result in env.name={name}; {remedy}",
+            code=error.code,
         ) from None
 
 

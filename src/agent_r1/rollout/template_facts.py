@@ -180,14 +180,18 @@ class Study:
         because a template may fail at odd ones.
         """
         names = [self.template.hidden.sub("", name) for name in names]
-        return _turn_with_calls(names, arguments or {"value": TURN}, *self._form)
+        arguments = arguments or {"value": TURN}
+        content, as_text = self._form
+        if content:  # a template that writes no calls: the content stands for the turn
+            content = str(next(iter(arguments.values())))
+        return _turn_with_calls(names, arguments, content, as_text)
 
     @cached_property
     def _form(self) -> tuple[str | None, bool]:
         """The content next to a call, and whether its arguments are JSON text."""
         # The first is what the documentation of `transformers` shows. DeepSeek's templates need
-        # text, and no content.
-        for form in (("", False), (None, False), ("", True), (None, True)):
+        # text, and no content. The last is for templates that ask for a call and do not write it.
+        for form in (("", False), (None, False), ("", True), (None, True), (TURN, False)):
             turn = _turn_with_calls(["probe"], {"value": TURN}, *form)
             with contextlib.suppress(ConfigError):
                 if TURN in self.template.render([ASKED, turn], opens=False):

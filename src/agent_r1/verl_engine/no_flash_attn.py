@@ -118,11 +118,14 @@ def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
     """Load the critic with the attention that its configuration names."""
     from transformers import AutoModelForTokenClassification
 
+    attention = getattr(model_config, "_attn_implementation", None)
+    if attention not in (VARLEN, "sdpa"):
+        attention = "sdpa"
     return AutoModelForTokenClassification.from_pretrained(
         local_path,
         dtype=torch_dtype,
         config=model_config,
-        attn_implementation=model_config._attn_implementation,
+        attn_implementation=attention,
     )
 
 
