@@ -91,13 +91,15 @@ FAMILIES = {
     ),
     "diffusion_gemma": Family(
         "unigram",
-        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> "
+        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> "
+        "<tool_call|> "
         "<|tool_response> <tool_response|> <|think|> <|image|> <|audio|> <|video|>", "", "<turn|>",
         "<bos>",
     ),
     "gemma4": Family(
         "unigram",
-        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> <tool_call|> "
+        "<bos> <eos> <|turn> <turn|> <|channel> <channel|> <|tool> <tool|> <|tool_call> "
+        "<tool_call|> "
         "<|tool_response> <tool_response|> <|think|> <|image|> <|audio|> <|video|>", "", "<turn|>",
         "<bos>",
     ),

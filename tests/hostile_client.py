@@ -182,7 +182,8 @@ class WatchedChat:
 def play_hostile(micro: MicroWorld, chat: ChatFormat, episodes: int, seed: int) -> dict[str, Any]:
     """Play hostile episodes against a model with random weights; return figures.
 
-    The gateway's books check every row (`books.check_rows`), and compare with the sampler's counter.
+    The gateway's books check every row (`books.check_rows`), and compare with the sampler's
+    counter.
     """
     watched = WatchedChat(chat)
     policy = sampler(random_model(len(chat.tokenizer), seed), chat, slots=8)

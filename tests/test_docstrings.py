@@ -15,16 +15,24 @@ from agent_r1.tool import ToolCall, call_tool, tool
 from agent_r1.tool.function import read_docstring
 
 STYLES = {
-    "Google": "Look up.\n\nArgs:\n    city: The city.\n    limit: At most\n        so many.\n\nReturns:\n    Text.",
-    "Google, typed": "Look up.\n\nArgs:\n    city (str): The city.\n    limit (int, optional): At most so many.\n",
-    "Google, Arguments": "Look up.\n\nArguments:\n  city: The city.\n  limit: At most so many.\nExample:\n  look(city: x)",
-    "Google, more headings": "Look up.\n\nArgs:\n    city: The city.\n    limit: At most so many.\nNote: It is slow.\n"
+    "Google": "Look up.\n\nArgs:\n    city: The city.\n    limit: At most\n        so "
+        "many.\n\nReturns:\n    Text.",
+    "Google, typed": "Look up.\n\nArgs:\n    city (str): The city.\n    limit (int, optional): At "
+        "most so many.\n",
+    "Google, Arguments": "Look up.\n\nArguments:\n  city: The city.\n  limit: At most so "
+        "many.\nExample:\n  look(city: x)",
+    "Google, more headings": "Look up.\n\nArgs:\n    city: The city.\n    limit: At most so "
+        "many.\nNote: It is slow.\n"
     "Side effects:\n    other: None.\n",
-    "Google, words with a colon": "Look up.\n\nArgs:\n    city: The\n        city.\n    limit: At most\n          so many.",
-    "Google, at the margin": "Look up.\nArgs:\ncity: The city.\nlimit: At most so many.\nReturns: Text.",
-    "NumPy": "Look up.\n\nParameters\n----------\ncity : str\n    The city.\nlimit : int, optional\n    At most so many.\n\n"
+    "Google, words with a colon": "Look up.\n\nArgs:\n    city: The\n        city.\n    limit: At "
+        "most\n          so many.",
+    "Google, at the margin": "Look up.\nArgs:\ncity: The city.\nlimit: At most so many.\nReturns: "
+        "Text.",
+    "NumPy": "Look up.\n\nParameters\n----------\ncity : str\n    The city.\nlimit : int, "
+        "optional\n    At most so many.\n\n"
     "Returns\n-------\nstr\n    Text.",
-    "Sphinx": "Look up.\n\n:param city: The city.\n:type city: str\n:param int limit: At most\n    so many.\n:returns: Text.",
+    "Sphinx": "Look up.\n\n:param city: The city.\n:type city: str\n:param int limit: At most\n    "
+        "so many.\n:returns: Text.",
     "Epydoc": "Look up.\n\n@param city: The city.\n@param limit: At most so many.\n@return: Text.",
 }  # fmt: skip
 
@@ -50,7 +58,8 @@ def test_every_style_says_the_same(style):
 
 def test_a_continued_line_may_begin_with_a_word_and_a_colon():
     description, described = read_docstring(
-        "Do it.\n\nArgs:\n    a: One of:\n        fast: now\n        http://x.y: later\n    b: Last.",
+        "Do it.\n\nArgs:\n    a: One of:\n        fast: now\n        http://x.y: later\n    b: "
+        "Last.",
         ["a", "b"],
     )
     assert description == "Do it."
@@ -64,8 +73,10 @@ def test_several_paragraphs_and_examples_stay_in_the_description():
 
 
 @pytest.mark.parametrize(("section", "says"), [
-    ("Args:\n    b: Last.", "does not describe a"), ("Args:\n    a: One.\n    c: What?", "describes c"),
-    ("Parameters\n----------\na : int\n    One.\nc : int\n    Two.", "describes c"), (":param c: x", "does not describe a"),
+    ("Args:\n    b: Last.", "does not describe a"), ("Args:\n    a: One.\n    c: "
+        "What?", "describes c"),
+    ("Parameters\n----------\na : int\n    One.\nc : int\n    "
+        "Two.", "describes c"), (":param c: x", "does not describe a"),
     (":param", "does not describe a"),
 ])  # fmt: skip
 def test_a_docstring_that_does_not_fit_is_refused(section, says):

@@ -225,8 +225,17 @@ def test_numbers_that_json_cannot_write_make_a_malformed_call(number):
     json.dumps(result.info, allow_nan=False)
 
 
-@pytest.mark.parametrize("code", ["print('</tool_call>')", "x = '<tool_call>'", "</tool_call><tool_call>", "<answer>1</answer>",
-                                  "</think>", "<tool_response>"])  # fmt: skip
+@pytest.mark.parametrize(
+    "code",
+    [
+        "print('</tool_call>')",
+        "x = '<tool_call>'",
+        "</tool_call><tool_call>",
+        "<answer>1</answer>",
+        "</think>",
+        "<tool_response>",
+    ],
+)
 def test_the_json_of_a_call_may_contain_tags(code):
     body = json.dumps({"name": "python", "arguments": {"code": code}})
     turn = f"<think>so</think><tool_call>\n{body}\n</tool_call>"

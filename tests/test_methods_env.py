@@ -468,10 +468,17 @@ class Browser:
         self.closed.append(threading.current_thread().name)
 
 
-@pytest.mark.parametrize(("question", "turns"), [
-    ("go", ["done"]), ("go", [call("wait", seconds=0.0), "done"]), ("go", [call("wait", seconds="x")] * 3), ("no reset", []),
-    ("go", [call("wait", seconds=1.0), "done"]),
-], ids=["at once", "after a call", "after bad calls", "after a failed reset", "after a time-out"])  # fmt: skip
+@pytest.mark.parametrize(
+    ("question", "turns"),
+    [
+        ("go", ["done"]),
+        ("go", [call("wait", seconds=0.0), "done"]),
+        ("go", [call("wait", seconds="x")] * 3),
+        ("no reset", []),
+        ("go", [call("wait", seconds=1.0), "done"]),
+    ],
+    ids=["at once", "after a call", "after bad calls", "after a failed reset", "after a time-out"],
+)
 def test_close_is_called_once_in_the_thread_of_the_object(chat, question, turns):
     Browser.closed.clear()
     with contextlib.suppress(AgentR1Error):  # most of its one episode failed

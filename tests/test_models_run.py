@@ -1,4 +1,5 @@
-"""Other people's models from end to end: cold start, two steps of RL, export, vLLM, a client's call."""
+"""Other people's models from end to end: cold start, two steps of RL, export, vLLM, a client's
+call."""
 
 from __future__ import annotations
 

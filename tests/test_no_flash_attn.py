@@ -1,4 +1,5 @@
-"""verl without flash-attn: packed rows by PyTorch's kernel, and log-probabilities in one product."""
+"""verl without flash-attn: packed rows by PyTorch's kernel, and log-probabilities in one
+product."""
 
 from __future__ import annotations
 

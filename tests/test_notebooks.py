@@ -141,14 +141,15 @@ def test_commands_on_the_laptop_page_are_possible(line):
     assert config.algorithm == (algorithm or "ppo")
 
 
-# ------------------------------------------------------------------------- what pages and notebooks import
+# ------------------------------------------------------------------ what pages and notebooks import
 
 TEACHES_THE_PATH = ("02_advantages_and_losses", "04_open_the_agent")
 """Notebooks that may also import from the twelve files of the README."""
 
 
 def code_of(path: Path) -> list[str]:
-    """The Python of a page (its blocks) or of a notebook (its cells, with files that they write)."""
+    """The Python of a page (its blocks) or of a notebook (its cells, with files that they
+    write)."""
     text = path.read_text()
     if path.suffix == ".md":
         return re.findall(r"^```(?:python|pycon)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)

@@ -188,8 +188,18 @@ def test_a_context_that_is_too_long_names_its_row_and_the_setting(tmp_path, monk
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     records = [record | {"context": "word " * (5 if n else 2000)} for n, record in enumerate(GOOD)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    config = load_config("smoke", ["data.name=rows", f"data.source={tmp_path}/q.jsonl", "data.train=4",
-        "data.val=3", "data.test=3", "rollout.prompts_per_step=4", "env.tools=[]"])  # fmt: skip
+    config = load_config(
+        "smoke",
+        [
+            "data.name=rows",
+            f"data.source={tmp_path}/q.jsonl",
+            "data.train=4",
+            "data.val=3",
+            "data.test=3",
+            "rollout.prompts_per_step=4",
+            "env.tools=[]",
+        ],
+    )
     with pytest.raises(AgentR1Error, match=r"q.jsonl, line 1: .* rollout.max_context=320"):
         Workspace(config).make_data()
 

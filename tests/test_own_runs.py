@@ -93,7 +93,10 @@ def test_eval_of_a_run_takes_its_own_settings(forgetful):
 
 
 def test_naming_the_code_is_the_permission(forgetful):
-    code = [f"env.name={forgetful / 'world.py'}:Lamp", f"data.name={forgetful / 'world.py'}:questions"]  # fmt: skip
+    code = [
+        f"env.name={forgetful / 'world.py'}:Lamp",
+        f"data.name={forgetful / 'world.py'}:questions",
+    ]
     assert runs.main("eval", "--run", "lamp", *code, "--limit", "2") == 0
 
 

@@ -19,19 +19,49 @@ ENDINGS = ("py", "md", "toml", "yaml", "yml", "sh", "j2")
 # Names that point out of the repository. Each is here for one reason, given above its lines.
 ELSEWHERE = {
     # Files that a page tells its reader to write.
-    "OTHER.yaml", "away.py", "embedder.py", "guess.py", "treasure.py", "notebook.py", "primes.py", "server.py",
-    "slashes.py", "try_all.py", "try_it.py", "try_mcp.py", "words.py", "tool.py", "tools.py",
-    "recipes/frugal/", "recipes/frugal/README.md", "recipes/frugal/env.py",
-    "recipes/frugal/median.py", "recipes/frugal/preset.yaml", "recipes/frugal/recipe.toml",
-    "recipes/frugal/tools.py", "my_tools.py", "sums.py",
+    "OTHER.yaml",
+    "away.py",
+    "embedder.py",
+    "guess.py",
+    "treasure.py",
+    "notebook.py",
+    "primes.py",
+    "server.py",
+    "slashes.py",
+    "try_all.py",
+    "try_it.py",
+    "try_mcp.py",
+    "words.py",
+    "tool.py",
+    "tools.py",
+    "recipes/frugal/",
+    "recipes/frugal/README.md",
+    "recipes/frugal/env.py",
+    "recipes/frugal/median.py",
+    "recipes/frugal/preset.yaml",
+    "recipes/frugal/recipe.toml",
+    "recipes/frugal/tools.py",
+    "my_tools.py",
+    "sums.py",
     # Files of a run, of a user's model, or of a build.
-    "config.yaml", "agent_r1.yaml", "agent_loops.yaml", "build/site/", "model/", "global_step_N/",
+    "config.yaml",
+    "agent_r1.yaml",
+    "agent_loops.yaml",
+    "build/site/",
+    "model/",
+    "global_step_N/",
     # Files of other packages and repositories.
-    "grpo_trainer.py", "train_grpo.sh", "train_ppo.sh", "vllm_server.py", "chat_rl.py", "ppo.py",
+    "grpo_trainer.py",
+    "train_grpo.sh",
+    "train_ppo.sh",
+    "vllm_server.py",
+    "chat_rl.py",
+    "ppo.py",
     "search_r1/search/retrieval_server.py",
     "examples/sglang_multiturn/search_r1_like/run_qwen2.5-3b_instruct_search_multiturn.sh",
-    "scripts/nq_hotpotqa/v0.2/train_grpo.sh", "skyrl-train/examples/search/run_search.sh",
-}  # fmt: skip
+    "scripts/nq_hotpotqa/v0.2/train_grpo.sh",
+    "skyrl-train/examples/search/run_search.sh",
+}
 # Folders that the program makes, and placeholders in capitals such as recipes/NAME/.
 MADE = re.compile(r"^(runs|artifacts|checkpoints|questions|actor|rollouts)/|\b[A-Z]{4,}")
 

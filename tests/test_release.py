@@ -125,8 +125,9 @@ def test_a_manifest_that_names_no_corpus_is_refused(other, capsys):
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"format": 2, "files": []}', '{"format": 2, "files": {}, "sources": [1]}']
-)  # fmt: skip
+    "text",
+    ["[" * 100_000, '{"format": 2, "files": []}', '{"format": 2, "files": {}, "sources": [1]}'],
+)
 def test_a_manifest_of_another_form_is_refused_in_one_line(other, capsys, text):
     (other / "manifest.json").write_text(text)
     refused(capsys, 1, *DATA, "--from", str(other))

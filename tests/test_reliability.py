@@ -229,7 +229,7 @@ def test_student_has_the_values_of_the_tables(share, degrees, value):
     assert student_quantile(share, degrees) == pytest.approx(value, abs=1e-4)
 
 
-# --------------------------------------------------------------------------------- a planned comparison
+# ----------------------------------------------------------------------------- a planned comparison
 
 
 def card_of_run(seed: int, counts: list[int], score: float, rows: str) -> dict:

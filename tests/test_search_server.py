@@ -404,7 +404,7 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
     assert len(said) == 2 and said[1] == f"the search service at {url} answers again"
 
 
-# ------------------------------------------------------------------------- Search-R1's form, deadline
+# ----------------------------------------------------------------------- Search-R1's form, deadline
 
 
 def test_it_answers_clients_of_search_r1():

@@ -131,7 +131,8 @@ DIFFERENT: dict[str, dict[str, str]] = {
         "list of arguments": CHECKS,
         "NaN": CHECKS,
         "unclosed": CHECKS,
-        "closing tag in a value": "vLLM ends the call at the first tag, the training reads the string",
+        "closing tag in a value": "vLLM ends the call at the first tag, the training reads the "
+        "string",
         "opened twice": "vLLM drops all calls, the training reads the second",
     },
     "qwen3_coder": {

@@ -258,7 +258,8 @@ HERMES3 = HEAD + (
     "{% else %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}" + CALLS + "<|im_end|>\n{% endif %}"
     "{% endfor %}" + OPEN
 )
-"""The layout of Hermes-3 with tools: a line break appears in a result when another message follows."""
+"""The layout of Hermes-3 with tools: a line break appears in a result when another message
+follows."""
 ROLES = "{{ {'user': '<|u|>', 'assistant': '<|a|>', 'tool': '<|o|>', 'system': '<|s|>'}[m.role] }}"
 STRICT = (
     "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls and "
@@ -275,12 +276,17 @@ SYNTHETIC = {
     ),
     "result needs a call": (chatml(before=STRICT), "exact"),
     "result needs a call, which is not written": (
-        chatml(before=STRICT).replace(CALLS, ""), "exact",
+        chatml(before=STRICT).replace(CALLS, ""),
+        "exact",
     ),
     "result has the tool's name": (
-        chatml("{{ m.name ~ ': ' if m.role == 'tool' else '' }}{{ m.content }}"), "exact",
+        chatml("{{ m.name ~ ': ' if m.role == 'tool' else '' }}{{ m.content }}"),
+        "exact",
     ),
-    "result as JSON": (chatml("{{ m.content | tojson if m.role == 'tool' else m.content }}"), "exact"),
+    "result as JSON": (
+        chatml("{{ m.content | tojson if m.role == 'tool' else m.content }}"),
+        "exact",
+    ),
     "trimmed": (chatml("{{ m.content | trim }}"), "exact"),
     "upper case": (chatml("{{ m.content | upper }}"), "exact"),
     "one line": (chatml("{{ m.content.replace('\n', ' ') }}"), "exact"),
@@ -289,7 +295,8 @@ SYNTHETIC = {
     "empty left out": (chatml("{% if m.content %}[{{ m.content }}]{% endif %}"), "exact"),
     "empty replaced": (chatml("{{ m.content or 'nothing' }}"), "exact"),
     "through a macro": (
-        "{% macro show(c) %}{{ c }}{% endmacro %}" + chatml("{{ show(m.content) | trim }}"), "exact",
+        "{% macro show(c) %}{{ c }}{% endmacro %}" + chatml("{{ show(m.content) | trim }}"),
+        "exact",
     ),
     "message as a whole": (chatml("{{ m | tojson }}"), "exact"),
     "date": ("{{ strftime_now('%d %b %Y') }}" + chatml(), "exact"),
@@ -304,7 +311,8 @@ SYNTHETIC = {
         "template_rewrites_history",
     ),
     "another opening": (
-        chatml().replace("<|im_start|>assistant", "<|im_start|>model"), "template_rewrites_history",
+        chatml().replace("<|im_start|>assistant", "<|im_start|>model"),
+        "template_rewrites_history",
     ),
     "no system": (
         chatml(before="{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"),
@@ -315,7 +323,10 @@ SYNTHETIC = {
         chatml().replace("messages %}", "messages if m.role != 'tool' %}"),
         "template_drops_messages",
     ),
-    "no end": (chatml().replace(END, "").replace("<|im_start|>", "###"), "template_leaves_turns_open"),
+    "no end": (
+        chatml().replace(END, "").replace("<|im_start|>", "###"),
+        "template_leaves_turns_open",
+    ),
     "parts": (
         chatml("{{ m.content[0].text }}").replace(
             "{{ m.content }}" + CALLS, "{{ m.content[0].text }}"
@@ -330,7 +341,7 @@ SYNTHETIC = {
         chatml().replace(CALLS, "").replace('{"name": NAME}', "<function=NAME></function>"),
         "unfitting_dialect",
     ),
-}  # fmt: skip
+}
 """Name -> template, and `exact`, a word of the exception, or the code of the refusal."""
 CONTROLS = f"<|endoftext|> <|im_start|> {END} <|u|> <|a|> <|o|> <|s|>"
 KINDS = {

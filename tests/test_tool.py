@@ -175,7 +175,8 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
          "error: it failed: see https://example.org/a and 1/2 or and/or"),
         (ValueError("first\nsecond"), "error: it failed: first"),
         (InvalidArgumentsError("x is too large"), "error: it: x is too large"),
-        (InvalidArgumentsError("write + - * / // % or see /help"), "error: it: write + - * / // % or "
+        (InvalidArgumentsError("write + - * / // % or see /help"), "error: it: write + - * / // % "
+            "or "
             "see /help"),
         (InvalidArgumentsError("first,\nsecond"), "error: it: first, second"),
     ],

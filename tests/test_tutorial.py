@@ -176,7 +176,8 @@ def test_train_the_agent_you_have(empty_folder, capsys):
     small = [*SMALL, "data.cold=40", "data.entities=60", "data.cold_entities=60", "search.dim=256"]
     small += ["rollout.max_tokens_per_turn=24"]
     found = commands(page)
-    found.sort(key=lambda words: "--before" not in words and words[0] == "eval")  # train comes first
+    # train comes first
+    found.sort(key=lambda words: "--before" not in words and words[0] == "eval")
     for words in found:
         assert follow(words, *small) == 0, (words, capsys.readouterr().err)
     run = empty_folder / "runs" / "smoke-grpo"

@@ -1,7 +1,7 @@
 """Play policies that want reward without work against every reward: docs/lab/red-team.md.
 
-    PYTHONPATH=src .venv/bin/python lab/experiments/red_team.py [--judge-url http://127.0.0.1:8000/v1
-    --judge-model NAME]
+    PYTHONPATH=src .venv/bin/python lab/experiments/red_team.py [--judge-url
+    http://127.0.0.1:8000/v1 --judge-model NAME]
 
 In: nothing, or the address of a judge. Out: a table in Markdown. Each policy plays a question of
 each kind (facts, mathematics) through the training environment. `tests/test_red_team.py` checks the

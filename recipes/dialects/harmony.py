@@ -32,19 +32,24 @@ TEMPLATE = """\
 {%- set kind = schema.type or 'any' -%}
 {%- if schema.enum -%}{{ schema.enum | map('tojson') | join(' | ') }}
 {%- elif schema.anyOf or schema.oneOf -%}
-{%- for one in schema.anyOf or schema.oneOf -%}{{ typed(one, indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- for one in schema.anyOf or schema.oneOf -%}
+{{- typed(one, indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
 {%- elif kind is not string -%}
-{%- for one in kind -%}{{ typed(dict(schema, type=one), indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
+{%- for one in kind -%}
+{{- typed(dict(schema, type=one), indent) ~ ('' if loop.last else ' | ') }}{%- endfor -%}
 {%- elif kind == 'object' -%}
 {{- '{\\n' }}
 {%- for name, value in (schema.properties or {}).items() -%}
 {{- comment(value.description, indent) }}
-{{- indent ~ name ~ (': ' if name in (schema.required or []) else '?: ') ~ typed(value, indent ~ '    ') ~ ',' }}
-{%- if 'default' in value -%}{{ ' // default: ' ~ (value.default if value.enum else value.default | tojson) }}{%- endif -%}
+{{- indent ~ name ~ (': ' if name in (schema.required or []) else '?: ') -}}
+{{- typed(value, indent ~ '    ') ~ ',' }}
+{%- if 'default' in value -%}
+{{- ' // default: ' ~ (value.default if value.enum else value.default | tojson) }}{%- endif -%}
 {{- '\\n' }}
 {%- endfor -%}
 {{- indent ~ '}' }}
-{%- elif kind == 'array' -%}{{ typed(schema['items'], indent) ~ '[]' if 'items' in schema else 'Array<any>' }}
+{%- elif kind == 'array' -%}
+{{- typed(schema['items'], indent) ~ '[]' if 'items' in schema else 'Array<any>' }}
 {%- else -%}{{ 'number' if kind == 'integer' else kind }}
 {%- endif -%}
 {%- endmacro -%}
@@ -54,7 +59,8 @@ Knowledge cutoff: 2024-06
 Reasoning: medium
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message.
-{%- if tools -%}{{ '\\nCalls to these tools must go to the commentary channel: \\'functions\\'.' }}{%- endif -%}
+{%- if tools -%}
+{{- '\\nCalls to these tools must go to the commentary channel: \\'functions\\'.' }}{%- endif -%}
 <|end|>
 {%- set told = messages[0].content if messages[0].role == 'system' else '' -%}
 {%- if told or tools -%}<|start|>developer<|message|>
@@ -64,7 +70,8 @@ Reasoning: medium
 {%- for tool in tools -%}
 {%- set f = tool.function -%}
 {{- comment(f.description, '') ~ 'type ' ~ f.name }}
-{{- ' = (' ~ ('_: ' ~ typed(f.parameters, '') if f.parameters.properties else '') ~ ') => any;\\n\\n' }}
+{{- ' = (' ~ ('_: ' ~ typed(f.parameters, '') if f.parameters.properties else '') -}}
+{{- ') => any;\\n\\n' }}
 {%- endfor -%}
 } // namespace functions
 {%- endif -%}<|end|>
@@ -74,7 +81,8 @@ Reasoning: medium
 {%- elif message.role == 'user' -%}<|start|>user<|message|>{{ message.content }}<|end|>
 {%- elif message.role != 'system' -%}
 <|start|>{{ message.role }} to=assistant<|channel|>commentary<|message|>{{ message.content }}<|end|>
-{%- elif not loop.first -%}{{ '<|start|>developer<|message|># Instructions\\n\\n' ~ message.content }}<|end|>
+{%- elif not loop.first -%}
+{{- '<|start|>developer<|message|># Instructions\\n\\n' ~ message.content }}<|end|>
 {%- endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}"""
@@ -152,7 +160,10 @@ class Harmony(Dialect):
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         said = messages_of(text)
         if not all(message.whole for message in said):
-            wanted = "a message is <|channel|>analysis, commentary or final, then <|message|> and its text"
+            wanted = (
+                "a message is <|channel|>analysis, commentary or final, "
+                "then <|message|> and its text"
+            )
             return [ToolCall("", {}, error=wanted)] if "to=" in text else []
         return [_call(message) for message in said if message.to]
 
@@ -189,7 +200,8 @@ class Harmony(Dialect):
         if isinstance(message, str):
             return f"{before}<|channel|>final<|message|>{message}"
         arguments = json.dumps(message.arguments, ensure_ascii=False)
-        return f"{before}<|channel|>commentary to=functions.{message.name} <|constrain|>json<|message|>{arguments}"
+        channel = f"<|channel|>commentary to=functions.{message.name} <|constrain|>json"
+        return f"{before}{channel}<|message|>{arguments}"
 
     def end_token(self, turn: str) -> str:
         return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

@@ -54,7 +54,8 @@ and the result comes back behind "Observation:"."""
 
 def _described(name: str, description: str, parameters: dict[str, Any]) -> str:
     """Describe a tool in two lines, without line breaks of its author."""
-    return f"- {name}: {' '.join(description.split())}\n  arguments: {json.dumps(parameters, ensure_ascii=False)}"
+    arguments = json.dumps(parameters, ensure_ascii=False)
+    return f"- {name}: {' '.join(description.split())}\n  arguments: {arguments}"
 
 
 def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
@@ -95,7 +96,10 @@ class ReAct(Dialect):
         if "Action" not in labels and "Action Input" not in labels:
             return []
         if labels != ["Action", "Action Input"]:
-            wanted = "write one Action: and one Action Input: in a turn, and nothing behind them; the Observation is not yours"
+            wanted = (
+                "write one Action: and one Action Input: in a turn, "
+                "and nothing behind them; the Observation is not yours"
+            )
             return [ToolCall("", {}, error=wanted)]
         return [_call(sections[0][1], sections[1][1], tools)]
 

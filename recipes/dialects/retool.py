@@ -35,7 +35,8 @@ class ReTool(Hermes):
             "end your turn there; the "
             "output comes back between <interpreter> and </interpreter>. "
         )
-        return f"{program if 'python' in tools else ''}Write the answer between <answer> and </answer>."
+        example = program if "python" in tools else ""
+        return f"{example}Write the answer between <answer> and </answer>."
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         parts = self.parts(text)

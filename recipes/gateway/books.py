@@ -9,8 +9,8 @@ keeps the books of its episodes.
     failed         in an episode that failed: it died, timed out, or its answer was not captured
 
 The classes add up to a number that the gateway does not count: the sampler's own. A token in no
-class means a fault of ours, and stops the run; no setting allows it. The last three are named losses;
-`rollout.agent_losses` limits their share, by default to nothing.
+class means a fault of ours, and stops the run; no setting allows it. The last three are named
+losses; `rollout.agent_losses` limits their share, by default to nothing.
 
 Elsewhere a run that captured nothing looks like a healthy one (NeMo-Gym#3397). Here it cannot.
 """
@@ -48,8 +48,8 @@ class Books:
     def close(self, sampled: int | None) -> dict[str, int]:
         """Check and empty the books; return counts for metrics.jsonl.
 
-        `sampled`: the sampler's own count of tokens, or None if it keeps none. Raise AgentR1Error if
-        a token is unaccounted for.
+        `sampled`: the sampler's own count of tokens, or None if it keeps none. Raise AgentR1Error
+        if a token is unaccounted for.
         """
         tokens: Counter[str] = Counter()
         for trajectory, entry in self.entries:

@@ -77,7 +77,7 @@ class GatewayEpisode:
         # conversation. With a slot per call, episodes could wait for each other's slots for ever.
         self._turn = asyncio.Lock()
 
-    # ------------------------------------------------------------------------------------- the calls
+    # ------------------------------------------------------------------------------------ the calls
 
     async def complete(self, request: Request) -> Reply:
         """Answer a request for a completion. Raise Refusal if there is no answer."""

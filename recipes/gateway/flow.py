@@ -1,8 +1,8 @@
 """Play each episode with an agent of its own, through the gateway.
 
 In: a task. Out: its trajectory, as from the episode loop. `agents.py` starts the agent, `server.py`
-reads its requests, `episode.py` answers them from the policy, `matching.py` makes the rows, `books.py`
-counts every token.
+reads its requests, `episode.py` answers them from the policy, `matching.py` makes the rows,
+`books.py` counts every token.
 
     agent (its own process)  --HTTP-->  GatewayEpisode  -->  Policy.generate(ids)
                                               |
@@ -73,7 +73,7 @@ class AgentFlow(AgentFlowBase):
         self.episodes: dict[str, GatewayEpisode] = {}
         self._users = 0
 
-    # ----------------------------------------------------------------------------------- the gateway
+    # ---------------------------------------------------------------------------------- the gateway
 
     @asynccontextmanager
     async def _gateway(self) -> AsyncIterator[_Open]:
@@ -169,7 +169,7 @@ class AgentFlow(AgentFlowBase):
             raise Refusal("unknown key, or its episode has ended", 401, "invalid_api_key")
         return self.episodes[key], "/".join(words)
 
-    # ------------------------------------------------------------------------------------ an episode
+    # ----------------------------------------------------------------------------------- an episode
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         """Play one episode with its own agent; see `AgentFlowBase.run`."""
@@ -213,7 +213,8 @@ class AgentFlow(AgentFlowBase):
         return env
 
     def _variables(self, episode: GatewayEpisode, port: int) -> dict[str, str]:
-        """Return the agent's environment variables. Command lines are public, so no key is there."""
+        """Return the agent's environment variables. Command lines are public, so no key is
+        there."""
         base = f"http://127.0.0.1:{port}/episode/{episode.key}"
         variables = {
             "OPENAI_BASE_URL": f"{base}/v1",
@@ -317,8 +318,8 @@ class AgentFlow(AgentFlowBase):
         return Outcome(episode.reward, {"reported": episode.reward})
 
     def _read_rewards(self, episode: GatewayEpisode, ended: Ended) -> None:
-        """Take the reward from file descriptor 3. Standard output is never read: the model's text is
-        printed there."""
+        """Take the reward from file descriptor 3. Standard output is never read: the model's text
+        is printed there."""
         for report in ended.reports:
             if "reward" in report:
                 with suppress(Refusal):

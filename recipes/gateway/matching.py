@@ -5,10 +5,10 @@ the episode: its steps. Next: `books.py` counts the tokens.
 
 A client sends the whole conversation again in each request. The model's turns in it are texts; what
 the model sampled are ids, and texts encoded again may give other ids. So each answer is kept in a
-tree under its *place*: a digest of everything before it. A request is walked from its first message.
-At an assistant message, the answers kept at this place are compared with it. If one matches, the walk
-continues below that answer, and the prompt has its sampled ids, thought included. Otherwise the
-message is the client's own text: data, without control tokens and with mask 0.
+tree under its *place*: a digest of everything before it. A request is walked from its first
+message. At an assistant message, the answers kept at this place are compared with it. If one
+matches, the walk continues below that answer, and the prompt has its sampled ids, thought included.
+Otherwise the message is the client's own text: data, without control tokens and with mask 0.
 
 Two messages match if they differ only in what clients change by habit:
 

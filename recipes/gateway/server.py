@@ -1,7 +1,7 @@
 """Serve HTTP/1.1 on 127.0.0.1, and know whether an answer was read.
 
-In: a coroutine function from `Request` to `Reply`. Out: a server in the running event loop, which is
-the sampler's. Next: `wire.py` reads the bodies.
+In: a coroutine function from `Request` to `Reply`. Out: a server in the running event loop, which
+is the sampler's. Next: `wire.py` reads the bodies.
 
 Python's own `asyncio` instead of a web framework, because the gateway must know what a framework
 hides: whether the client was still there when its answer was written. A client that closes a

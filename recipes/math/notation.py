@@ -24,12 +24,34 @@ VULGAR = {
     "⅞": "7/8",
 }  # fmt: skip
 SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
-SIGNS = str.maketrans({
-    "−": "-", "–": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-", "°": r"^\circ ", "˚": r"^\circ ",
-    "º": r"^\circ ", "×": r"\times ", "·": r"\cdot ", "⋅": r"\cdot ", "π": r"\pi ",
-    "∞": r"\infty ", "∅": r"\emptyset ", "≤": r"\le ", "≥": r"\ge ", "μ": "µ", "“": '"', "”": '"', "’": "'", "‘": "'",
-    "％": "%", "￥": "¥",
-})  # fmt: skip
+SIGNS = str.maketrans(
+    {
+        "−": "-",
+        "–": "-",
+        "‐": "-",
+        "‑": "-",
+        "﹣": "-",
+        "－": "-",
+        "°": r"^\circ ",
+        "˚": r"^\circ ",
+        "º": r"^\circ ",
+        "×": r"\times ",
+        "·": r"\cdot ",
+        "⋅": r"\cdot ",
+        "π": r"\pi ",
+        "∞": r"\infty ",
+        "∅": r"\emptyset ",
+        "≤": r"\le ",
+        "≥": r"\ge ",
+        "μ": "µ",
+        "“": '"',
+        "”": '"',
+        "’": "'",
+        "‘": "'",
+        "％": "%",
+        "￥": "¥",
+    }
+)
 SUPERSCRIPT = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 FULL_WIDTH = re.compile(r"[！-～]")
 """Letters, digits and signs as Chinese and Japanese text writes them."""

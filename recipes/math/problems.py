@@ -40,7 +40,8 @@ class _Index(BaseModel):
 
 
 PROMPT_WRAPPER = re.compile(
-    r"Solve the following math problem.*?is the answer to the problem\.(.*)Remember to put your answer on .*",
+    r"Solve the following math problem.*?is the answer to the problem\.(.*)"
+    r"Remember to put your answer on .*",
     re.DOTALL,
 )
 """A problem among the words that the first release of DAPO-Math puts around it."""

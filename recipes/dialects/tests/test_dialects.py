@@ -92,7 +92,8 @@ Reasoning: medium
 
 # Valid channels: analysis, commentary, final. Channel must be included for every message."""
 WEATHER = """
-Calls to these tools must go to the commentary channel: 'functions'.<|end|><|start|>developer<|message|># Instructions
+Calls to these tools must go to the commentary channel: 'functions'.<|end|>\
+<|start|>developer<|message|># Instructions
 
 Use a friendly tone.
 
@@ -112,7 +113,8 @@ locations: string[],
 format?: "celsius" | "fahrenheit", // default: celsius
 }) => any;
 
-} // namespace functions<|end|><|start|>user<|message|>What is the weather like in SF?<|end|><|start|>assistant"""
+} // namespace functions<|end|>\
+<|start|>user<|message|>What is the weather like in SF?<|end|><|start|>assistant"""
 """The example of openai/harmony, docs/format.md, but for the date and one of its functions."""
 
 
@@ -148,14 +150,22 @@ def test_the_prompt_of_harmony_is_the_published_one(harmony_chat):
         ({"type": "integer", "default": 3}, "x?: number, // default: 3"),
         ({"type": "string", "default": "a"}, 'x?: string, // default: "a"'),
         ({"type": ["boolean", "null"]}, "x?: boolean | null,"),
-        ({"anyOf": [{"type": "number"}, {"type": "null"}], "default": None}, "x?: number | null, "
-            "// default: null"),
+        (
+            {"anyOf": [{"type": "number"}, {"type": "null"}], "default": None},
+            "x?: number | null, // default: null",
+        ),
         ({"type": "array"}, "x?: Array<any>,"),
         ({}, "x?: any,"),
-        ({"type": "object", "properties": {"y": {"type": "string", "description": "Two\nlines."}}, "required": ["y"]},
-         "x?: {\n    // Two\n    // lines.\n    y: string,\n    },"),
+        (
+            {
+                "type": "object",
+                "properties": {"y": {"type": "string", "description": "Two\nlines."}},
+                "required": ["y"],
+            },
+            "x?: {\n    // Two\n    // lines.\n    y: string,\n    },",
+        ),
     ],
-)  # fmt: skip
+)
 def test_harmony_writes_arguments_in_typescript(harmony_chat, schema, typed):
     ids = harmony_chat.prompt_ids(
         [{"role": "user", "content": "x"}], [function("f", "Do.", x=schema)]

@@ -140,10 +140,18 @@ def test_close_is_called_once_also_after_an_exception(chat):
     assert CLOSED.count("closed 1313") == 1
 
 
-@pytest.mark.parametrize(("value", "text"), [
-    ("seen", "seen"), (None, ""), (np.int64(3), "3"), (np.float32(0.5), "0.5"), (np.array([1, 2]), "1, 2"),
-    ({"a": np.bool_(True), "b": (1, 2.0)}, "a: True\nb: 1, 2"), ([np.array([1.25])], "1.25"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("seen", "seen"),
+        (None, ""),
+        (np.int64(3), "3"),
+        (np.float32(0.5), "0.5"),
+        (np.array([1, 2]), "1, 2"),
+        ({"a": np.bool_(True), "b": (1, 2.0)}, "a: True\nb: 1, 2"),
+        ([np.array([1.25])], "1.25"),
+    ],
+)
 def test_values_as_text(value, text):
     assert text_of(value, "it") == text
 

@@ -54,15 +54,45 @@ def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
         asyncio.run(Judge("http://127.0.0.1:9/v1", "wise").score("Where?", ["Bumvel"], "x"))
 
 
-@pytest.mark.parametrize(("reply", "grade"), [
-    ("8", 8), (" 10. ", 10), ("0", 0), ("8/10", 8), ("8 / 10", 8), ("**8**", 8), ("**8/10**", 8), ("Score: 8", 8),
-    ("Score: **8** out of 10", 8), ("The score is 8.", 8), ("Grade - 7/10", 7), ("`3`", 3), ("8 out of 10", 8),
-    ("<think>Perhaps 3, or 4.</think>\n\n8", 8), ("It is 3? No.</think>Score: 2/10", 2), ("I give it 9.", 9), ("8.5", 8.5),
-    ("\\boxed{6}", 6), ("It says 1999, as it should. Score: 10", 10), ("He writes Score: 10, but it is wrong. Score: 1", 1),
-    ("Rating: 4/10 (two of three parts are wrong)", 4), ("{\"score\": 5}", 5), ("<thinking>7</thinking> 6", 6),
-    ("", None), ("Difficult.", None), ("8 or 9", None), ("80", None), ("11", None), ("4/5", None), ("-3", None), ("80%", None),
-    ("<think>8", None), ("between 3 and 7", None), ("v2", None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("reply", "grade"),
+    [
+        ("8", 8),
+        (" 10. ", 10),
+        ("0", 0),
+        ("8/10", 8),
+        ("8 / 10", 8),
+        ("**8**", 8),
+        ("**8/10**", 8),
+        ("Score: 8", 8),
+        ("Score: **8** out of 10", 8),
+        ("The score is 8.", 8),
+        ("Grade - 7/10", 7),
+        ("`3`", 3),
+        ("8 out of 10", 8),
+        ("<think>Perhaps 3, or 4.</think>\n\n8", 8),
+        ("It is 3? No.</think>Score: 2/10", 2),
+        ("I give it 9.", 9),
+        ("8.5", 8.5),
+        ("\\boxed{6}", 6),
+        ("It says 1999, as it should. Score: 10", 10),
+        ("He writes Score: 10, but it is wrong. Score: 1", 1),
+        ("Rating: 4/10 (two of three parts are wrong)", 4),
+        ('{"score": 5}', 5),
+        ("<thinking>7</thinking> 6", 6),
+        ("", None),
+        ("Difficult.", None),
+        ("8 or 9", None),
+        ("80", None),
+        ("11", None),
+        ("4/5", None),
+        ("-3", None),
+        ("80%", None),
+        ("<think>8", None),
+        ("between 3 and 7", None),
+        ("v2", None),
+    ],
+)
 def test_what_a_reply_says(reply, grade):
     assert read_grade(reply) == grade
 

@@ -15,10 +15,22 @@ from agent_r1_recipes.math.maths import MathWorker
 from agent_r1_recipes.math.notation import read
 
 KINDS = yaml.safe_load(Path(__file__).with_name("answers.yaml").read_text(encoding="utf-8"))
-FORMATS = ["**{}**", "{{{}}}", "\\boxed{{{}}}", "\\textbf{{{}}}", "\\text{{{}}}", "\\mathbf{{{}}}", "`{}`", " {}. ",
-           "\\( {} \\)", "$${}$$"]  # fmt: skip
-SENTENCES = ["The answer is {}", "{} is the answer", "{} \\text{{ is the answer}}", "{} or 9999", "9999 or {}",
-             "{}, 9999", "not {}", "{} because it fits", "\\boxed{{{}}} \\boxed{{9999}}"]  # fmt: skip
+FORMATS = [
+    "**{}**",
+    "{{{}}}",
+    "\\boxed{{{}}}",
+    "\\textbf{{{}}}",
+    "\\text{{{}}}",
+    "\\mathbf{{{}}}",
+    "`{}`",
+    " {}. ",
+    "\\( {} \\)",
+    "$${}$$",
+]
+SENTENCES = ["The answer is {}", "{} is the answer", "{} \\text{{ is the "
+    "answer}}", "{} or 9999", "9999 or {}",
+             "{}, 9999", "not {}", "{} because it fits", "\\boxed{{{}}} "
+                 "\\boxed{{9999}}"]  # fmt: skip
 NOUNS = """eggs books people pages weeks cats tickets pieces apples miles hours cents dollars coins
     boxes litres glasses knights jabłek яблок"""
 WORDS = NOUNS.split()  # nothing that multiplies, such as dozens
@@ -74,8 +86,30 @@ def test_numbers_are_compared_exactly():
 @pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 3))])
 def test_no_string_is_right_for_two_of_the_targets(part):
     """Each near miss is right for itself, so its target must be wrong for it; or both are equal."""
-    equal = {"146/2", "70 + 3", "\\frac{73}{1}", "1-4", "1-1", "10^3", "2.5\\times10^{12}", "1/2", "15/4", "3 3/4",
-             "-1/4", "2/4", "1:2", "6/8", "-14/10", "2/6", "1 2/4", "6/4", "22/8", "x-5 = 0", "x = 10/2", "y-2x=1"}  # fmt: skip
+    equal = {
+        "146/2",
+        "70 + 3",
+        "\\frac{73}{1}",
+        "1-4",
+        "1-1",
+        "10^3",
+        "2.5\\times10^{12}",
+        "1/2",
+        "15/4",
+        "3 3/4",
+        "-1/4",
+        "2/4",
+        "1:2",
+        "6/8",
+        "-14/10",
+        "2/6",
+        "1 2/4",
+        "6/4",
+        "22/8",
+        "x-5 = 0",
+        "x = 10/2",
+        "y-2x=1",
+    }
     for kind in KINDS:
         for miss in kind["wrong"][part::4]:
             if miss not in equal and "\\boxed" not in miss:

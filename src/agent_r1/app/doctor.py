@@ -335,7 +335,8 @@ def check_shm(path: str = "/dev/shm") -> Finding:
     if not Path(path).exists():
         return "warn", f"{path} does not exist", "Ray uses the disk instead, which is slow"
     detail = f"{(free := shutil.disk_usage(path).free) / GIB:.1f} GiB free at {path}"
-    remedy = f"start the container with --shm-size={plan.SHM // GIB}g; otherwise Ray uses the disk, which is slow"
+    size = plan.SHM // GIB
+    remedy = f"start the container with --shm-size={size}g; otherwise Ray uses the slow disk"
     return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
 
 

@@ -207,7 +207,8 @@ def launch(check: GpuCheck) -> str:
         check.ended = error
     check.raise_ending(START)
     used = [name for name, on in FEATURES.items() if on(check.verl_config)]
-    return f"up on {check.verl_config.trainer.device}; used: {', '.join(used) or 'one rank in float32'}"
+    parts = ", ".join(used) or "one rank in float32"
+    return f"up on {check.verl_config.trainer.device}; used: {parts}"
 
 
 def sampling(check: GpuCheck) -> str:
@@ -218,7 +219,8 @@ def sampling(check: GpuCheck) -> str:
             f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's",
             code="wrong_log_probs",
         )
-    return f"{line['perf/agent_tokens_per_s']:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
+    speed = line["perf/agent_tokens_per_s"]
+    return f"{speed:.0f} tokens/s; log-probabilities {apart:.1e} from the trainer's"
 
 
 def update(check: GpuCheck) -> str:
@@ -253,7 +255,8 @@ def checkpoint(check: GpuCheck) -> str:
         sum(len(manifest["files"]) for manifest in found),
         line["checkpoint/logprob_diff_mean"],
     )
-    return f"2 checkpoints, {files} files match their hashes; the converted model is {apart:.1e} from the trained one"
+    distance = f"the converted model is {apart:.1e} from the trained one"
+    return f"2 checkpoints, {files} files match their hashes; {distance}"
 
 
 def weight_sync(check: GpuCheck) -> str:
@@ -275,7 +278,8 @@ def weight_sync(check: GpuCheck) -> str:
             f"those of these weights, and by {old:.1e} from the start model's",
             code="stale_weights",
         )
-    return f"step 2's log-probabilities are {new:.1e} from the new weights', {old:.1e} from the old ones'"
+    distance = f"{new:.1e} from the new weights', {old:.1e} from the old ones'"
+    return f"step 2's log-probabilities are {distance}"
 
 
 def resume(check: GpuCheck) -> str:
@@ -318,7 +322,10 @@ class Phase:
     remedy: str
 
 
-OOM = "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, or set verl.offload=true"
+OOM = (
+    "if memory ran out, lower verl.gpu_memory or trainer.max_tokens_per_microbatch, "
+    "or set verl.offload=true"
+)
 PHASES = (
     Phase(
         "tiny model",

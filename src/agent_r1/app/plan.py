@@ -5,14 +5,14 @@ In: a configuration, the shape of its model, a GPU's data sheet. Out: bytes and 
 machine. P are weights, H heads, K key-value heads, V words, R ranks. A token of a sequence of T
 tokens attends to T/2 tokens on average:
 
-    weights, Adam      12 P / R bytes for each trained network: float32, and two moments (FSDP divides all by R)
-    gradients           4 P / R, of the network that is updated; with LoRA, Adam and gradients of adapters only
+    weights, Adam      12 P / R bytes for each trained network: float32, two moments (FSDP: / R)
+    gradients           4 P / R, of the network that is updated; with LoRA, adapters only
     logits              8 V bytes per token of a pass, at most; usually the largest part
-    vLLM                its share of the GPU: 2 P of weights, and 4 K (layers x width of a head) of cache per token
+    vLLM                its share: 2 P of weights, 4 K (layers x width of a head) of cache a token
     reference, offload  only the network in use is on the GPU; the others wait in host memory
-    forward             2 P + 2 T H (layers x width of a head) operations per token: multiplications and additions, and attention
+    forward             2 P + 2 T H (layers x width of a head) operations a token, with attention
     update              4 forwards: backward is two, and recomputing the activations is one
-    decoding            bound by memory: each token reads 2 P of weights once for all episodes, and each episode's cache
+    decoding            bound by memory: a token reads 2 P of weights once, and each episode's cache
 
 Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good
 kernels could reach. Assumptions are constants in capitals with their reason. An update and
@@ -417,7 +417,8 @@ def check_conversion(config: Config) -> None:
     if total is not None and total < need:
         raise AgentR1Error(
             f"a checkpoint of {config.model.path} is merged by one process, which needs "
-            f"{need / GIB:.0f} GiB of host memory; this machine has {total / GIB:.0f}; use a machine "
+            f"{need / GIB:.0f} GiB of host memory; this machine has {total / GIB:.0f}; use a "
+            "machine "
             "with more, or a smaller model",
             code="too_little_memory",
         )

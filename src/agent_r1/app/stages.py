@@ -85,7 +85,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
         model     the folder of `model.path` is complete and supports context and arithmetic
-        template  its chat template is exact and fits the dialect; of a hub model only that is fetched
+        template  its chat template is exact and fits the dialect (of a hub model, fetched)
 
     `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
     workers need. Raises AgentR1Error with the remedy.

@@ -3,11 +3,11 @@
 In: `data.source`, or the function that `data.name` names. Out: `OwnQuestion`s by split. Next:
 `build.py` makes rows of them.
 
-    {"question": "What is 6 * 7?", "answer": "42"}                                          a line of a JSONL file
+    {"question": "What is 6 * 7?", "answer": "42"}                          a line of a JSONL file
     {"question": "...", "answer": ["42", "forty-two"], "metadata": {"level": 1},
      "kind": "easy", "system": "You are ...", "tools": ["calculator"],
      "context": "A text about this question only.",
-     "passages": [{"title": "Six", "text": "Six is a number."}]}                            all possible keys
+     "passages": [{"title": "Six", "text": "Six is a number."}]}            all possible keys
 
 A parquet file has the same names as columns. `null` is a missing value, and 3.0 is the number 3.
 """
@@ -357,7 +357,8 @@ def _questions_from_function(name: str, seed: int, split: str, count: int) -> li
         ) from error
     if len(questions) < max(count, 1):
         raise ConfigError(
-            f"data.name={name} made {len(questions)} questions for {split}, but data.{split}={count}",
+            f"data.name={name} made {len(questions)} questions for {split}, but "
+            f"data.{split}={count}",
             code="too_few_questions",
         )
     return questions

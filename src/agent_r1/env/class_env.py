@@ -1,10 +1,10 @@
 """Make an environment from a plain class, whose public methods are the agent's tools.
 
     class Guess:
-        def reset(self, answer, **row):              the row's values by name; returned text is added to the prompt
+        def reset(self, answer, **row):              the row's values by name; text for the prompt
             self.number, self.done = int(answer), False
 
-        def guess(self, number: int) -> str:         every other public method is a tool: typed, and with a docstring
+        def guess(self, number: int) -> str:         each other public method is a tool, documented
             \"\"\"Guess the number.
 
             Args:

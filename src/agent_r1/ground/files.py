@@ -84,8 +84,8 @@ def writing(what: object, then: str = "") -> Iterator[None]:
 def hold_lock(path: Path, busy: str | None = None, patience_s: float = 0) -> Iterator[None]:
     """Let one process at a time run the block.
 
-    Others wait, or get AgentR1Error with `busy` after `patience_s`. The lock ends with its process, so a crash leaves
-    none.
+    Others wait, or get AgentR1Error with `busy` after `patience_s`. The lock ends with its process,
+    so a crash leaves none.
     """
     from filelock import FileLock, Timeout
 

@@ -248,15 +248,16 @@ tags: [agent-r1, reinforcement-learning, tool-use]
 ---
 # {name}
 
-Exported by Agent-R1 from a checkpoint. On {tokens} tokens `transformers` gives the checkpoint's own log-probabilities,
-within {gap}.
+Exported by Agent-R1 from a checkpoint. On {tokens} tokens `transformers` gives the
+checkpoint's own log-probabilities, within {gap}.
 """
 NO_RUN_NOTE = """
 It came without its run: how it was trained, and how well it does, is not known here.
 """
 MODEL_CARD = """
-A language model that was trained to act in turns: it calls a tool ({tools}), reads the result, acts again, answers.
-Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started from {start}.{package}
+A language model that was trained to act in turns: it calls a tool ({tools}), reads the
+result, acts again, answers. Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it
+started from {start}.{package}
 
 {evaluation}
 
@@ -266,8 +267,8 @@ Algorithm {algorithm}, {steps} steps, preset {preset}, seed {seed}; it started f
     agent-r1 eval --model FOLDER
     agent-r1 serve --model FOLDER
 
-`agent_r1.yaml` holds the environment, its limits and the sampling settings of the training; the commands above read it.
-The chat template in this folder is the one that the model was trained with.
+`agent_r1.yaml` holds the environment, its limits and the sampling settings of the training; the
+commands above read it. The chat template in this folder is the one that the model was trained with.
 
 ## Train it again
 

@@ -104,7 +104,7 @@ def seeds_needed(difference: float, variance_of_run: float) -> int | None:
     return None
 
 
-# ------------------------------------------------------------------------------------- from the cards
+# ----------------------------------------------------------------------------------- from the cards
 
 
 def read_card(file: Path) -> dict[str, Any]:

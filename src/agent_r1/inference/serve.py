@@ -289,7 +289,8 @@ def vllm_python() -> str:
         )
     if not named and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(
-            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend local",
+            f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend "
+            "local",
             code="missing_vllm",
         )
     return named or sys.executable

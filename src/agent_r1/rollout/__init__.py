@@ -10,6 +10,6 @@ Read `core.py` first, then these in order:
 
 `template.py` renders chat templates, `columns.py` has the extra inputs of estimators, and
 `rollouts.py` runs the episodes of a step, and stops if most fail. `policies.py` has two more
-policies, `evaluate.py` makes the evaluation card, `reliability.py` adds pass@k and pass^k to it, and
-`records.py` writes a trajectory as JSON.
+policies, `evaluate.py` makes the evaluation card, `reliability.py` adds pass@k and pass^k to it,
+and `records.py` writes a trajectory as JSON.
 """

@@ -52,7 +52,8 @@ class ChatFormat:
         """`end_ids`: more tokens that end a turn of this model (`tiny_model.load_chat`)."""
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
-                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat template; "
+                f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
+                "template; "
                 "use an instruct model, or set tokenizer.chat_template and save it again",
                 code="no_chat_template",
             )
@@ -148,8 +149,9 @@ class ChatFormat:
         ids = self.continuation_ids(
             reply.messages, closed=False, calls=reply.calls, tools=reply.tools
         )
-        # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before a
-        # result, `<|user|>` before a question. If the other one was sampled, the right one follows.
+        # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before
+        # a result, `<|user|>` before a question. If the other one was sampled, the right one
+        # follows.
         closed = action_ids[-1:] == ids[:1] or not self._other_ends.isdisjoint(action_ids[-1:])
         return ids[1:] if closed else ids
 

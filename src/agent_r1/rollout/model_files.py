@@ -63,8 +63,8 @@ def save_model(
     """Write config.json, generation_config.json and model.safetensors in the format of
     `transformers`.
 
-    `published`: keys of the start model's generation_config.json, which stay where ours say nothing.
-    Raises OSError or SafetensorError if the folder cannot be written.
+    `published`: keys of the start model's generation_config.json, which stay where ours say
+    nothing. Raises OSError or SafetensorError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape

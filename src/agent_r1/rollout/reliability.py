@@ -66,7 +66,7 @@ def _check_k(k: int, samples: int) -> None:
         )
 
 
-# ------------------------------------------------------------------------------------ right or wrong
+# ----------------------------------------------------------------------------------- right or wrong
 
 
 def is_right(trajectory: Trajectory, name: str, threshold: float | None) -> bool:
@@ -156,7 +156,7 @@ def reliability_line(part: dict[str, Any]) -> str:
     )
 
 
-# ----------------------------------------------------------------------------------------- intervals
+# ---------------------------------------------------------------------------------------- intervals
 
 
 def resampled_interval(

@@ -73,7 +73,7 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
     return FunctionTool(function)
 
 
-# -------------------------------------------------------------------------- the function's own parts
+# ------------------------------------------------------------------------- the function's own parts
 
 
 def _written(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -203,7 +203,7 @@ def _has_json_form(hint: Any) -> bool:
     return hint in SCALARS
 
 
-# -------------------------------------------------------------------------------------- the docstring
+# ------------------------------------------------------------------------------------ the docstring
 
 DESCRIPTION_END = re.compile(r"^(?:Args|Returns|Raises):", re.MULTILINE)
 """Headings that end the description of every tool."""

@@ -28,7 +28,8 @@ entropy, which RL needs."""
 LEARNED = 0.002
 """Held-out loss, in nats per token, below which there is nothing left to clone."""
 HELD_OUT_TOKENS = 8192
-"""Tokens of held-out demonstrations, at most. A look then costs an eighth of the steps before it."""
+"""Tokens of held-out demonstrations, at most. A look then costs an eighth of the steps before
+it."""
 
 
 class HeldOut:

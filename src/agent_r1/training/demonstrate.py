@@ -56,9 +56,10 @@ Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
 
 FEW = 1000
-"""Questions below which a cold start plays them again, and holds some of them out: a tiny model
-learns 200 demonstrations by heart in 650 steps. Afterwards all samples of a question agree, and RL
-has nothing to compare."""
+"""Questions below which a cold start plays them again, and holds some of them out.
+
+A tiny model learns 200 demonstrations by heart in 650 steps. Afterwards all samples of a question
+agree, and RL has nothing to compare."""
 MOST_PLAYS = 8
 """Plays of a question, at most."""
 
@@ -178,7 +179,8 @@ class _Plays(AgentFlowBase):
 
 
 def limit_of(reason: StopReason, env: EnvConfig) -> str:
-    """Describe the setting behind a stop reason, to complete "the demonstrator must answer"."""
+    """Describe the setting that a stop reason comes from, to complete "the demonstrator must
+    answer"."""
     limits = {
         StopReason.MAX_TURNS: f"within env.max_turns={env.max_turns} turns",
         StopReason.TOOL_BUDGET: f"with env.max_tool_calls={env.max_tool_calls} calls at most",
@@ -362,7 +364,7 @@ def held_out_questions(episodes: list[Demonstration], seed: int) -> set[str]:
 
 
 def best_plays(episodes: list[Demonstration]) -> set[int]:
-    """Return the numbers of the best plays of each question that score at least the mean of all.
+    """Return the best plays of each question that score at least the mean.
 
     The first phase of a cold start clones these. A few hundred wrong plays would hide what the
     right ones have in common, for example which part of the question they copy. Without scores,

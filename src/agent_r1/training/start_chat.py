@@ -1,7 +1,7 @@
 """Check the chat template of a start model before anything is made.
 
-In: a configuration. Out: one sentence on what is exact, or an error with a remedy. Of a model on the
-hub, only tokenizer and template are fetched (a few MB). `env.name=auto` is resolved here, too.
+In: a configuration. Out: one sentence on what is exact, or an error with a remedy. Of a model on
+the hub, only tokenizer and template are fetched (a few MB). `env.name=auto` is resolved here, too.
 """
 
 from __future__ import annotations

@@ -135,7 +135,8 @@ def choose_attention(run: RunDir, config: Config, device: str) -> Config:
             attention = "varlen"
             say(
                 f"verl.attention=varlen, because flash-attn does not load "
-                f"({type(error).__name__}: {first_line(error)}); PyTorch's own kernel packs rows too"
+                f"({type(error).__name__}: {first_line(error)}); PyTorch's own kernel packs rows "
+                "too"
             )
     verl = config.verl.model_copy(update={"attention": attention})
     return config.model_copy(update={"verl": verl})

@@ -3,7 +3,7 @@
 Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a GPU where flash-attn
 is missing or does not load. On a CPU, `cpu.py` imports it.
 
-    varlen             packed rows by the kernel that PyTorch has itself, `varlen_attn`, under a name
+    varlen             packed rows by PyTorch's own kernel `varlen_attn`, under a name
                        in transformers' table of attention functions
     imports            verl expects an ImportError; a wheel for another glibc raises OSError
     the critic         verl loads it with flash_attention_2, whatever its configuration says

@@ -1,4 +1,4 @@
-"""Update a model of real size with random weights, before a run depends on it (`gpu-check`).
+"""Update a model of real size with random weights, for `gpu-check`.
 
     torchrun --nproc-per-node RANKS -m agent_r1.verl_engine.real_update FOLDER
 
@@ -112,7 +112,7 @@ def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
 
 
 def row_lengths(tokens: int, longest: int) -> list[int]:
-    """Draw lengths of rows that fill one pass of `tokens` tokens and begin a second one."""
+    """Draw lengths of rows that fill one pass and begin a second one."""
     generator = random.Random(0)
     longest = min(LONGEST, longest)
     lengths: list[int] = []
@@ -175,7 +175,7 @@ def make_worker(settings: Any) -> Any:
 
 
 def main(folder: Path) -> None:
-    """Make the model on the first rank, update it on all, and write what it took."""
+    """Make the model on the first rank, update it on all, write the costs."""
     job = json.loads((folder / "job.json").read_text())
     config = from_yaml(folder / "config.yaml", written_here=True)
     shape = Shape(**job["shape"])
