@@ -86,7 +86,8 @@ def test_cleaning_up_takes_this_run_and_nothing_else(tmp_path):
 
 
 def test_two_runs_on_one_machine_are_refused(monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a verl test may run beside this one
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a verl test may run meanwhile
+    monkeypatch.setenv("AGENT_R1_VERL_WAIT_S", "0")  # conftest.py sets ten minutes
     with (
         launch.only_one_here(),
         pytest.raises(AgentR1Error, match="another run"),

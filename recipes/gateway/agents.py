@@ -52,11 +52,11 @@ class Agents:
         self.allowed = allowed
         self.python = python or sys.executable
         self.number = 0
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._rest = b""
-        self._started: dict[int, asyncio.Future] = {}
-        self._ended: dict[int, asyncio.Future] = {}
+        self._started: dict[int, asyncio.Future[int]] = {}
+        self._ended: dict[int, asyncio.Future[int]] = {}
 
     # ------------------------------------------------------------------------------- the worker
 
@@ -104,7 +104,8 @@ class Agents:
         """End the worker and its agents."""
         if self._process is None:
             return
-        self._channel.close()
+        if self._channel is not None:
+            self._channel.close()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(5.0)
         self._process.kill()
@@ -112,17 +113,24 @@ class Agents:
         self._process = None
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    @property
+    def channel(self) -> socket.socket:
+        """Return the socket to the worker. Raise RuntimeError before `start`."""
+        if self._channel is None:
+            raise RuntimeError("the agents' worker was not started")
+        return self._channel
+
     def listen(self) -> None:
         """Read the worker's messages in the running event loop."""
         self._sending = asyncio.Lock()
-        asyncio.get_running_loop().add_reader(self._channel, self._receive)
+        asyncio.get_running_loop().add_reader(self.channel, self._receive)
 
     def unlisten(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._channel)
+        asyncio.get_running_loop().remove_reader(self.channel)
 
     def _receive(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
-            received = self._channel.recv(65536)
+            received = self.channel.recv(65536)
             *lines, self._rest = (self._rest + received).split(b"\n")
             for line in lines:
                 message = json.loads(line)
@@ -165,7 +173,7 @@ class Agents:
             "task": task,
         }
         async with self._sending:
-            await loop.sock_sendall(self._channel, json.dumps(request).encode() + b"\n")
+            await loop.sock_sendall(self.channel, json.dumps(request).encode() + b"\n")
         process = await started
         try:
             await asyncio.wait([ended], timeout=timeout_s)

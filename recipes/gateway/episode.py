@@ -72,7 +72,7 @@ class GatewayEpisode:
         """Of the policy; it ends the run, not only the call."""
         self.generations: list[tuple[list[int], Generation]] = []
         """Everything that the policy returned, for `books.py`."""
-        self._running: set[asyncio.Task] = set()
+        self._running: set[asyncio.Task[None]] = set()
         # One call at a time: an episode has one slot in the sampler, with the cache of its
         # conversation. With a slot per call, episodes could wait for each other's slots for ever.
         self._turn = asyncio.Lock()
@@ -97,12 +97,15 @@ class GatewayEpisode:
             answer = Answer(place.digest, key, number, ids)
             # A client whose connection breaks may ask again. The task goes on meanwhile, so that no
             # sampled token is lost.
-            answer.work = asyncio.create_task(self._sample(answer, call))
-            self._running.add(answer.work)
+            work = asyncio.create_task(self._sample(answer, call))
+            answer.work = work
+            self._running.add(work)
             self.conversations.answers.append(answer)
         answer.connection = request
+        if answer.work is None:
+            raise RuntimeError("an answer is kept, and nothing samples it")
         await asyncio.shield(answer.work)
-        usage = usage_of(len(answer.prompt_ids), len(answer.generation.token_ids))
+        usage = usage_of(len(answer.prompt_ids), len(answer.require_generation().token_ids))
         number = self.conversations.answers.index(answer)
 
         def on_sent(whole: bool) -> None:
@@ -110,7 +113,7 @@ class GatewayEpisode:
 
         return Reply(
             200,
-            answer_body(answer.turn, call, f"chatcmpl-{number}", usage),
+            answer_body(answer.require_turn(), call, f"chatcmpl-{number}", usage),
             call.stream,
             on_sent,
         )
@@ -125,7 +128,7 @@ class GatewayEpisode:
         for answer in reversed(self.conversations.answers):
             if answer.request != key or answer.continued:
                 continue
-            if says_so or (not answer.delivered and answer.connection.gone):
+            if says_so or (not answer.delivered and answer.is_abandoned):
                 self.events["retries"] += 1
                 return answer
         return None

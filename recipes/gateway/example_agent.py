@@ -7,11 +7,12 @@ import json
 import os
 import re
 import urllib.request
+from typing import Any
 
 import openai
 
 MAX_TURNS = 5
-TOOLS = [
+TOOLS: list[Any] = [
     {
         "type": "function",
         "function": {
@@ -27,7 +28,7 @@ TOOLS = [
 ]
 
 
-def search(query) -> str:
+def search(query: str) -> str:
     """Ask the search service for passages."""
     request = urllib.request.Request(
         os.environ["AGENT_R1_TOOLS_URL"] + "/search", json.dumps({"query": query}).encode()
@@ -36,10 +37,10 @@ def search(query) -> str:
         return json.load(reply)["content"]
 
 
-def answer(task: dict) -> str:
+def answer(task: dict[str, Any]) -> str:
     """Answer one question."""
     client = openai.OpenAI()
-    messages = [{"role": "user", "content": task["question"]}]
+    messages: list[Any] = [{"role": "user", "content": task["question"]}]
     for _ in range(MAX_TURNS):
         reply = client.chat.completions.create(model="agent", messages=messages, tools=TOOLS)
         message = reply.choices[0].message
@@ -48,6 +49,8 @@ def answer(task: dict) -> str:
             found = re.search(r"<answer>(.*?)</answer>", message.content or "", re.DOTALL)
             return found[1].strip() if found else ""
         for call in message.tool_calls:
+            if call.type != "function":  # no other kind is in TOOLS
+                continue
             result = search(json.loads(call.function.arguments).get("query", ""))
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""

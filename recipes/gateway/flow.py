@@ -25,6 +25,7 @@ from agent_r1 import (
     BaseToolEnv,
     ChatFormat,
     ConfigError,
+    Generation,
     Hermes,
     Outcome,
     Policy,
@@ -302,7 +303,9 @@ class AgentFlow(AgentFlowBase):
             return self._reported(episode)
         env.turns = len(episode.conversations.answers)
         if stop in (StopReason.ANSWERED, StopReason.NO_ANSWER):
-            env.final_turn = self.chat.turn_text(answer.generation.token_ids)
+            if answer is None:
+                raise RuntimeError(f"the episode ended as {stop.value}, without a turn")
+            env.final_turn = self.chat.turn_text(answer.require_generation().token_ids)
         outcome = await maybe_await(env.outcome(stop))
         if not is_reward(outcome.reward):
             raise ValueError(f"a reward must be a finite number, and it is {outcome.reward}")
@@ -327,7 +330,7 @@ class AgentFlow(AgentFlowBase):
 
     def _enter(self, trajectory: Trajectory, episode: GatewayEpisode, ended: Ended) -> None:
         """Enter an episode into the books."""
-        lost: dict[str, list] = {}
+        lost: dict[str, list[Generation]] = {}
         cause = trajectory.error or ""
         if trajectory.error is not None:
             lost["failed"] = [generation for _, generation in episode.generations]
@@ -336,7 +339,7 @@ class AgentFlow(AgentFlowBase):
         else:
             for answer in episode.conversations.answers:
                 if answer.turn is not None and answer.loss is not None:
-                    lost.setdefault(answer.loss, []).append(answer.generation)
+                    lost.setdefault(answer.loss, []).append(answer.require_generation())
                     cause = CAUSES[answer.loss]
         self.books.events.update(episode.events)
         self.books.events["calls"] += len(episode.generations)
@@ -355,11 +358,12 @@ def stop_of(answer: Answer | None, episode: GatewayEpisode) -> StopReason:
     """Return why the episode ended, as our loop would name it."""
     if answer is None:
         return StopReason.CONTEXT_OVERFLOW
-    if answer.generation.finish_reason == "length":
+    generation = answer.require_generation()
+    if generation.finish_reason == "length":
         room = episode.max_context - len(answer.prompt_ids)
         small_room = room < episode.sampling.max_tokens
         return StopReason.CONTEXT_OVERFLOW if small_room else StopReason.MAX_TOKENS
-    text = episode.chat.turn_text(answer.generation.token_ids)
+    text = episode.chat.turn_text(generation.token_ids)
     stop = episode.env.stop(text, episode.env.extract_tool_calls(text))
     if stop is not None:
         return stop

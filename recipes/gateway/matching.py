@@ -45,7 +45,7 @@ class Answer:
     """Of its turn. A conversation that begins anew, as after a summary, counts on, as in our
     loop."""
     prompt_ids: list[int]
-    work: asyncio.Task | None = None
+    work: asyncio.Task[None] | None = None
     """The sampling; it goes on if the client leaves."""
     connection: Request | None = None
     """The newest request for it."""
@@ -70,7 +70,24 @@ class Answer:
 
     @property
     def ids(self) -> list[int]:
-        return self.prompt_ids + self.generation.token_ids
+        return self.prompt_ids + self.require_generation().token_ids
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Return whether the connection of its newest request is closed or lost."""
+        return self.connection is not None and self.connection.gone
+
+    def require_generation(self) -> Generation:
+        """Return what was sampled. Raise RuntimeError before the sampler has finished."""
+        if self.generation is None:
+            raise RuntimeError("this answer has no generation yet")
+        return self.generation
+
+    def require_turn(self) -> Turn:
+        """Return the sampled turn. Raise RuntimeError before the sampler has finished."""
+        if self.turn is None:
+            raise RuntimeError("this answer has no turn yet")
+        return self.turn
 
 
 @dataclass
@@ -170,13 +187,13 @@ class Conversations:
         last: Step | None = None
         for row in self.rows(trained):
             for answer in row:
-                generation = answer.generation
+                generation = answer.require_generation()
                 step = Step(
                     answer.prompt_ids,
                     generation.token_ids,
                     generation.logprobs,
                     finish_reason=generation.finish_reason,
-                    info={"tool_calls": _records(answer.turn)},
+                    info={"tool_calls": _records(answer.require_turn())},
                     extra={"state": int(answer.place[:15], 16)},
                 )
                 steps.append(step)
@@ -190,9 +207,9 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
     messages = [{"role": m["role"], "content": as_text(m)} for m in place.rest]
     if place.last is None:
         return chat.prompt_ids(messages, tools)
-    names = {key: call.name for key, call in place.last.turn.calls}
+    names = {key: call.name for key, call in place.last.require_turn().calls}
     calls = [names.get(m.get("tool_call_id"), "") for m in place.rest if m["role"] == "tool"]
-    action_ids = place.last.generation.token_ids
+    action_ids = place.last.require_generation().token_ids
     reply = chat.reply_ids(action_ids, Observation(messages, tools=tools, calls=calls))
     return place.last.prompt_ids + action_ids + reply
 
@@ -220,11 +237,12 @@ def is_same(message: Message, answer: Answer) -> bool:
 
 
 def _content(answer: Answer) -> str:
-    return answer.turn.content.strip()
+    return answer.require_turn().content.strip()
 
 
 def _same_calls(message: Message, answer: Answer) -> bool:
-    ours = [(call.name, canonical_value(call.arguments)) for _, call in answer.turn.calls]
+    calls = answer.require_turn().calls
+    ours = [(call.name, canonical_value(call.arguments)) for _, call in calls]
     theirs = [(name, canonical(arguments)) for _, name, arguments in message["tool_calls"]]
     return ours == theirs
 
@@ -233,7 +251,7 @@ def _owner(message: Message, answers: list[Answer]) -> Answer | None:
     """Return the answer whose call ids a message has, or None."""
     ids = {call[0] for call in message["tool_calls"]}
     for answer in answers:
-        if ids & {key for key, _ in answer.turn.calls}:
+        if ids & {key for key, _ in answer.require_turn().calls}:
             return answer
     return None
 

@@ -61,14 +61,17 @@ Handler = Callable[[Request], Awaitable[Reply]]
 @asynccontextmanager
 async def serving(handle: Handler) -> AsyncIterator[int]:
     """Serve in the running event loop; yield the port."""
-    connections: dict[asyncio.Task, asyncio.StreamWriter] = {}
+    connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections[asyncio.current_task()] = writer
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a connection is served by a task")
+        connections[task] = writer
         try:
             await _converse(reader, writer, handle)
         finally:
-            del connections[asyncio.current_task()]
+            del connections[task]
             writer.close()
 
     # 127.0.0.1: no other machine reaches it. The port is free, and another one in each event loop.

@@ -195,12 +195,14 @@ def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
     read: list[tuple[str, str, str]] = []
     for call in calls if isinstance(calls, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict):
+        if not isinstance(call, dict) or not isinstance(function, dict):
             raise Refusal(f"{place}: a call must have an id and a function")
-        parts = (call.get("id"), function.get("name"), function.get("arguments"))
-        if not all(isinstance(part, str) for part in parts):
+        key = call.get("id")
+        name = function.get("name")
+        arguments = function.get("arguments")
+        if not (isinstance(key, str) and isinstance(name, str) and isinstance(arguments, str)):
             raise Refusal(f"{place}: a call's id, name and arguments must be strings")
-        read.append(parts)
+        read.append((key, name, arguments))
     return read
 
 
@@ -246,7 +248,7 @@ def usage_of(prompt_tokens: int, sampled_tokens: int) -> dict[str, int]:
 
 def answer_body(turn: Turn, call: Call, key: str, usage: dict[str, int]) -> list[bytes]:
     """Write an answer: one body, or the events of a stream."""
-    base = {"id": key, "created": int(time.time()), "model": call.model}
+    base: dict[str, Any] = {"id": key, "created": int(time.time()), "model": call.model}
     if not call.stream:
         choice = {
             "index": 0,

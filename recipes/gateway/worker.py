@@ -14,6 +14,8 @@ shown if the agent fails. 3 is read at its end: {"answer": ...} or {"reward": ..
 each. What it prints (1) is discarded.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import importlib
@@ -27,6 +29,8 @@ import signal
 import socket
 import sys
 import traceback
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 
 def main() -> None:
@@ -34,7 +38,7 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     agent = sys.argv[2]
     del sys.path[0]  # this folder: the agent must not import our modules by accident
-    function = None
+    function: Callable[[Any], Any] | None = None
     if is_function(agent):
         try:
             function = load(agent)
@@ -73,12 +77,12 @@ def main() -> None:
                 tell(channel, number=request["number"], process=process)
 
 
-def tell(channel: socket.socket, **message) -> None:
+def tell(channel: socket.socket, **message: Any) -> None:
     """Send one line."""
     channel.sendall(json.dumps(message).encode() + b"\n")
 
 
-def reap(channel: socket.socket, numbers: dict) -> None:
+def reap(channel: socket.socket, numbers: dict[int, int]) -> None:
     """Report the children that ended, and end what they left running."""
     while numbers:
         # Without WNOWAIT the number could belong to a stranger before its group is ended.
@@ -98,7 +102,7 @@ def kill_group(process: int) -> None:
         os.killpg(process, signal.SIGKILL)
 
 
-def play(request: dict, agent: str, function) -> None:
+def play(request: dict[str, Any], agent: str, function: Callable[[Any], Any] | None) -> None:
     """Be the agent of one episode; never return."""
     code = 1
     try:
@@ -139,7 +143,7 @@ def play(request: dict, agent: str, function) -> None:
         os._exit(code)
 
 
-async def wait_for(answer):
+async def wait_for(answer: Awaitable[Any]) -> Any:
     return await answer
 
 
@@ -149,12 +153,14 @@ def is_function(agent: str) -> bool:
     return bool(colon) and name.isidentifier() and (place.endswith(".py") or " " not in place)
 
 
-def load(agent: str):
+def load(agent: str) -> Callable[[Any], Any]:
     """Import the function, and whatever its first call would import in each episode."""
     place, _, name = agent.rpartition(":")
     if place.endswith(".py"):
         sys.path.insert(0, os.path.dirname(os.path.abspath(place)))
         spec = importlib.util.spec_from_file_location(os.path.basename(place)[:-3], place)
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{place} cannot be imported")
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module
         spec.loader.exec_module(module)

@@ -1,6 +1,7 @@
 """An example: a class in Gymnasium's form, without the package."""
 
 import random
+from typing import Any
 
 
 class Corridor:
@@ -8,7 +9,7 @@ class Corridor:
 
     action_space = ("left", "right", "take")
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, *, seed: int | None = None, options: Any = None):
         rng = random.Random(seed)
         self.cell = 4
         self.treasure = rng.choice([0, 1, 2, 3, 5, 6, 7, 8])
@@ -20,7 +21,7 @@ class Corridor:
             side = "here"
         return {"treasure": side}
 
-    def step(self, action):
+    def step(self, action: str):
         if action == "take":
             found = self.cell == self.treasure
             return self.look(), float(found), True, False, {"is_success": found}

@@ -84,24 +84,6 @@ class Episode:
         text = text_of(result, self.game.owner)
         return f"{self.game.about}\n{text}".strip()
 
-    def _play(self, action: Any) -> str:
-        """Take one action of the agent, and return the observation as text."""
-        result = self.env.step(self.game.actions.value(action))
-        if not isinstance(result, tuple) or len(result) not in (4, 5):
-            raise AgentR1Error(
-                f"{self.game.owner}: step returned {type(result).__name__}, and must return "
-                "(observation, reward, terminated, truncated, info)",
-                code="wrong_return_value",
-            )
-        observation, reward, *ends, info = result
-        self.total += float(reward)
-        self.truncated = len(ends) > 1 and bool(ends[1]) and not bool(ends[0])
-        self.done = any(bool(end) for end in ends)
-        for key in SUCCESS:
-            if isinstance(info, dict) and key in info:
-                self.score = bool(info[key])
-        return text_of(observation, self.game.owner)
-
     def get_reward(self) -> float:
         return self.total
 
@@ -117,6 +99,26 @@ class Episode:
         allowed = ", ".join(str(choice) for choice in cls.game.actions.choices[:20])
         remedy = f"; write one of {allowed}" if allowed else ""
         return ToolCall("step", {}, error=f"there is no action{remedy}")
+
+
+def take_action(episode: Episode, action: Any) -> str:
+    """Take one action of the agent, and return the observation as text."""
+    game = episode.game
+    result = episode.env.step(game.actions.value(action))
+    if not isinstance(result, tuple) or len(result) not in (4, 5):
+        raise AgentR1Error(
+            f"{game.owner}: step returned {type(result).__name__}, and must return "
+            "(observation, reward, terminated, truncated, info)",
+            code="wrong_return_value",
+        )
+    observation, reward, *ends, info = result
+    episode.total += float(reward)
+    episode.truncated = len(ends) > 1 and bool(ends[1]) and not bool(ends[0])
+    episode.done = any(bool(end) for end in ends)
+    for key in SUCCESS:
+        if isinstance(info, dict) and key in info:
+            episode.score = bool(info[key])
+    return text_of(observation, game.owner)
 
 
 GAMES: dict[str, Game] = {}
@@ -137,7 +139,7 @@ def open_environment(name: str, cls: Any) -> type:
         Args:
             action: What to do.
         """
-        return self._play(action)
+        return take_action(self, action)
 
     step.__annotations__ = {"action": game.actions.annotation, "return": str}
     return type("GymEpisode", (Episode,), {"game": game, "step": step})

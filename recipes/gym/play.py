@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1 import ConfigError, Hermes, Row
-from agent_r1_recipes.gym.environment import GAMES, Episode, Game
+from agent_r1_recipes.gym.environment import GAMES, Episode, Game, take_action
 
 RANDOM_PLAYS = 32
 """Random episodes of each seed, of which the best is the demonstration."""
@@ -109,7 +109,7 @@ def _play(game: Game, seed: int, rng: random.Random, by_expert: bool = False) ->
                 action = _experts_action(game, episode.env, observations[-1])
             if action is None:
                 action = rng.choice(game.actions.choices)
-            episode._play(action)
+            take_action(episode, action)
             actions.append(action)
         return Play(actions, episode.total, episode.score)
     finally:

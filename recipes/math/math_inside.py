@@ -240,10 +240,11 @@ def differs(mine: Any, right: Any) -> bool:
         return any(differs(a, b) for a, b in zip(mine, right, strict=True))
     if isinstance(mine, FiniteSet) and isinstance(right, FiniteSet):
         return _sets_differ(list(mine), list(right))
-    numbers = [rational(mine), rational(right)]
-    if None in numbers:
+    my_number = rational(mine)
+    right_number = rational(right)
+    if my_number is None or right_number is None:
         return False
-    return numbers[0] != numbers[1] and has_finite_decimal(numbers[1])
+    return my_number != right_number and has_finite_decimal(right_number)
 
 
 def _sets_differ(mine: list[Any], right: list[Any]) -> bool:

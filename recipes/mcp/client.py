@@ -171,8 +171,10 @@ def _text(part: types.ContentBlock) -> str:
     """Return the readable text of a part of an answer."""
     if part.type == "text":
         return part.text
-    if part.type == "resource" and getattr(part.resource, "text", None) is not None:
-        return part.resource.text
+    if part.type == "resource":
+        text = getattr(part.resource, "text", None)
+        if text is not None:  # not a blob
+            return text
     if part.type == "resource_link":
         return f"{part.name}: {part.uri}"
     return f"[{part.type}, which cannot be shown]"

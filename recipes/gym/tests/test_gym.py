@@ -13,7 +13,7 @@ from conftest import ScriptedPolicy, call, fails_with, make_env_loop
 
 from agent_r1 import EnvConfig, Sampling, StopReason, Task, load_config, make_env, run_episodes
 from agent_r1_recipes.gym import play as plays
-from agent_r1_recipes.gym.environment import GAMES, Episode, Game
+from agent_r1_recipes.gym.environment import GAMES, Episode, Game, take_action
 from agent_r1_recipes.gym.seeds import SEEDS
 from agent_r1_recipes.gym.spaces import actions_of, check_observations, text_of
 
@@ -231,7 +231,7 @@ def test_random_play_and_experts_demonstrate():
             episode = type("Replay", (Episode,), {"game": GAMES[name]})()
             episode.reset(seed)
             for action in plays.plan(name, seed):
-                episode._play(action)
+                take_action(episode, action)
             assert episode.total == 1.0
     row = {"agent_name": game(Steps), "extra_info": {"metadata": {"seed": 3}}}
     assert plays.demonstrate(row, [], random.Random(0)).startswith("<think>")
