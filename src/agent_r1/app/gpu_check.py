@@ -176,11 +176,13 @@ def warm_start(check: GpuCheck) -> str:
 def real_size(check: GpuCheck) -> str:
     """Update random weights of the preset's shape once; compare the peak with the plan."""
     device, _ = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
-    small_here = device == "cpu" or check.preset is None
-    config = check.config if small_here else check.preset
-    if small_here:
+    small_here = True
+    if device == "cpu" or check.preset is None:
+        config = check.config
         shape = local_shape(config)
     else:
+        small_here = False
+        config = check.preset
         shape = find_shape(config.model.path or "", Workspace(config).base_model)
     config = choose_attention(check.run, config, device)
     folder = check.folder / "real_size"

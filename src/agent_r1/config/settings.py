@@ -7,7 +7,7 @@ fills it. Pydantic refuses unknown names, wrong types and values outside their b
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PrivateAttr
 
@@ -158,7 +158,7 @@ class EnvConfig(Section):
 
     def without_prices(self) -> Self:
         """Return these settings with every `Price` at its default."""
-        mark = Price.__metadata__[0]
+        _, mark = get_args(Price)
         defaults = {}
         for name, field in type(self).model_fields.items():
             if mark in field.metadata:

@@ -68,7 +68,6 @@ class OwnQuestion(BaseModel):
     """Together with those of other questions the corpus, unless `data.corpus` is a file."""
 
     _place: str = PrivateAttr("")
-    """Where the question stands, such as `q.jsonl, line 3`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -102,6 +101,15 @@ class OwnQuestion(BaseModel):
         # A context that contains the closing mark cannot end itself.
         context = self.context.replace("[end of context]", "[end of context ]")
         return CONTEXT.format(context=context, question=self.question)
+
+    @property
+    def place(self) -> str:
+        """Where the question stands, such as `q.jsonl, line 3`; "" without a file."""
+        return self._place
+
+    def set_place(self, place: str) -> None:
+        """Note where the question stands."""
+        self._place = place
 
     @property
     def paragraphs(self) -> list[tuple[str, str]]:
@@ -216,8 +224,8 @@ def read_questions(
         question = OwnQuestion.model_validate(record)
         if question.key in places:
             raise ValueError(f"the same question as {places[question.key]}")
-        question._place = f"{path.name}, {place}"
-        places[question.key] = question._place
+        question.set_place(f"{path.name}, {place}")
+        places[question.key] = question.place
         return question
 
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
@@ -238,7 +246,7 @@ def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
     floats: set[str] = set()
     for entries in questions.values():
         for number, question in enumerate(entries, 1):
-            place = question._place or f"question {number}"
+            place = question.place or f"question {number}"
             for key, kind in _types(question.metadata, "metadata"):
                 if kind == "float":
                     floats.add(key)

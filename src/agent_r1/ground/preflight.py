@@ -184,13 +184,14 @@ def check_disk(environment: str) -> Finding:
     cache = os.environ.get("PIP_CACHE_DIR") or "~/.cache/pip"
     needs = [(environment, PACKAGES_GIB), (cache, PACKAGES_GIB)]
     needs.append((os.environ.get("TMPDIR") or "/tmp", 2))
-    disks: dict[int, list] = {}
+    disks: dict[int, Tuple[Path, int]] = {}
     for name, need in needs:
         folder = nearest_folder(Path(name))
         if not os.access(str(folder), os.W_OK):
             return "fail", f"{folder} is not writable", "set AGENT_R1_VENV, PIP_CACHE_DIR, TMPDIR"
-        disk = disks.setdefault(folder.stat().st_dev, [folder, 0])
-        disk[1] += need
+        disk = folder.stat().st_dev
+        first_folder, sum_of_needs = disks.get(disk, (folder, 0))
+        disks[disk] = (first_folder, sum_of_needs + need)
     seen = []
     enough = True
     for folder, need in disks.values():

@@ -153,8 +153,8 @@ def measure(cards: list[dict[str, Any]]) -> list[Measured]:
     of_questions = fmean(_variance_of_score(card) for card in cards)
     by_question = of_questions / fmean(card["n"] for card in cards)
     measured = [_measured(cards[0]["score_name"], means, of_questions, by_question, same_questions)]
-    parts = [card.get("reliability") for card in cards]
-    if not all(parts) or len({(p["samples"], p["temperature"]) for p in parts}) > 1:
+    parts = [card["reliability"] for card in cards if card.get("reliability")]
+    if len(parts) < len(cards) or len({(p["samples"], p["temperature"]) for p in parts}) > 1:
         return measured
     k = max(k for k in KS if k <= parts[0]["samples"])
     for key in (f"mean@{k}", f"pass^{k}"):

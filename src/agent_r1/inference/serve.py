@@ -156,7 +156,8 @@ def options(
 
 def parser_options(model: Path, dialect: Dialect) -> list[str]:
     """Return the options for vLLM's parsers of this dialect, if they fit the model."""
-    if trouble := why_unparsed(model, dialect):
+    trouble = why_unparsed(model, dialect)
+    if trouble or dialect.tool_parser is None:
         say(f"  calls stay in the text of a message: {trouble}")
         return []
     options = ["--enable-auto-tool-choice", "--tool-call-parser", dialect.tool_parser]

@@ -69,7 +69,10 @@ class ChatFormat:
         """Every special or added token. Encoded data never contains one."""
         # Text may have characters that the vocabulary lacks.
         self._control_set = frozenset(self.control_ids.values()) - {tokenizer.unk_token_id}
-        self._spelling = {index: token for token, index in self.control_ids.items()}
+        # A skeleton's parts, which are looked up here, are numbers or text.
+        self._spelling: dict[int | str, str] = {
+            index: token for token, index in self.control_ids.items()
+        }
         # A control token that takes no blanks next to it: text is encoded after it.
         plain = [token.content for _, token in added if not (token.lstrip or token.rstrip)]
         self._fence = plain[0] if plain else ""
@@ -198,11 +201,12 @@ class ChatFormat:
         """
         # Cloning a turn without its end token would teach the model never to end one.
         ids = self.encode_trusted(text)
-        return (
-            ids
-            if ids and ids[-1] in self.stop_ids
-            else [*ids, self.control_ids.get(end, self.turn_end_id)]
-        )
+        if ids and ids[-1] in self.stop_ids:
+            return ids
+        end_id = self.turn_end_id
+        if end is not None:
+            end_id = self.control_ids.get(end, end_id)
+        return [*ids, end_id]
 
     def decode(self, ids: list[int]) -> str:
         """Decode sampled ids, control tokens included, for parsing and display. Never encode the

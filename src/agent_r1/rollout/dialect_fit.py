@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from agent_r1.config import tables
 from agent_r1.config.plugins import is_user_code
@@ -56,7 +57,7 @@ class _ProbeTool(BaseTool):
     description = TOOLS[0]["function"]["description"]
     parameters = TOOLS[0]["function"]["parameters"]
 
-    async def execute(self, args):
+    async def execute(self, args: dict[str, Any]) -> str:
         return ""
 
 
@@ -167,8 +168,8 @@ def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True
             known = Result(str(error), error.code)
         if cached:
             _keep(file, known)
-    if known.code:
-        error = known
+    error = known
+    if error.code:
         raise ConfigError(error.text, code=error.code)
     return known.text
 

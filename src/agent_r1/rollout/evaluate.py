@@ -75,7 +75,7 @@ def eval_card(
     seed: int,
     retriever: str,
     started: float,
-) -> dict:
+) -> dict[str, Any]:
     """Make the evaluation card. `started` is time.perf_counter() at the start."""
     n = len(trajectories)
 
@@ -120,7 +120,7 @@ def eval_card(
     }
 
 
-def card_text(card: dict) -> str:
+def card_text(card: dict[str, Any]) -> str:
     """Format a card as JSON, with each list of numbers on one line."""
     text = json.dumps(card, indent=2)
     # `reliability` has a number per question, and 500 lines would hide the rest of the card.
@@ -128,7 +128,7 @@ def card_text(card: dict) -> str:
     return lists.sub(lambda match: re.sub(r"\s+", "", match[0]).replace(",", ", "), text) + "\n"
 
 
-def scores(trajectories: list[Trajectory]) -> dict:
+def scores(trajectories: list[Trajectory]) -> dict[str, Any]:
     """Average `score`, reward, and em, sub_em and f1 if measured, with intervals.
 
     `score_name` names the averaged metric: em, reward, or the environment's own. A metric is
@@ -157,19 +157,19 @@ def score_of(trajectory: Trajectory, name: str) -> float:
     return trajectory.reward if name == "reward" else trajectory.metrics.get(name, 0.0)
 
 
-def calls_line(card: dict) -> str:
+def calls_line(card: dict[str, Any]) -> str:
     """Format `1.98 calls per question`. Without tools, calls are only attempts."""
     suffix = " tried, without a tool" if card.get("condition") == "closed-book" else ""
     return f"{card['mean_tool_calls']:.2f} calls per question{suffix}"
 
 
-def score_line(card: dict) -> str:
+def score_line(card: dict[str, Any]) -> str:
     """Format the scores of a card.
 
     Example: `EM 0.910 (95 % 0.882 to 0.932), F1 0.931, sub-EM 0.940, reward 0.905 (95 % 0.876 to
     0.934)`.
     """
-    name = card["score_name"]
+    name: str = card["score_name"]
     words = {"em": "EM", "f1": "F1", "sub_em": "sub-EM"}
     figures = [_with_interval(words.get(name, name), card["score"], card["score_ci95"])]
     figures += [f"{words[key]} {card[key]:.3f}" for key in ("f1", "sub_em") if key in card]
@@ -280,7 +280,7 @@ def mcnemar(b: int, c: int) -> float:
     return min(1.0, 2 * tail)
 
 
-def paired_interval(b: int, c: int, n: int, z: float = 1.96) -> list[float]:
+def paired_interval(b: float, c: float, n: int, z: float = 1.96) -> list[float]:
     """Return the 95 % interval of (c - b) / n for paired shares (Agresti and Min 2005).
 
     Wald's interval with half a question added to each of the four cells (Statistics in Medicine

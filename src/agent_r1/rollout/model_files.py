@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -58,7 +59,7 @@ def save_model(
     folder: Path,
     eos_token_id: int | list[int],
     pad_token_id: int,
-    published: dict | None = None,
+    published: dict[str, Any] | None = None,
 ) -> None:
     """Write config.json, generation_config.json and model.safetensors in the format of
     `transformers`.
@@ -115,7 +116,7 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
     return model.to(device=device, dtype=dtype)
 
 
-def read_config(folder: Path) -> dict:
+def read_config(folder: Path) -> dict[str, Any]:
     """Read a model folder's config.json, of any architecture. Raise AgentR1Error for an invalid
     one."""
     try:
@@ -206,9 +207,9 @@ def read_shape(folder: Path) -> DecoderShape:
     return shape
 
 
-def _scaling(folder: Path, raw: dict) -> RopeScaling:
+def _scaling(folder: Path, raw: dict[str, Any]) -> RopeScaling:
     """Read Llama 3.1's RoPE scaling. Raise AgentR1Error for values that no model has."""
-    numbers = [raw.get(field.name) for field in dataclasses.fields(RopeScaling)]
+    numbers: list[Any] = [raw.get(field.name) for field in dataclasses.fields(RopeScaling)]
     valid = all(isinstance(x, int | float) and 0 < x < 2**32 for x in numbers)
     if not valid or numbers[2] <= numbers[1]:
         raise AgentR1Error(

@@ -16,7 +16,7 @@ Both are the averages over all subsets of k samples, so they have no bias, for a
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 from typing import Any
@@ -170,7 +170,7 @@ def resampled_interval(
     0. Near 1 it would be too short: pass@8 of 100 questions was covered in .90 of the trials.
     """
     # The weights of equal values add up to one weight, so nine values stand for 500 questions.
-    weights = Counter(values)
+    weights: dict[float, float] = defaultdict(int, Counter(values))
     weights[lowest] += 0.5
     weights[highest] += 0.5
     atoms = sorted(weights)

@@ -152,7 +152,7 @@ class Batch:
     def __len__(self) -> int:
         return len(self.groups)
 
-    def to(self, device: str) -> Batch:
+    def to(self, device: str | torch.device) -> Batch:
         """Copy the batch to `device`."""
 
         def move(name: str, tensor: Tensor) -> Tensor:
@@ -267,7 +267,9 @@ def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def collate(
-    rows: list[TrainingRow], trajectories: Iterable[Trajectory] = (), columns: Sequence[Column] = ()
+    rows: Sequence[TrainingRow],
+    trajectories: Iterable[Trajectory] = (),
+    columns: Sequence[Column] = (),
 ) -> Batch:
     """Pad rows to one batch. Raise ValueError if the rows' columns differ from `columns`."""
     T = max(len(row.input_ids) for row in rows)

@@ -45,7 +45,7 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.ui import say
 from agent_r1.search.index import Hit, PassageIndex
-from agent_r1.search.searcher import MAX_QUERY_CHARS, Searcher
+from agent_r1.search.searcher import MAX_QUERY_CHARS, Hits, Searcher
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -104,7 +104,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
                 )
         return body
 
-    async def find(queries: list[str], top_k: int) -> list[list[Hit]]:
+    async def find(queries: list[str], top_k: int) -> list[Hits]:
         if searcher.waiting + len(queries) > MAX_WAITING:
             raise HTTPException(
                 503,
@@ -222,9 +222,13 @@ def protocol_with_deadline(headers_s: float) -> type[asyncio.Protocol]:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
     class WithDeadline(AutoHTTPProtocol):
+        # uvicorn's class sets these three, and the type of its name does not tell.
+        cycle: Any
+        loop: asyncio.AbstractEventLoop
+        transport: asyncio.Transport
         _deadline: asyncio.TimerHandle | None = None
 
-        def connection_made(self, transport: asyncio.Transport) -> None:
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
             super().connection_made(transport)
             self._wait_for_headers()
 

@@ -126,7 +126,7 @@ def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
     try:
         if isinstance(body, BaseTool):
             return body
-        if is_tool_class:
+        if isinstance(body, type) and issubclass(body, BaseTool):
             return body()
         return tool(body)
     except ConfigError as error:

@@ -145,13 +145,15 @@ def _wrong(validator: Draft202012Validator, arguments: dict[str, Any]) -> str:
 
 def _describe(error: ValidationError) -> str:
     key = ".".join(str(part) for part in error.absolute_path)
-    rule = error.validator
-    limit = error.validator_value
-    if rule == "type":
-        must = f"be {limit}" if isinstance(limit, str) else f"be {' or '.join(limit)}"
-    elif rule == "enum":
-        must = f"be one of {', '.join(repr(choice) for choice in limit)}"
-    else:  # by its name in the schema: "argument 'x' must have maximum 10, not 12"
-        must = f"have {rule} {limit}"
+    must = _duty(error.validator, error.validator_value)
     subject = f"argument {key!r}" if key else "the arguments"
     return f"{subject} must {must}, not {quote(error.instance)}"
+
+
+def _duty(rule: Any, limit: Any) -> str:
+    if rule == "type":
+        return f"be {limit}" if isinstance(limit, str) else f"be {' or '.join(limit)}"
+    if rule == "enum":
+        return f"be one of {', '.join(repr(choice) for choice in limit)}"
+    # By its name in the schema: "argument 'x' must have maximum 10, not 12".
+    return f"have {rule} {limit}"

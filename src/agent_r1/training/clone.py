@@ -7,7 +7,7 @@ since RL needs a model that sometimes succeeds. The loss is on action tokens onl
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -39,7 +39,7 @@ class HeldOut:
     cloning stops when the held-out loss no longer falls, and the best weights are taken back.
     """
 
-    def __init__(self, rows: list[TrainingRow], max_tokens: int):
+    def __init__(self, rows: Sequence[TrainingRow], max_tokens: int):
         tokens = 0
         chosen_rows: list[TrainingRow] = []
         for row in rows:
@@ -73,7 +73,7 @@ class HeldOut:
 
 def clone(
     model: Decoder,
-    rows: list[TrainingRow],
+    rows: Sequence[TrainingRow],
     steps: int,
     tokens: int,
     lr: float,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from agent_r1.config.settings import Config
+from agent_r1.config import Config
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.episode import Task, derive_seed

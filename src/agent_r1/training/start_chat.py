@@ -74,4 +74,6 @@ def auto_dialect(config: Config) -> str:
             "dialect, such as env.name=hermes",
             code="template_not_seen",
         ) from None
+    if folder is None:  # a package that is not converted yet
+        return "hermes"
     return choose(load_chat(folder))

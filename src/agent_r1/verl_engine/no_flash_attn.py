@@ -37,8 +37,13 @@ if verl.__version__ != VERL:
         "installed"
     )
 
-# A later `import flash_attn` raises ImportError, which verl expects.
-sys.modules.setdefault("flash_attn", None)
+
+def refuse_import(modules: dict[str, Any], name: str) -> None:
+    """Let a later `import name` raise ImportError, which verl expects."""
+    modules.setdefault(name, None)
+
+
+refuse_import(sys.modules, "flash_attn")
 
 import verl.models.transformers.monkey_patch  # noqa: E402
 import verl.utils.model  # noqa: E402
@@ -76,8 +81,10 @@ def varlen_attention(
         raise ValueError("verl.attention=varlen is for packed rows (use_remove_padding)")
     starts = (position_ids.flatten() == 0).nonzero().flatten().int()
     ends = torch.cat((starts, starts.new_tensor([query.shape[2]])))
-    rows = (part[0].transpose(0, 1) for part in (query, key, value))
-    return attend_within(*rows, ends, scaling)[None], None
+    q = query[0].transpose(0, 1)
+    k = key[0].transpose(0, 1)
+    v = value[0].transpose(0, 1)
+    return attend_within(q, k, v, ends, scaling)[None], None
 
 
 def attend_within(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float | None) -> Tensor:
@@ -87,22 +94,30 @@ def attend_within(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float | 
     """
     if q.device.type == "cpu":  # PyTorch has the kernel for GPUs only
         return _row_by_row(q, k, v, ends.tolist(), scale)
-    grouped = {"enable_gqa": True} if GROUPED else {}
+    grouped: dict[str, Any] = {"enable_gqa": True} if GROUPED else {}
     if not GROUPED:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     longest = int(ends.diff().max())
     causal = (-1, 0)  # any number of tokens back, none ahead
-    return varlen_attn(
+    out = varlen_attn(
         q, k, v, ends, ends, longest, longest, scale=scale, window_size=causal, **grouped
     )
+    # With `return_aux`, which is not asked for, the kernel returns a pair.
+    return out if isinstance(out, Tensor) else out[0]
 
 
 def _row_by_row(q: Tensor, k: Tensor, v: Tensor, ends: list[int], scale: float | None) -> Tensor:
     parts = []
     for start, end in zip(ends, ends[1:], strict=False):
-        row = (part[None, start:end].transpose(1, 2) for part in (q, k, v))
-        out = scaled_dot_product_attention(*row, is_causal=True, scale=scale, enable_gqa=True)
+        out = scaled_dot_product_attention(
+            q[None, start:end].transpose(1, 2),
+            k[None, start:end].transpose(1, 2),
+            v[None, start:end].transpose(1, 2),
+            is_causal=True,
+            scale=scale,
+            enable_gqa=True,
+        )
         parts.append(out[0].transpose(0, 1))
     return torch.cat(parts)
 
@@ -114,7 +129,9 @@ AttentionMaskInterface.register(VARLEN, flash_attention_mask)
 # ------------------------------------------------------------------------------------- the critic
 
 
-def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
+def load_value_model(
+    local_path: str, torch_dtype: torch.dtype, model_config: Any, trust_remote_code: bool
+) -> Any:
     """Load the critic with the attention that its configuration names."""
     from transformers import AutoModelForTokenClassification
 
@@ -132,7 +149,7 @@ def load_value_model(local_path, torch_dtype, model_config, trust_remote_code):
 verl.utils.model.load_valuehead_model = load_value_model
 # verl patches trl's class of value models, if trl is installed; trl 1.16 no longer has it. Our
 # critic is a class of transformers.
-verl.models.transformers.monkey_patch.is_trl_available = lambda: False
+verl.models.transformers.monkey_patch.__dict__["is_trl_available"] = lambda: False
 
 # -------------------------------------------------------------------------------- log-probabilities
 
@@ -168,7 +185,7 @@ class _TokenLogprobs(torch.autograd.Function):
         return grad_logits, None
 
 
-logprobs_in_float32 = verl.utils.torch_functional.logprobs_from_logits_v2
+logprobs_in_float32: Any = verl.utils.torch_functional.logprobs_from_logits_v2
 
 
 def token_logprobs(logits: Tensor, labels: Tensor) -> Tensor:

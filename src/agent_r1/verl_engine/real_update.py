@@ -154,7 +154,7 @@ def random_batch(lengths: list[int], vocab: int, seed: int, entropy: bool = Fals
         "dataloader_kwargs": {"shuffle": False},
         "temperature": 1.0,
     }
-    nested = {
+    nested: dict[str, torch.Tensor | list[Any]] = {
         name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
         for name, column in columns.items()
     }
@@ -192,6 +192,7 @@ def main(folder: Path) -> None:
     worker = make_worker(settings)
     lengths = row_lengths(config.trainer.max_tokens_per_microbatch, config.rollout.max_context)
     gpu = job["device"] == "cuda"
+    seconds = 0.0
     for update in range(UPDATES):
         batch = random_batch(lengths, shape.vocab, update, config.actor.entropy_coef > 0)
         start = time.perf_counter()
