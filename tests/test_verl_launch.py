@@ -273,8 +273,8 @@ def rows_of(model: decoder.Decoder, half: bool = False) -> list[dict]:
         torch.randint(VOCAB, (90,), generator=torch.Generator().manual_seed(0)).tolist(),
         TrainingRow(0, "g"),
     )
-    row._extend(ids[:30], None, 0)
-    row._extend(ids[30:], [0.0] * 60, 0)
+    row._add_observation(ids[:30])
+    row._add_action(ids[30:], [0.0] * 60, 0)
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=half):
         logprobs, _ = action_logprobs(model, collate([row]))
     return [{"ids": ids, "logprobs": logprobs[0, 30:].tolist(), "mask": [1, 0] * 30}]
