@@ -28,9 +28,10 @@ from runs import ROOT, environment, main, orphans
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
+from agent_r1.env.hermes import HERMES
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
-from agent_r1.inference.serve import VllmServer, stop, vllm_server
+from agent_r1.inference.serve import VllmServer, parser_options, stop, vllm_server
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
@@ -436,3 +437,15 @@ def children(pid: int) -> list[int]:
         for p in (task / "children").read_text().split()
     ]
     return found + [grandchild for child in found for grandchild in children(child)]
+
+
+@pytest.mark.parametrize(
+    ("template", "names"),
+    [
+        ("{{ messages[0].content }}", False),
+        ("{{ messages[0].reasoning_content }}{{ messages[0].content }}", True),
+    ],
+)
+def test_thoughts_leave_the_text_only_if_the_template_writes_them_back(tmp_path, template, names):
+    (tmp_path / "chat_template.jinja").write_text(template)
+    assert ("--reasoning-parser" in parser_options(tmp_path, HERMES)) == names

@@ -162,8 +162,26 @@ def parser_options(model: Path, dialect: Dialect) -> list[str]:
         return []
     options = ["--enable-auto-tool-choice", "--tool-call-parser", dialect.tool_parser]
     if dialect.reasoning_parser:
-        options += ["--reasoning-parser", dialect.reasoning_parser]
+        if writes_thoughts(model):
+            options += ["--reasoning-parser", dialect.reasoning_parser]
+        else:
+            say("  thoughts stay in the text of a message; a call inside a thought is passed on")
     return options
+
+
+def writes_thoughts(model: Path) -> bool:
+    """Return whether the chat template writes a message's separate thought back.
+
+    vLLM's parser moves a thought from the text of a message to a field of its own. The template of
+    our tiny models does not know the field. Such a template would show the agent its earlier turns
+    without their thoughts, which it never saw in training.
+    """
+    # A template has a file of its own, or, in older folders, a line in the tokenizer's settings.
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        file = model / name
+        if file.is_file() and "reasoning" in file.read_text(encoding="utf-8"):
+            return True
+    return False
 
 
 def why_unparsed(model: Path, dialect: Dialect) -> str | None:
