@@ -110,7 +110,9 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
         elif "settings" in arguments:
             preset = cli._config(arguments).preset
             assert (
-                preset in example or {"--run", "--model"} & set(example) or Path(preset).is_file()
+                preset in example
+                or {"--run", "--model", "--power"} & set(example)
+                or Path(preset).is_file()
             )
 
 
@@ -337,7 +339,7 @@ def test_no_space(home, capsys, argv, kilobytes):
     ("error", "code", "said"),
     [
         (OSError(errno.ENOSPC, "No space left", "/a/file"), 1, "/a/file: No space left; check "
-            "space and permissions"),
+            "space and permissions, and run it again"),
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )  # fmt: skip

@@ -50,7 +50,12 @@ def test_a_python_that_is_too_old_or_too_new(box, tmp_path, version, gpus):
     done = speedrun(
         tmp_path,
         "grpo",
-        **variables | {"PYTHON": str(python), "AGENT_R1_VENV": str(tmp_path / "none")},
+        **variables
+        | {
+            "PYTHON": str(python),
+            "AGENT_R1_VENV": str(tmp_path / "none"),
+            "AGENT_R1_PREFLIGHT": "no",  # its own tests are in test_preflight.py
+        },
     )
     assert done.returncode == 1 and version in done.stderr.splitlines()[-1]
     assert not (tmp_path / "none").exists()
