@@ -21,7 +21,6 @@ os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "CUDA_VISIB
 
 import ray
 import torch
-import transformers
 import vllm.platforms
 from vllm.platforms.cuda import NonNvmlCudaPlatform
 from vllm.platforms.interface import DeviceCapability
@@ -64,26 +63,14 @@ from agent_r1.ground.hardware import MODELS  # noqa: E402
 from agent_r1.inference import serve  # noqa: E402
 from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer  # noqa: E402
 from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E402
+from agent_r1.verl_engine.real_update import published_config  # noqa: E402
 
 
 def model_folder(path: str, root: Path) -> Path:
     """Write config.json in the real shape of model `path`, and a small tokenizer; no weights."""
     shape, folder = MODELS[path.partition("@")[0]], root / path.replace("/", "--")
     if not folder.exists():
-        kind = transformers.Qwen3Config if "Qwen3" in path else transformers.Qwen2Config
-        config = kind(
-            num_hidden_layers=shape.layers,
-            hidden_size=shape.hidden,
-            num_attention_heads=shape.heads,
-            num_key_value_heads=shape.kv_heads,
-            intermediate_size=shape.intermediate,
-            vocab_size=shape.vocab,
-            tie_word_embeddings=shape.tied,
-            max_position_embeddings=shape.positions,
-            architectures=["Qwen3ForCausalLM" if "Qwen3" in path else "Qwen2ForCausalLM"],
-            dtype="bfloat16",
-            **({"head_dim": shape.head_dim} if "Qwen3" in path else {}),
-        )
+        config = published_config(shape, qwen3="Qwen3" in path)
         config.save_pretrained(folder)
         save_tokenizer(train_tokenizer(["a question and an answer"], 300), folder)
     return folder

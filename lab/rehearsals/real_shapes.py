@@ -32,6 +32,7 @@ from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.verl_engine.checkpoints import compare_logprobs, finish, keep_shards
+from agent_r1.verl_engine.real_update import published_config
 from lab.rehearsals._as_on_a_gpu import NEEDS
 from lab.rehearsals._real_shapes_rank import Peak, small
 
@@ -73,20 +74,7 @@ def run() -> dict[str, Any]:
 
 def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedConfig:
     """Make config.json of model `name`, from the plan's table or with another shape."""
-    shape, qwen3 = shape or MODELS[name], "Qwen3" in name
-    return (transformers.Qwen3Config if qwen3 else transformers.Qwen2Config)(
-        num_hidden_layers=shape.layers,
-        hidden_size=shape.hidden,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        intermediate_size=shape.intermediate,
-        vocab_size=shape.vocab,
-        tie_word_embeddings=shape.tied,
-        max_position_embeddings=shape.positions,
-        architectures=["Qwen3ForCausalLM" if qwen3 else "Qwen2ForCausalLM"],
-        dtype="bfloat16",
-        **({"head_dim": shape.head_dim} if qwen3 else {}),
-    )
+    return published_config(shape or MODELS[name], qwen3="Qwen3" in name)
 
 
 def counted() -> dict[str, Any]:

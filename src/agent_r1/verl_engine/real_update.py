@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 
 from agent_r1.config import Config, from_yaml, to_yaml
 from agent_r1.ground.errors import AgentR1Error
@@ -83,12 +84,8 @@ def last_error(log: Path) -> str:
 # ---------------------------------------------------------------------------------------- one rank
 
 
-def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
-    """Write random weights in bfloat16, as published models have, and a small tokenizer."""
-    import transformers
-
-    from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer
-
+def published_config(shape: Shape, qwen3: bool) -> transformers.PreTrainedConfig:
+    """Make the config.json of a published Qwen model of this shape, without a download."""
     kind = transformers.Qwen3Config if qwen3 else transformers.Qwen2Config
     config = kind(
         num_hidden_layers=shape.layers,
@@ -104,6 +101,14 @@ def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
     )
     if qwen3:
         config.head_dim = shape.head_dim
+    return config
+
+
+def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
+    """Write random weights in bfloat16, as published models have, and a small tokenizer."""
+    from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer
+
+    config = published_config(shape, qwen3)
     # A CPU draws 1.5 billion numbers in about a minute, a GPU at once.
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
