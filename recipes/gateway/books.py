@@ -145,7 +145,7 @@ class Audited(Rollouts):
             words += f"{times} times: {cause}"
             if lost > self.rollout.agent_losses * total:
                 raise AgentR1Error(
-                    f"{words}. Mend the agent, or allow a share with rollout.agent_losses "
+                    f"{words}. Fix the agent, or allow a share with rollout.agent_losses "
                     f"(now {self.rollout.agent_losses:g})",
                     code="tokens_lost",
                 )

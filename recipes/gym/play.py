@@ -73,7 +73,7 @@ def _check_random_play(name: str) -> None:
     game = GAMES[name]
     if not game.actions.choices:
         raise ConfigError(
-            f"{game.owner}: nobody can play at random where step takes any text or number; "
+            f"{game.owner}: random play is impossible where step takes any text or number; "
             "write a method expert(self, observation), which returns an action",
             code="no_expert",
         )

@@ -80,7 +80,7 @@ class Workspace:
 
     @cached_property
     def cold_start(self) -> Path:
-        # A price, or a judge's address, changes no demonstration: whoever compares rewards pays
+        # A price, or a judge's address, changes no demonstration: a user who compares rewards pays
         # for one cold start.
         c = self.config.model_copy(update={"env": self.demonstration_env})
         digest = fingerprint(

@@ -297,8 +297,8 @@ def demonstrations(config, rows, passages, tools):
         train_tokenizer(texts_for_tokenizer(rows, passages, names), config.model.vocab_size)
     )
     loop = make_loop(Demonstrator(chat), chat, {"search": search}, config.rollout, config.env)
-    settings = config.cold_start.behaviours, config.data.cold, config.seed
-    return chat, *make_demonstrations(rows, names, search, loop, *settings)
+    behaviours, count = config.cold_start.behaviours, config.data.cold
+    return chat, *make_demonstrations(rows, names, search, loop, behaviours, count, config.seed)
 
 
 def test_no_demonstration_shows_a_fact(world):

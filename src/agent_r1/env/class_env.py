@@ -324,7 +324,7 @@ class MethodsEnv(WorldEnv):
         except BaseException as error:
             if task.cancelling() > cancellations or ends_run(error, task):
                 raise
-            # A CancelledError that nobody asked for, a BaseExceptionGroup, a GeneratorExit.
+            # A CancelledError of its own, a BaseExceptionGroup, a GeneratorExit.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     async def _reward(self, stop_reason: StopReason) -> float:

@@ -367,7 +367,7 @@ def run_chat(
             repl.attempt(question, lambda: repl.ask(question.strip()))
         else:
             for line in sys.stdin:
-                # The console is quiet once nobody reads it, as in `agent-r1 chat | head`.
+                # The console is quiet once its reader is gone, as in `agent-r1 chat | head`.
                 if console.quiet or not repl.handle(line):
                     break
     if repl.failed:

@@ -73,7 +73,7 @@ def written_call(chat: ChatFormat) -> str | None:
         opened = chat.template.render([ASKED], TOOLS)
     except ConfigError:
         return None
-    # Not within a control token: `<｜Assistant｜>` and a call's `<｜tool` begin alike.
+    # Not within a control token: `<｜Assistant｜>` and a call's `<｜tool` share a beginning.
     shared = re.sub(r"<[^<>]*\Z", "", os.path.commonprefix([text, opened]))
     text = text[len(shared) :]
     if name not in text:

@@ -124,7 +124,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
             ) from None
         except ValidationError as error:
             raise HTTPException(422, _first(error)) from None
-        except ClientDisconnect:  # nobody reads this answer; without it, the log has a traceback
+        except ClientDisconnect:  # the client is gone; otherwise the log has a traceback
             raise HTTPException(400, "the client left", {"Connection": "close"}) from None
 
     async def answer_search(request: Request) -> dict[str, Any]:

@@ -276,7 +276,7 @@ def ends_run(error: BaseException, task: asyncio.Task[Any]) -> bool:
     if isinstance(error, BaseExceptionGroup) and error.subgroup(KeyboardInterrupt):
         return True
     if isinstance(error, GeneratorExit):
-        # Python closes a coroutine that nobody awaits any more: then no task runs it.
+        # Python closes a coroutine that is no longer awaited: then no task runs it.
         try:
             return asyncio.current_task() is not task
         except RuntimeError:

@@ -41,7 +41,7 @@ def value_of(expression: str) -> Number:
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         hint = EXAMPLE
         if "=" in expression:
-            hint = "leave out = and what stands before or behind it"
+            hint = "leave out = and what stands before or after it"
         raise InvalidArgumentsError(f"this is no expression; {hint}") from None
     try:
         return _value(tree.body, MAX_EXPRESSION_DEPTH)
