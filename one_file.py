@@ -102,8 +102,8 @@ class Episode:
         # A tool's result is text from outside: the agent reads it, with mask 0. If the loss counted
         # these tokens too, the agent would learn to write search results (docs/lessons/03-masks.md:
         # .760 instead of .904).
-        closed = ids[-1] in self.chat.closing_ids
-        reply = self.chat.continuation_ids(result.observation.messages, closed=closed)
+        # The reply closes the agent's turn, unless the agent did so itself.
+        reply = self.chat.reply_ids(ids, result.observation)
         self.append(reply, mask=0)
         if len(self.ids) + MAX_TURN > MAX_CONTEXT:
             self.stop_reason = StopReason.CONTEXT_OVERFLOW

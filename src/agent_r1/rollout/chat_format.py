@@ -53,8 +53,7 @@ class ChatFormat:
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
-                "template; "
-                "use an instruct model, or set tokenizer.chat_template and save it again",
+                "template; use an instruct model, or set tokenizer.chat_template and save it again",
                 code="no_chat_template",
             )
         if not getattr(tokenizer, "is_fast", False):
@@ -177,9 +176,9 @@ class ChatFormat:
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
                 cuts.append(start)
-            elif (
-                match.start() not in template_tags
-            ):  # the template's own tag stays whole: cut, it would have other ids
+            elif match.start() not in template_tags:
+                # A tag of ordinary tokens is split everywhere. The template's own stays whole: cut,
+                # it would have other ids.
                 cuts += range(start, match.end())
         ids: list[int] = []
         for begin, end in pairwise([*sorted(set(cuts)), len(text)]):
