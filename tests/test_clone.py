@@ -37,6 +37,14 @@ def test_the_loss_is_the_mean_cross_entropy_of_action_tokens(micro, chat, demons
     assert loss == pytest.approx(expected.item(), rel=1e-5)
 
 
+def test_a_phase_of_no_steps_changes_nothing(micro, chat, demonstrations):
+    """cold_start.copy_steps=0 leaves the first phase out."""
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    before = model.embed.weight.clone()
+    assert clone_steps(model, demonstrations, steps=0) == []
+    assert torch.equal(model.embed.weight, before)
+
+
 def test_nothing_is_learnt_of_what_a_tool_said(micro, chat, demonstrations):
     """Other words behind the last action change no gradient: with the same masks as in RL, only
     actions count."""

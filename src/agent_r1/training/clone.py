@@ -87,6 +87,8 @@ def clone(
     With `held_out`, stop when its loss no longer falls, and end with the best weights so far.
     Return the number of steps that were taken.
     """
+    if not steps:  # a phase can be left out: cold_start.copy_steps=0
+        return 0
     batch = collate(rows)
     device = model.embed.weight.device
     optimizer = torch.optim.AdamW(
@@ -96,7 +98,7 @@ def clone(
         optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
     )
     batches = _endless_batches(batch, tokens, seed)
-    step = -1  # of no steps
+    taken = 0
     for step in range(steps):
         part = batch[next(batches)].to(device)
         with autocast(dtype, device):
@@ -106,12 +108,13 @@ def clone(
         optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")
         schedule.step()
         on_step(step, loss.item())
-        due = (step + 1) % CHECK_EVERY == 0 or step + 1 == steps
+        taken = step + 1
+        due = taken % CHECK_EVERY == 0 or taken == steps
         if held_out and due and held_out.look(model, dtype):
             break
     if held_out:
         held_out.restore(model)
-    return min(steps, step + 1)
+    return taken
 
 
 def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:
