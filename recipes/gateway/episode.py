@@ -28,14 +28,12 @@ from agent_r1 import (
     Sampling,
     Task,
     ToolCall,
+    check_reward,
     derive_seed,
 )
 from agent_r1_recipes.gateway.matching import Answer, Conversations, prompt_of
 from agent_r1_recipes.gateway.server import Reply, Request
 from agent_r1_recipes.gateway.wire import Call, Refusal, Turn, answer_body, read_call, usage_of
-
-MAX_REWARD = 1e6
-"""As in the episode loop: sums and squares of rewards stay far below float32's maximum."""
 
 
 class GatewayEpisode:
@@ -247,10 +245,13 @@ class GatewayEpisode:
         if self.over or self.reward is not None:
             self.events["refused_reward"] += 1
             raise Refusal("the reward is known already; the first one counts", 400, "second_reward")
-        if not is_reward(value):
+        try:
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError("a reward must be a number")
+            self.reward = check_reward(value)
+        except (ValueError, OverflowError) as error:  # an integer may be too large for a float
             self.events["refused_reward"] += 1
-            raise Refusal(f"a reward must be a finite number, within +-{MAX_REWARD:g}")
-        self.reward = float(value)
+            raise Refusal(str(error)) from None
 
     def post_reward(self, request: Request) -> Reply:
         """Read a posted reward. It needs the second key, which no prompt and no tool sees."""
@@ -273,12 +274,6 @@ class GatewayEpisode:
         self.policy.release(self.task.session)
         if self.failure is not None:
             raise self.failure
-
-
-def is_reward(value: Any) -> bool:
-    """Return whether a value from outside is a usable reward. A bool is not."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and math.isfinite(value) and abs(value) <= MAX_REWARD
 
 
 def captured(answer: str, conversations: Conversations) -> Answer | None:

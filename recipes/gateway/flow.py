@@ -12,7 +12,6 @@ reads its requests, `episode.py` answers them from the policy, `matching.py` mak
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -34,10 +33,12 @@ from agent_r1 import (
     StopReason,
     Task,
     Trajectory,
+    check_reward,
+    maybe_await,
 )
 from agent_r1_recipes.gateway.agents import Ended, agents_of
 from agent_r1_recipes.gateway.books import Books, Entry
-from agent_r1_recipes.gateway.episode import GatewayEpisode, captured, is_reward
+from agent_r1_recipes.gateway.episode import GatewayEpisode, captured
 from agent_r1_recipes.gateway.matching import Answer
 from agent_r1_recipes.gateway.server import Reply, Request, serving
 from agent_r1_recipes.gateway.settings import GatewaySettings
@@ -307,8 +308,7 @@ class AgentFlow(AgentFlowBase):
                 raise RuntimeError(f"the episode ended as {stop.value}, without a turn")
             env.final_turn = self.chat.turn_text(answer.require_generation().token_ids)
         outcome = await maybe_await(env.outcome(stop))
-        if not is_reward(outcome.reward):
-            raise ValueError(f"a reward must be a finite number, and it is {outcome.reward}")
+        check_reward(outcome.reward)
         return outcome
 
     def _reported(self, episode: GatewayEpisode) -> Outcome:
@@ -380,8 +380,3 @@ def task_of(row: Row, messages: list[dict[str, Any]]) -> dict[str, Any]:
         "data_source": row["data_source"],
         "index": extra.get("index"),
     }
-
-
-async def maybe_await(value: Any) -> Any:
-    """Return `value`, or its result if it is awaitable."""
-    return await value if inspect.isawaitable(value) else value

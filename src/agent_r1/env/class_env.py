@@ -41,7 +41,16 @@ from dataclasses import replace
 from typing import Any
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
+from agent_r1.core import (
+    Action,
+    AgentEnv,
+    Observation,
+    Outcome,
+    Row,
+    StepResult,
+    StopReason,
+    maybe_await,
+)
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.tool.base import BaseTool, OneThread, ToolCall, ends_run
@@ -318,7 +327,7 @@ class MethodsEnv(WorldEnv):
             if inspect.iscoroutinefunction(function):
                 return await function(**arguments)
             value = await self.thread.run(function, **arguments)
-            return await value if inspect.isawaitable(value) else value
+            return await maybe_await(value)
         except (Exception, SystemExit):
             raise
         except BaseException as error:

@@ -132,7 +132,7 @@ class AgentEnvLoop(AgentFlowBase):
             # A fresh limit, so that an episode that timed out also gets its outcome.
             async with asyncio.timeout(self.limits.timeout_s) as deadline:
                 outcome = await maybe_await(env.outcome(stop))
-            finite(outcome.reward)
+            check_reward(outcome.reward)
         except Exception as failure:
             # For example, `reset` failed, and the environment has no row to score. What stopped the
             # episode first is the better explanation, so it is kept.
@@ -208,7 +208,7 @@ class AgentEnvLoop(AgentFlowBase):
             self.on_action(action)
             try:
                 result = await env.step(action)
-                step.reward = finite(result.reward)
+                step.reward = check_reward(result.reward)
                 step.info = result.info
                 step.token_rewards = self.locate_rewards(step, result)
             except Exception as failure:
@@ -252,9 +252,9 @@ class AgentEnvLoop(AgentFlowBase):
         if result.call_rewards:
             for end, reward in result.call_rewards:
                 if reward:
-                    rewards.append((self._token_at(step.action_ids, end), finite(reward)))
+                    rewards.append((self._token_at(step.action_ids, end), check_reward(reward)))
         elif result.reward and not result.done:
-            rewards.append((last, finite(result.reward)))
+            rewards.append((last, check_reward(result.reward)))
         return rewards
 
     def _token_at(self, action_ids: list[int], end: int) -> int:
@@ -282,9 +282,10 @@ class EnvironmentFailure(Exception):
     """An environment's exception. The episode ends with StopReason.ERROR and this text."""
 
 
-def finite(reward: float) -> float:
-    """Return `reward` as a float. Raise ValueError if it is not finite or too large: it would
-    corrupt the weights."""
+def check_reward(reward: float) -> float:
+    """Return `reward` as a float. Raise ValueError if it would corrupt the weights.
+
+    It would if it is not finite, or too large."""
     if not math.isfinite(reward):
         raise ValueError(f"a reward must be a finite number, and the environment returned {reward}")
     if abs(reward) > MAX_REWARD:
