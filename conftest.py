@@ -15,6 +15,7 @@ import shutil
 import signal
 import ssl
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -133,6 +134,17 @@ def pytest_runtest_setup():
     """One thread: quick for tiny models, and sums are always added up in the same order. A command
     that a test runs may have set more, which would slow down all tests after it."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _forget_users_modules():
+    """Forget the modules that a test wrote and imported: a process imports one `world.py` only, and
+    refuses another by its name (`config.plugins`)."""
+    yield
+    temporary = tempfile.gettempdir() + os.sep
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(temporary):
+            del sys.modules[name]
 
 
 # ----------------------------------------------------------------------------- tokenizer and models

@@ -32,6 +32,14 @@ def config() -> Config:
     return load_config("smoke", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
 
 
+PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"))
+"""Settings that say where something is, and so make nothing new."""
+PRICES = (
+    "reward", "judge_url", "judge_model", "format_penalty", "call_reward", "evidence_reward",
+)  # fmt: skip
+"""Settings of `env` that say what something earns; no demonstration depends on them."""
+
+
 # ---------------------------------------------------------------------------------------- one stage
 
 
@@ -101,16 +109,18 @@ def other(value):
 
 
 def test_a_changed_setting_makes_a_new_start_model(config):
-    """Whatever the demonstrations or the model depend on; so a stale one is never used."""
+    """Whatever the demonstrations or the model depend on; so a stale one is never used. A price
+    changes neither."""
     old = Workspace(config)
     for section in ("data", "search", "env", "model", "cold_start"):
         part = getattr(config, section)
         for name in type(getattr(Config(), section)).model_fields:
-            if (section, name) in (("model", "path"), ("search", "url"), ("env", "sandbox")):
-                continue  # a place makes nothing new
+            if (section, name) in PLACES:
+                continue
             changed = part.model_copy(update={name: other(getattr(part, name))})
             new = Workspace(config.model_copy(update={section: changed}))
-            assert new.cold_start != old.cold_start, name
+            is_price = section == "env" and name in PRICES
+            assert (new.cold_start == old.cold_start) == is_price, name
             assert (new.data != old.data) == (section == "data" or name == "name"), name
             assert (new.index != old.index) == (
                 new.data != old.data or name in ("encoder", "dim", "index")

@@ -52,7 +52,7 @@ FACTS = Problem(
 )
 MATHS = Problem(
     "17 * 23 + 4", ["395"], "395", "391", ["391", "395", "399"],
-    "17 * 23 + 4 is 395, 17 * 23 is 391, 17 + 23 is 40", "３９５",
+    "17 * 23 + 4 is 395, 17 * 23 is 391, 17 + 23 is 40", "З95",  # a Cyrillic letter
 )  # fmt: skip
 WORDS = "I have thought about this for a long time. " * 110
 CALL = Hermes.call("search", "", query="Sosnum")
