@@ -2,8 +2,8 @@
 
 Each trial draws the difficulty of n questions and eight samples of each, and makes the intervals of
 an evaluation card. The truth is the mean over all questions of that kind. A coverage outside .93 to
-.97 raises. One near these bounds is measured again with ten times the trials: of 42 coverages with
-a standard error of .005, one may leave the bounds by chance.
+.97 raises. One near these bounds is measured again with ten times the trials, because one of 42
+may leave them by chance.
 """
 
 from __future__ import annotations
