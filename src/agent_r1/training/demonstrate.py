@@ -70,7 +70,7 @@ RECORDED_EXAMPLE = (
 """One line of recorded demonstrations."""
 
 
-CAPITALISED = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+CAPITALISED_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 """Matches a name: consecutive words with capitals."""
 
 
@@ -400,8 +400,10 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
             f"system\ntools: {tool_names}",
             *(f"{m['role']}\n{m['content']}" for m in episode.messages),
         ):
-            names.update(CAPITALISED.findall(text))
-            yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED.sub("\0", text)))
+            names.update(CAPITALISED_NAME.findall(text))
+            yield from filter(
+                None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED_NAME.sub("\0", text))
+            )
     for _ in range(20):  # frequent enough that names are not the first to lose their tokens
         yield from sorted(names)
 
