@@ -46,7 +46,7 @@ class Qwen3Coder(Hermes):
             return super().write_turn(said, thought)
         lines = [f"<function={said.name}>"]
         for name, value in said.arguments.items():
-            lines += [f"<parameter={name}>", _written(value), "</parameter>"]
+            lines += [f"<parameter={name}>", _write_value(value), "</parameter>"]
         body = "\n".join([*lines, "</function>"])
         return f"<think>{thought or 'go on'}</think><tool_call>\n{body}\n</tool_call>"
 
@@ -80,8 +80,8 @@ def _call(body: str, closed: bool, tools: dict[str, BaseTool]) -> ToolCall:
 
 def _types_of(schema: dict[str, Any]) -> set[str]:
     """Return the types that a parameter's schema allows, also in `anyOf`."""
-    named = schema.get("type") or []
-    types = {named} if isinstance(named, str) else set(named)
+    declared_type = schema.get("type") or []
+    types = {declared_type} if isinstance(declared_type, str) else set(declared_type)
     for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         types |= _types_of(option)
     if not types and any(isinstance(value, str) for value in schema.get("enum", ())):
@@ -108,6 +108,6 @@ def _refuse(number: str) -> Any:
     raise ValueError(number)
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """Write a value as its template does: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -359,14 +359,14 @@ class OpenEnvSession:
         expected_type = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
             message = json.loads(raw)
-            data = message["data"]
+            payload = message["data"]
             if message["type"] == "error":
-                raise self._error(data)
-            if is_early or message["type"] != expected_type or not isinstance(data, dict):
+                raise self._error(payload)
+            if is_early or message["type"] != expected_type or not isinstance(payload, dict):
                 raise ValueError
             if expected_type == "observation":
-                return self._check_observation(data)
-            return data
+                return self._check_observation(payload)
+            return payload
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             when = "unasked" if is_early else f"in answer to {kind!r}"
             raise BrokenError(

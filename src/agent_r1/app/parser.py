@@ -62,7 +62,7 @@ RECIPE = option(
     metavar="FOLDER",
     help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe",
 )
-CONFIGURED = (
+CONFIG_OPTIONS = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
     RECIPE,
     option("--seed", type=int, help="random seed of all stages (default: 0)"),

@@ -52,7 +52,7 @@ def local_shape(config: Config) -> Shape:
     )
 
 
-def kept(shape: Shape) -> int:
+def count_kept_numbers(shape: Shape) -> int:
     """Count the numbers per token that a layer keeps for backward.
 
     They are the inputs of norms, products and attention.
@@ -74,8 +74,8 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
 
     def update(tokens: int) -> dict[str, float]:
         layers = (
-            shape.layers * (shape.hidden if t.recompute else kept(shape))
-            + kept(shape) * t.recompute
+            shape.layers * (shape.hidden if t.recompute else count_kept_numbers(shape))
+            + count_kept_numbers(shape) * t.recompute
         )
         logits = LOGIT_COPIES * min(tokens * shape.vocab, LOGITS) + shape.vocab * shape.hidden
         return {

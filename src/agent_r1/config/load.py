@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
-from agent_r1.config.renamed import RENAMED, copy_sections, translate_keys
+from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
 from agent_r1.config.settings import Engine, OutsideFingerprint
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
@@ -403,8 +403,8 @@ def _resolve_auto(config: Config) -> Config:
 
 def keep_stored(config: Config, stored: Config) -> Config:
     """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
-    kept = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
-    return apply_overrides(config, kept) if kept else config
+    overrides = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
+    return apply_overrides(config, overrides) if overrides else config
 
 
 def _explain(error: ValidationError) -> ConfigError:
@@ -415,7 +415,7 @@ def _explain(error: ValidationError) -> ConfigError:
     kind = first["type"]
     context = first.get("ctx", {})
     if kind == "extra_forbidden":
-        new = RENAMED.get(key)
+        new = RENAMED_SETTINGS.get(key)
         if isinstance(new, str):
             hint = f"; it is {new} now"
         else:

@@ -53,13 +53,13 @@ class RecordSource(Source):
     def make(self, config: DataConfig, seed: int) -> Made:
         files = self.local_files(config)
         corpora.check_corpus(config.corpus)
-        skipped: list[str] = []
-        splits = self.parts(config, files, seed, skipped)
+        skipped_records: list[str] = []
+        splits = self.parts(config, files, seed, skipped_records)
         (first, records), *held_out = splits.items()
         if not held_out:
-            splits = split_one(config, f"{seed}/{first}", records, skipped)
+            splits = split_one(config, f"{seed}/{first}", records, skipped_records)
         elif len(held_out) == 1:
-            splits = split_two(config, seed, records, held_out[0][1], skipped)
+            splits = split_two(config, seed, records, held_out[0][1], skipped_records)
         local: list[Path] = []
         for part in files.values():
             local += part
@@ -75,12 +75,12 @@ class RecordSource(Source):
             everyone += records
         manifest = {
             "sources": {str(path.resolve()): sha256(path) for path in local},
-            "skipped": skipped,  # grows while the passages are written
+            "skipped": skipped_records,  # grows while the passages are written
             "splits": sizes,
         }
         return Made(
             questions,
-            corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped),
+            corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped_records),
             manifest,
         )
 

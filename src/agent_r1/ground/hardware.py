@@ -119,8 +119,8 @@ def find_shape(path: str, folder: Path) -> Shape:
             raw["max_position_embeddings"],
         )
     except (OSError, ValueError, KeyError, TypeError):
-        if known := known_model(path):
-            return known
+        if shape := known_model(path):
+            return shape
     raise ConfigError(
         f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; download it with "
         "`agent-r1 cold-start` first, "

@@ -177,9 +177,9 @@ def find_card(model: Path) -> dict[str, Any] | None:
     It is in the model's folder, or in the folder of its run. A run's card is about its last
     checkpoint, so it does not count for an earlier one.
     """
-    shipped = model / "eval.json"
-    if shipped.is_file():
-        return json.loads(shipped.read_text(encoding="utf-8"))
+    card_file = model / "eval.json"
+    if card_file.is_file():
+        return json.loads(card_file.read_text(encoding="utf-8"))
     folders = model.resolve().parents  # runs/NAME/checkpoints/step_000220/model
     if len(folders) < 3 or not (folders[2] / "eval.json").is_file():
         return None

@@ -247,10 +247,10 @@ class Repl:
             return
         self.screen.say(f"in the evaluation, {reliability_line(part)}", "dim")
         questions = [question_of(row) for row in self.known]
-        asked = self.last().question
+        question = self.last().question
         same_data = card.get("data") == Workspace(self.agent.config).data.name
-        if same_data and asked in questions[: part["questions"]]:
-            right = part["right"][questions.index(asked)]
+        if same_data and question in questions[: part["questions"]]:
+            right = part["right"][questions.index(question)]
             self.screen.say(f"of this question, {right} of {part['samples']} were right", "dim")
 
     def clear(self) -> None:

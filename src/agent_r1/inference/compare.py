@@ -231,8 +231,8 @@ def _evaluate(
     finished_scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
-        unplayed = len(rows) * samples - len(before)
-        advance = stack.enter_context(progress("evaluating", unplayed))
+        remaining_samples = len(rows) * samples - len(before)
+        advance = stack.enter_context(progress("evaluating", remaining_samples))
 
         def on_done(trajectory: Trajectory) -> None:
             finished_scores.append(trajectory.score)

@@ -63,7 +63,7 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the
 start."""
 POLL_S = 0.5
-UNVERIFIED = (
+UNVERIFIED_NOTE = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
     "explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
@@ -265,7 +265,7 @@ def watch(
                     dashboard.step(line)
                     track(line)
                     if line.get("checkpoint/unverified"):
-                        dashboard.note(UNVERIFIED)
+                        dashboard.note(UNVERIFIED_NOTE)
                 line_count = len(lines)
             if time.monotonic() - last_change > patience:
                 raise AgentR1Error(

@@ -159,11 +159,11 @@ def random_batch(lengths: list[int], vocab: int, seed: int, entropy: bool = Fals
         "dataloader_kwargs": {"shuffle": False},
         "temperature": 1.0,
     }
-    nested: dict[str, torch.Tensor | list[Any]] = {
+    nested_columns: dict[str, torch.Tensor | list[Any]] = {
         name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
         for name, column in columns.items()
     }
-    return tensordict_utils.get_tensordict(nested, settings)
+    return tensordict_utils.get_tensordict(nested_columns, settings)
 
 
 def make_worker(settings: Any) -> Any:
