@@ -86,7 +86,7 @@ def state_driver(root: Path, version: str) -> None:
 
 
 def call(root: Path, command: str) -> subprocess.CompletedProcess:
-    """Run a line of bash as root in the new root, in its checkout if it exists."""
+    """Run a line of bash in the new root, in its checkout if it exists."""
     inside = "export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin; cd /root; "
     inside += "cd agent-r1 2>/dev/null; git config --global safe.directory '*'; " + command
     shared = [sysconfig.get_path("purelib"), sys.base_prefix]
