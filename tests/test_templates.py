@@ -61,7 +61,7 @@ def text_of(rng: random.Random, chat: ChatFormat) -> str:
     """A content that spells no control token, and no tag in which the template encloses data."""
     while True:
         text = "".join(rng.choices(WORDS, k=rng.randrange(9)))
-        if not chat.template.guarded.search(text):
+        if not chat.template.guard_pattern.search(text):
             return text
 
 

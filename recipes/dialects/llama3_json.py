@@ -23,7 +23,7 @@ from agent_r1 import BaseTool, Hermes, Part, ToolCall
 PYTHON_TAG = "<|python_tag|>"
 FORM = 'write {"name": ..., "parameters": {...}}'
 _START = re.compile(r"\{")
-_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 _DECODER = json.JSONDecoder()
 
 
@@ -52,11 +52,11 @@ class Llama3Json(Hermes):
             parts.append(replace(part, kind="tool_call") if begins else part)
         return parts
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
-        if isinstance(said, str):
-            return super().write_turn(said, thought)
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
+        if isinstance(message, str):
+            return super().write_turn(message, thought)
         before = f"<think>{thought}</think>" if thought else ""
-        body = {"name": said.name, "parameters": said.arguments}
+        body = {"name": message.name, "parameters": message.arguments}
         return before + json.dumps(body, ensure_ascii=False)
 
 
@@ -70,7 +70,7 @@ def _calls_in(text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
         try:
             call_json, place = _DECODER.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            name_match = _NAMED.match(text, start.start())
+            name_match = _NAME.match(text, start.start())
             if name_match and (has_tag or name_match[1] in tools):
                 return [*calls, ToolCall("", {}, f"the call is not valid JSON; {FORM}", len(text))]
             place = start.end()

@@ -58,16 +58,16 @@ def _describe_tool(name: str, description: str, parameters: dict[str, Any]) -> s
     return f"- {name}: {' '.join(description.split())}\n  arguments: {arguments}"
 
 
-def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
+def _call(name: str, text: str, tools: dict[str, BaseTool]) -> ToolCall:
     try:
-        arguments = json.loads(written)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = written
+        arguments = text
     if isinstance(arguments, dict):
         return ToolCall(name, arguments)
     properties = tools[name].parameters.get("properties", {}) if name in tools else {}
     if len(properties) == 1:
-        return ToolCall(name, {next(iter(properties)): written})
+        return ToolCall(name, {next(iter(properties)): text})
     return ToolCall(
         name,
         {},

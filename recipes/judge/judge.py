@@ -49,7 +49,7 @@ class Judge:
         self.url = url.rstrip("/")
         self.model = model
         self.max_tokens = max_tokens
-        self._asked: dict[Case, Future[Any]] = {}
+        self._verdicts: dict[Case, Future[Any]] = {}
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -59,13 +59,13 @@ class Judge:
         That costs the episode, which is neither rewarded nor penalised.
         """
         case = question, tuple(targets), answer[:MAX_JUDGED_CHARS]
-        if case not in self._asked:
-            self._asked[case] = self._ask(case)
-            if len(self._asked) > MAX_VERDICTS:
-                del self._asked[next(iter(self._asked))]
+        if case not in self._verdicts:
+            self._verdicts[case] = self._ask(case)
+            if len(self._verdicts) > MAX_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
         try:
             # Shielded, because other episodes may wait for the same verdict.
-            response = await asyncio.shield(asyncio.wrap_future(self._asked[case]))
+            response = await asyncio.shield(asyncio.wrap_future(self._verdicts[case]))
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}")
             choice = response.json()["choices"][0]
@@ -79,7 +79,7 @@ class Judge:
             TypeError,
             AttributeError,
         ) as error:
-            self._asked.pop(case, None)
+            self._verdicts.pop(case, None)
             raise AgentR1Error(
                 f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
             ) from None

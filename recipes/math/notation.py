@@ -255,13 +255,13 @@ def _without_wrappers(text: str) -> str:
     return text
 
 
-def _split_unit(text: str, wrapped: bool) -> tuple[str, str]:
+def _split_unit(text: str, has_wrapper: bool) -> tuple[str, str]:
     """Split `18 apples` into value and unit. The unit is "" if there is none.
 
-    `wrapped`: the text had words in TeX's wrappers, so that a single letter is no variable.
+    `has_wrapper`: the text had words in TeX's wrappers, so that a single letter is no variable.
     """
     if match := MONEY_BEFORE.match(text):
-        value, unit = _split_unit(match[1] + text[match.end() :], wrapped)
+        value, unit = _split_unit(match[1] + text[match.end() :], has_wrapper)
         return value, match[2] + unit.removeprefix(match[2])
     for pattern, kind in ((DEGREES, "°"), (PERCENT, "%"), (MONEY_AFTER, "")):
         match = pattern.search(text)
@@ -281,17 +281,17 @@ def _split_unit(text: str, wrapped: bool) -> tuple[str, str]:
     if not re.search(r"[\d\\]", value) or not re.search(r"[\w})\]|!.]\s*$", value):
         return text, ""
     # In `2\pi h`, the letter is a variable. In `3 h` and `2\pi\text{ h}` it is a unit.
-    symbolic = not wrapped and number(value) is None and words not in ("m", "g", "L")
+    symbolic = not has_wrapper and number(value) is None and words not in ("m", "g", "L")
     if symbolic and re.search(rf"(?<!{LETTERS}){LETTERS}(?!{LETTERS})", words):
         return text, ""
-    unit = _unit_named(words, attached=not value.endswith(" "))
+    unit = _unit_named(words, is_attached=not value.endswith(" "))
     return (value.strip(), unit) if unit else (text, "")
 
 
-def _unit_named(words: str, attached: bool) -> str:
+def _unit_named(words: str, is_attached: bool) -> str:
     """Return the unit of these words in one spelling; "" if they are none.
 
-    `attached`: no blank stands between the value and the words, as in `5cm`.
+    `is_attached`: no blank stands between the value and the words, as in `5cm`.
     """
     parts = re.sub(r"\bper\b", "/", words.replace(r"\cdot", "*")).replace("/", " / ").split()
     names = [part for part in parts if part not in ("/", "*")]
@@ -307,7 +307,7 @@ def _unit_named(words: str, attached: bool) -> str:
         elif word.lower() in ("squared", "cubed") and spelling:
             spelling[-1] += "^2" if word.lower() == "squared" else "^3"
         else:
-            name = _word_named(word, attached and part is parts[0])
+            name = _word_named(word, is_attached and part is parts[0])
             if not name:
                 return ""
             exponent = exponent.strip("{}") or (str(power) if power > 1 else "")
@@ -317,7 +317,7 @@ def _unit_named(words: str, attached: bool) -> str:
     return SCALES.get(unit, unit)
 
 
-def _word_named(word: str, attached: bool) -> str:
+def _word_named(word: str, is_attached: bool) -> str:
     """Return the unit that one word names, without its plural; "" if it is none."""
     lower = word.lower()
     if lower in NO_UNITS or lower in NO_UNITS_IN_SENTENCES:
@@ -328,7 +328,7 @@ def _word_named(word: str, attached: bool) -> str:
         if stem in SYMBOLS and lower.endswith(ending) and (not ending or len(stem) > 2):
             # Capitals of short symbols are others: `5 M` is 5 million, `N` is a force.
             return "" if len(word) == 1 and word.isupper() and word != "L" else SYMBOLS[stem]
-    if attached or len(word) < 3:
+    if is_attached or len(word) < 3:
         return ""
     # `celsius`, `glass` and `axis` are no plurals.
     plural = len(lower) > 3 and not lower.endswith(("ss", "us", "is"))
@@ -341,7 +341,7 @@ def quantities(text: str) -> list[tuple[Fraction, str]] | None:
         return None
     parts = []
     for digits, words in QUANTITY.findall(text):
-        unit = _unit_named(words, attached=False)
+        unit = _unit_named(words, is_attached=False)
         if not unit:
             return None
         parts.append((Fraction(digits), unit))

@@ -127,7 +127,7 @@ class GpuCheck:
 
     config: Config
     folder: Path
-    ended: AgentR1Error | None = None
+    launch_error: AgentR1Error | None = None
     preset: Config | None = None
     """The configuration in its real sizes; unset, the phase of real sizes uses small ones."""
 
@@ -143,8 +143,8 @@ class GpuCheck:
     def raise_ending(self, phase: str) -> None:
         """Raise the error of verl's first launch if it belongs to `phase`."""
         phase_at_end = (read_phase(self.run) or {"phase": ""})["phase"].partition(":")[0]
-        if self.ended and OWNER.get(phase_at_end, START) == phase:
-            raise self.ended
+        if self.launch_error and OWNER.get(phase_at_end, START) == phase:
+            raise self.launch_error
 
     def first_step(self, phase: str = "") -> dict[str, Any]:
         """Return the first line of metrics.jsonl, unless verl's first launch failed in `phase`."""
@@ -206,7 +206,7 @@ def launch(check: GpuCheck) -> str:
     try:
         stages.run_train(check.config, "check", resume=False, plain=True)
     except AgentR1Error as error:
-        check.ended = error
+        check.launch_error = error
     check.raise_ending(START)
     features = [name for name, on in FEATURES.items() if on(check.verl_config)]
     parts = ", ".join(features) or "one rank in float32"

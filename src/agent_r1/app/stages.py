@@ -142,7 +142,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
             model,
             paths.load_tools(),
             questions=paths.load_rows("train"),
-            val=paths.load_rows("val"),
+            val_rows=paths.load_rows("val"),
             plain=plain,
         )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")

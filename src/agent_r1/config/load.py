@@ -401,9 +401,9 @@ def _resolve_auto(config: Config) -> Config:
     return config
 
 
-def keep_stored(config: Config, stored: Config) -> Config:
+def keep_stored(config: Config, stored_config: Config) -> Config:
     """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
-    overrides = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
+    overrides = [f"{setting}={_value(stored_config, setting)}" for setting in config.replaced_auto]
     return apply_overrides(config, overrides) if overrides else config
 
 

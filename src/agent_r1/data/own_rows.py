@@ -180,9 +180,9 @@ def _file(folder: Path, split: str) -> Path:
 
 
 def splits_of(
-    config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]
+    config: DataConfig, files: dict[str, Path], seed: int, omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
-    """Read or make the questions of each split, or of all. Omitted ones are named in `skipped`.
+    """Read or make the questions of each split, or of all. Omitted ones are named in `omissions`.
 
     Raises AgentR1Error naming a bad line; ConfigError for too few questions.
     """
@@ -193,10 +193,11 @@ def splits_of(
             for split, count in counts.items()
         }
         give_metadata_one_type(questions)
-        return _without_held_out(questions, skipped)
+        return _without_held_out(questions, omissions)
     places: dict[str, str] = {}
     questions = {
-        name: read_questions(path, config.skip_bad, skipped, places) for name, path in files.items()
+        name: read_questions(path, config.skip_bad, omissions, places)
+        for name, path in files.items()
     }
     give_metadata_one_type(questions)
     if "own" in questions:
@@ -212,7 +213,7 @@ def splits_of(
 
 
 def read_questions(
-    path: Path, skip_bad: bool, skipped: list[str], places: dict[str, str]
+    path: Path, skip_bad: bool, omissions: list[str], places: dict[str, str]
 ) -> list[OwnQuestion]:
     """Read the questions of a file.
 
@@ -234,7 +235,7 @@ def read_questions(
     keys = ", ".join(OwnQuestion.model_fields)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE}; its keys are {keys})"
     values_with_places = ((place, (place, value)) for place, value in values)
-    return list(parse_records(values_with_places, parse, str(path), skip_bad, skipped, remedy))
+    return list(parse_records(values_with_places, parse, str(path), skip_bad, omissions, remedy))
 
 
 def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
@@ -302,7 +303,7 @@ def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
 
 
 def _without_held_out(
-    questions: dict[str, list[OwnQuestion]], skipped: list[str]
+    questions: dict[str, list[OwnQuestion]], omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
     """Remove val and test questions from train, and test questions from val. Raise ConfigError if
     none remains."""
@@ -316,7 +317,7 @@ def _without_held_out(
             key = (question_key(question.question), others)
             keys.append(key)
             if key in held_out:
-                skipped.append(f"{split}: {key[0][:80]!r} is held out")
+                omissions.append(f"{split}: {key[0][:80]!r} is held out")
             else:
                 rest[split].append(question)
         if not rest[split]:
@@ -386,9 +387,9 @@ class OwnRows(RecordSource):
         return {part: [path] for part, path in source_files(config).items()}
 
     def parts(
-        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]
     ) -> dict[str, list[OwnQuestion]]:
-        return splits_of(config, {part: path for part, (path,) in files.items()}, seed, skipped)
+        return splits_of(config, {part: path for part, (path,) in files.items()}, seed, omissions)
 
     def asked(self, config: DataConfig, record: OwnQuestion) -> Asked:
         return Asked(

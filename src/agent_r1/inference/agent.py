@@ -117,7 +117,7 @@ def open_agent(
                 server.name,
                 chat.stop_ids,
                 server.diagnose,
-                seeded=gpus == 0,  # a chat has few requests
+                use_seeds=gpus == 0,  # a chat has few requests
             )
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)

@@ -185,7 +185,7 @@ def play_rows(
 
 
 def full_card(
-    agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any
+    agent: Agent, trajectories: list[Trajectory], split: str, start_time: float, **facts: Any
 ) -> Card:
     """Make the eval card, with its provenance."""
     c = agent.config
@@ -199,7 +199,7 @@ def full_card(
         split=split,
         seed=c.seed,
         retriever=retriever,
-        started=started,
+        start_time=start_time,
     )
     if condition:
         card |= condition_of(condition).report(trajectories, c.seed)

@@ -171,7 +171,7 @@ class ChatFormat:
         # Cut a control token's characters in two. Whole, `<|im_end|>` on a web page would become
         # the token, end the tool's turn and let the page speak as the user (lesson 2).
         cuts, start = [0], 0
-        while match := self.template.guarded.search(text, start):
+        while match := self.template.guard_pattern.search(text, start):
             start = match.start() + 1
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
@@ -258,7 +258,7 @@ class ChatFormat:
                 if number % 2:
                     text += contents[int(piece)]
                     continue
-                for tag in self.template.guarded.finditer(piece):
+                for tag in self.template.guard_pattern.finditer(piece):
                     template_tags.add(len(text) + tag.start())
                 text += piece
             # Between two text runs there is always a control token.

@@ -98,10 +98,10 @@ class Template:
         self.source = tokenizer.chat_template
         """One template, or several by name, such as `default` and `tool_use`."""
         self.key = template_key(self.source, control_ids)
-        self.guarded = _any_of({*control_ids, *self._tags_beside_data()})
+        self.guard_pattern = _any_of({*control_ids, *self._tags_beside_data()})
         """What data must not spell: control tokens, and the tags in which the template encloses
         data."""
-        self.hidden = re.compile(f"{self.guarded.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
+        self.hidden = re.compile(f"{self.guard_pattern.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
 
     @property

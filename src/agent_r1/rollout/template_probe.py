@@ -64,7 +64,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     },
 ]
-_SAID = "Qzj{}wx"
+_TURN_TEXT = "Qzj{}wx"
 """What the agent says in its turn of that number: no template writes it."""
 _THOUGHT = re.compile(r"\s*<[^<>]*(think|thought|channel)[^<>]*>.*", re.DOTALL)
 
@@ -149,7 +149,7 @@ def _compare(
 
 
 def _turn(study: Study, number: int, calls: list[str]) -> Message:
-    answer = _SAID.format(number)
+    answer = _TURN_TEXT.format(number)
     if calls and study.needs_call:
         return study.turn(calls, {"query": answer})
     return {"role": "assistant", "content": answer}
@@ -175,9 +175,11 @@ def _check_history(template: Template, where: str, history: list[str], notes: li
     now = history[-1]
     begin = 0
     for number, before in enumerate(history[:-1]):
-        end = now.find(_SAID.format(number), begin)
+        end = now.find(_TURN_TEXT.format(number), begin)
         # From the turn before to this one; `before` ends where the agent begins to speak.
-        earlier_text = before if number == 0 else before.rpartition(_SAID.format(number - 1))[2]
+        earlier_text = (
+            before if number == 0 else before.rpartition(_TURN_TEXT.format(number - 1))[2]
+        )
         present_text = now[begin:end]
         common_length = len(os.path.commonprefix([present_text, earlier_text]))
         lost_text = earlier_text[common_length:]
@@ -197,7 +199,7 @@ def _check_history(template: Template, where: str, history: list[str], notes: li
             note = f"{lost_text.strip()!r} before earlier turns, which were sampled after it"
         if lost_text and note not in notes:
             notes.append(note)
-        begin = now.rfind(_SAID.format(number)) + len(_SAID.format(number))
+        begin = now.rfind(_TURN_TEXT.format(number)) + len(_TURN_TEXT.format(number))
 
 
 def _bare(text: str) -> str:

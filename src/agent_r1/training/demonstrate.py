@@ -325,7 +325,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
     return episodes
 
 
-def _message(message: dict[str, Any], spoken: Dialect) -> Message:
+def _message(message: dict[str, Any], dialect: Dialect) -> Message:
     """Read a recorded message. Structured calls are written in the dialect."""
     role = message["role"]
     content = message.get("content") or ""
@@ -336,7 +336,7 @@ def _message(message: dict[str, Any], spoken: Dialect) -> Message:
         arguments = function["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        turn = spoken.write_turn(ToolCall(function["name"], arguments)) or ""
+        turn = dialect.write_turn(ToolCall(function["name"], arguments)) or ""
         # The thought of a demonstrator that has none; the recorded one is in the content.
         content += turn.removeprefix("<think>go on</think>")
     return {"role": role, "content": content}

@@ -56,7 +56,7 @@ def run_training(
     start_model: Path,
     tools: dict[str, BaseTool],
     questions: list[Row],
-    val: list[Row],
+    val_rows: list[Row],
     plain: bool,
 ) -> Path:
     """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's
@@ -97,7 +97,7 @@ def run_training(
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
-                return validation(loop, val, config.rollout, config.seed)
+                return validation(loop, val_rows, config.rollout, config.seed)
 
             recorder = _Recorder(
                 run,
@@ -301,10 +301,10 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
 
 
 class TimeLimit:
-    """`trainer.max_hours`, checked after each step. `started` is in seconds since 1970."""
+    """`trainer.max_hours`, checked after each step. `start_time` is in seconds since 1970."""
 
-    def __init__(self, hours: float, started: float):
-        self.end = started + 3600 * hours if hours else float("inf")
+    def __init__(self, hours: float, start_time: float):
+        self.end = start_time + 3600 * hours if hours else float("inf")
         self.message = f"trainer.max_hours={hours:g} would be over in the next step; "
         self.last = time.time()
         self.longest = 0.0
