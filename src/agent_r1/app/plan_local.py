@@ -38,7 +38,7 @@ def local_shape(config: Config) -> Shape:
     m = config.model
     if m.path:
         return find_shape(m.path, Workspace(config).base_model)
-    head, tied = m.hidden_size // m.heads, True
+    head, has_tied_embeddings = m.hidden_size // m.heads, True
     return Shape(
         m.layers,
         m.hidden_size,
@@ -47,7 +47,7 @@ def local_shape(config: Config) -> Shape:
         head,
         m.intermediate_size,
         m.vocab_size,
-        tied,
+        has_tied_embeddings,
         m.max_position,
     )
 
