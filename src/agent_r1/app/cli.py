@@ -572,7 +572,7 @@ def new(a: Namespace) -> None:
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
-    from agent_r1.env import offered_tools
+    from agent_r1.env import add_class_tools
     from agent_r1.inference import play
     from agent_r1.workspace import Workspace
 
@@ -580,7 +580,7 @@ def tools(a: Namespace) -> int:
     all_tools = Workspace(config).load_tools()
     if a.call:
         return 0 if play.call_by_hand(all_tools, a.call, config.env) else 1
-    play.show_tools(offered_tools(all_tools, config.env), a.schema)
+    play.show_tools(add_class_tools(all_tools, config.env), a.schema)
     return 0
 
 

@@ -295,7 +295,7 @@ def resume(check: GpuCheck) -> str:
     return f"from step_000001; {weight_sync(check)}"
 
 
-def exported(check: GpuCheck) -> str:
+def compare_export(check: GpuCheck) -> str:
     target = export(check.run.latest_checkpoint(), check.config, check.folder / "export")
     most = json.loads((target / RECORD).read_text())["max_logprob_difference"]
     return f"log-probabilities at most {most:.1e} from the checkpoint's"
@@ -393,7 +393,7 @@ PHASES = (
     ),
     Phase(
         "export",
-        exported,
+        compare_export,
         "the exported model is not the trained one",
         "install the pinned transformers again",
     ),

@@ -97,14 +97,14 @@ def states(config: Config, shape: Shape) -> tuple[float, float]:
 
     verl's critic has no adapters.
     """
-    actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
+    actor = 4 * shape.parameters + 8 * shape.count_trained_weights(config.actor.lora_rank)
     return actor, 12 * shape.parameters * (config.algorithm_has("critic"))
 
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """Return by part the bytes on each GPU, as (while sampling, while training)."""
     v, tokens = config.verl, config.trainer.max_tokens_per_microbatch
-    trained_weights = shape.learnt(config.actor.lora_rank)
+    trained_weights = shape.count_trained_weights(config.actor.lora_rank)
     actor, critic = (part / v.ranks for part in states(config, shape))
     # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP
     # unit's peak at the end of backward. Embeddings and output are one unit, by far the largest.
@@ -269,9 +269,9 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
         longest, here * sampled_tokens / slots
     )  # two batches of episodes decode one after the other
     together = here * sampled_tokens / tokens  # mean batch size, which falls as episodes end
-    traffic = 2 * shape.multiplied + together * (PROMPT_TOKENS + length) / 2 * shape.cache
+    traffic = 2 * shape.matmul_weights + together * (PROMPT_TOKENS + length) / 2 * shape.cache
     token = (
-        max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate)
+        max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.matmul_weights / rate)
         / v.tensor_parallel
     )
 

@@ -28,7 +28,7 @@ from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
-from agent_r1.env import make_env, offered_tools
+from agent_r1.env import add_class_tools, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
@@ -337,7 +337,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         chat = byte_chat()
         wide = {"max_context": 10**6, "max_tokens_per_turn": NO_LIMIT}
         rollout = rollout.model_copy(update=wide)
-    agent_tools = offered_tools(tools, config.env)
+    agent_tools = add_class_tools(tools, config.env)
     play_by_hand(
         rows[index],
         chat,

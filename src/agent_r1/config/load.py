@@ -220,12 +220,12 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     layer = copy_sections(layer)
     settings = all_settings()
-    for key in (*settings.code, *settings.files, *settings.trusted):
+    for key in (*settings.code, *settings.files, *settings.trusted_fields):
         section, name = key.split(".")
         values = layer.get(section)
         if not isinstance(values, dict) or name not in values:
             continue
-        if key in settings.trusted and key not in settings.code:
+        if key in settings.trusted_fields and key not in settings.code:
             plugins.trust(_strings(values[name]))
             continue
         resolve = _resolve_code if key in settings.code else _resolve_file
@@ -269,7 +269,7 @@ def trusted_settings(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their
     default."""
     places = {}
-    for key, field in all_settings().trusted.items():
+    for key, field in all_settings().trusted_fields.items():
         value = _value(config, key)
         if value == field.default:
             continue
@@ -349,7 +349,7 @@ def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            if both and name not in all_settings().replaced:
+            if both and name not in all_settings().replaced_tables:
                 value = _merge(result[name], value)
             result[name] = value
     return result

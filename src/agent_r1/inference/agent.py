@@ -25,7 +25,7 @@ from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plu
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
-from agent_r1.env import dialect_of, offered_tools
+from agent_r1.env import add_class_tools, dialect_of
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -203,7 +203,7 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     if lead:
         prompt = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"'
     r = c.rollout
-    tools = offered_tools(agent.tools, c.env)
+    tools = add_class_tools(agent.tools, c.env)
     if temperature is None:
         temperature = r.temperature
     return (
