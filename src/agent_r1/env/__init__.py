@@ -38,11 +38,11 @@ __all__ = [
     "Dialect",
     "HermesToolEnv",
     "Outcome",
+    "add_class_tools",
     "brings_tools",
     "dialect_of",
     "environment",
     "make_env",
-    "add_class_tools",
     "wants_answers",
     "without_tools",
 ]
