@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import (
+    AgentEnv,
     AgentR1Error,
     BaseTool,
     Config,
@@ -58,7 +59,7 @@ SHORT = 60
 
 
 def configuration(name: str | None, preset: str | None, settings: list[str], n: int) -> Config:
-    """Load the settings of a preset, a folder, a class, or the name of an environment.
+    """Load the settings of a preset, a folder, a class or an environment.
 
     Raises ConfigError for a name that is none of these.
     """
@@ -80,7 +81,9 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
             raise
     world = [f"env.name={name}", "env.tools=[]", "data.name=seeds", *rows]
     try:
-        return load_config("smoke", [*world, *settings], trains=False)
+        config = load_config("smoke", [*world, *settings], trains=False)
+        Workspace(config).dialect  # noqa: B018 - this resolves env.name
+        return config
     except ConfigError as error:
         if error.code != "unknown_name":
             raise
@@ -92,8 +95,8 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
 
 
 def own_functions(name: str) -> list[str]:
-    """Name the rows and the demonstrator that stand in the class's own file, by their names."""
-    scheme, _, rest = name.partition(":")
+    """Name the rows and the demonstrator that the class's own file has."""
+    rest = name.partition(":")[2]
     place = name.rpartition(":")[0]
     if ":" in rest or not place.endswith(".py"):
         return []  # gym:FILE.py:Class brings its own
@@ -123,9 +126,29 @@ def load_function(name: str) -> Callable[..., str]:
     try:
         function = getattr(importlib.import_module(place), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(f"the oracle {name} cannot be imported: {error}", code="missing_code") \
-            from None
+        raise ConfigError(
+            f"the oracle {name} cannot be imported: {error}", code="missing_code"
+        ) from None
     return function
+
+
+def floor_of(config: Config, env: AgentEnv) -> tuple[float | None, str]:
+    """Return the declared floor and its reason: of the settings, else of the user's class.
+
+    Raises ConfigError for a floor that is no share.
+    """
+    if config.env.floor is not None:
+        return config.env.floor, config.env.floor_reason
+    world = getattr(env, "cls", type(env))
+    floor = getattr(world, "floor", None)
+    if floor is None:
+        return None, ""
+    if not isinstance(floor, int | float) or not 0 <= floor < 1:
+        raise ConfigError(
+            f"{world.__name__}.floor is {floor!r}; it is a share from 0 to below 1",
+            code="out_of_range",
+        )
+    return float(floor), str(getattr(world, "floor_reason", ""))
 
 
 def oracle_of(named: str | None, config: Config) -> tuple[Callable[..., str] | None, str]:
@@ -139,7 +162,7 @@ def oracle_of(named: str | None, config: Config) -> tuple[Callable[..., str] | N
     if not name:
         return None, "the row's answer"
     demonstrator = load_function(name)
-    expert = getattr(sys.modules[demonstrator.__module__], "expert", None)
+    expert: Any = getattr(sys.modules[demonstrator.__module__], "expert", None)
     if callable(expert):
         return expert, f"{name.rpartition(':')[0]}:expert"
     return demonstrator, f"{name}, the best of {ORACLE_PLAYS} plays"
@@ -208,7 +231,7 @@ class Run:
             turn = self.dialect.write_turn(str(answers[0])) or str(answers[0])
             plays.append(lambda rng: lambda history: turn)
         if self.oracle:
-            plays += [self._oracle_play(row)] * ORACLE_PLAYS
+            plays += [_oracle_play(self.oracle, row)] * ORACLE_PLAYS
         best: Episode | None = None
         for number, play in enumerate(plays):
             write = play(random.Random(f"oracle/{question}/{number}"))
@@ -223,23 +246,6 @@ class Run:
             self.oracles[question] = best
             self.words += [turn for turn in best.turns if len(turn) <= SHORT]
             self.send({"episode": best.record()})
-
-    def _oracle_play(self, row: Row) -> Callable[[random.Random], Callable[[list[Message]], str]]:
-        takes_rng = len(inspect.signature(self.oracle).parameters) > 2
-
-        def play(rng: random.Random) -> Callable[[list[Message]], str]:
-            def turn(history: list[Message]) -> str:
-                arguments = [row, list(history)] + ([rng] if takes_rng else [])
-                try:
-                    return str(self.oracle(*arguments))
-                except Exception as error:
-                    raise ConfigError(
-                        f"the oracle failed: {type(error).__name__}: {error}", code="broken_code"
-                    ) from error
-
-            return turn
-
-        return play
 
     def is_another(self, question: int) -> bool:
         """Return whether the question before has another text, answer and solution."""
@@ -292,6 +298,29 @@ class Run:
         self.send({"again": record})
 
 
+def _oracle_play(
+    oracle: Callable[..., str], row: Row
+) -> Callable[[random.Random], Callable[[list[Message]], str]]:
+    """Return a maker of plays: from a generator to a function that writes the next turn."""
+    takes_rng = len(inspect.signature(oracle).parameters) > 2
+
+    def play(rng: random.Random) -> Callable[[list[Message]], str]:
+        def turn(history: list[Message]) -> str:
+            arguments: list[Any] = [row, list(history)]
+            if takes_rng:
+                arguments.append(rng)
+            try:
+                return str(oracle(*arguments))
+            except Exception as error:
+                raise ConfigError(
+                    f"the oracle failed: {type(error).__name__}: {error}", code="broken_code"
+                ) from error
+
+        return turn
+
+    return play
+
+
 def rounds(n: int) -> Iterator[int]:
     """Yield the sizes of rounds, `n` in all."""
     left = n
@@ -331,9 +360,9 @@ def main() -> None:
         run = Run(config, rows, workspace.load_tools(), send, oracle, late)
         env = make_env(rows[0], run.tools, config.env)
         answers = getattr(type(env), "outcome", None) is HermesToolEnv.outcome
+        floor, reason = floor_of(config, env)
         send({
-            "ready": True, "oracle": title, "floor": config.env.floor,
-            "floor_reason": config.env.floor_reason,
+            "ready": True, "oracle": title, "floor": floor, "floor_reason": reason,
             "format_penalty": config.env.format_penalty if answers else 0.0,
         })  # fmt: skip
         if plan["replay"]:

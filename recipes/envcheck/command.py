@@ -6,6 +6,7 @@ in a process of its own; this one ends it at a limit of time, memory or output.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import selectors
@@ -130,7 +131,7 @@ class Check:
     """One call of the command."""
 
     def __init__(self, name: str | None, preset: str | None, settings: list[str], a: Namespace):
-        self.plan = {
+        self.plan: dict[str, Any] = {
             "name": name, "preset": preset, "settings": settings, "oracle": a.oracle,
             "questions": a.questions, "seconds": 60 * a.minutes,
             "memory": int(a.memory_gb * 2**30), "replay": [],
@@ -158,7 +159,7 @@ class Check:
         elif first.replays:
             second = self.watch(self.plan | {"replay": first.replays})
             self.compare(first, second, facts)
-        if first.records:
+        if first.records and not first.broken:
             verdicts += judge(first.records, facts)
         title = self.plan["name"] or self.plan["preset"]
         questions = len({record["question"] for record in first.records})
@@ -181,7 +182,7 @@ class Check:
         return int(any(verdict.state == "fail" for verdict in verdicts))
 
     def compare(self, first: Watched, second: Watched, facts: dict[str, Any]) -> None:
-        """Compare plays of the same turns: the first ones, in this process and in another one."""
+        """Compare the plays of the same turns in one process and in another one."""
         from agent_r1_recipes.envcheck.child import SPOKEN
 
         played = {
@@ -207,7 +208,7 @@ class Check:
     def watch(self, plan: dict[str, Any]) -> Watched:
         """Run a child process to its end or to a limit."""
         read_end, write_end = os.pipe()
-        process = subprocess.Popen(
+        process: Any = subprocess.Popen(
             [sys.executable, "-m", "agent_r1_recipes.envcheck.child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             pass_fds=[write_end], start_new_session=True,
@@ -232,7 +233,7 @@ class Check:
         return watched
 
     def _read_all(self, process: Any, events: int, watched: Watched) -> str:
-        """Read events and output until both end or a limit is reached; return the last output."""
+        """Read events and output to their end or a limit; return the last output."""
         selector = selectors.DefaultSelector()
         selector.register(events, selectors.EVENT_READ)
         selector.register(process.stdout, selectors.EVENT_READ)
@@ -256,7 +257,10 @@ class Check:
                     last_event = time.monotonic()
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
-                        watched.take(json.loads(line))
+                        event = json.loads(line)
+                        watched.take(event)
+                        if "ready" in event:  # what came before is ours: rows and an index
+                            printed, tail = 0, ""
                 else:
                     printed += len(data)
                     tail = (tail + data.decode(errors="replace"))[-TAIL:]
@@ -266,15 +270,11 @@ class Check:
         return tail
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: Any) -> None:
     """Give a process that has closed its events a second, then kill its whole group."""
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=1)
-    except subprocess.TimeoutExpired:
-        pass
-    try:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        pass
     process.wait()
     process.stdout.close()

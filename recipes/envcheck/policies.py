@@ -109,7 +109,7 @@ def turn_number(history: list[Message]) -> int:
 
 
 def sample_value(schema: Any, rng: random.Random, words: list[str]) -> Any:
-    """Draw a value that fits a JSON schema, as far as this small reader knows schemas."""
+    """Draw a value that fits a JSON schema, as far as this small reader knows it."""
     if not isinstance(schema, dict):
         return rng.choice(words)
     for key in ("anyOf", "oneOf"):
@@ -134,7 +134,9 @@ def sample_value(schema: Any, rng: random.Random, words: list[str]) -> Any:
     return rng.choice(words)
 
 
-def sample_arguments(schema: dict[str, Any], rng: random.Random, words: list[str]) -> dict:
+def sample_arguments(
+    schema: dict[str, Any], rng: random.Random, words: list[str]
+) -> dict[str, Any]:
     """Draw arguments for a schema of type object."""
     properties = schema.get("properties", {})
     return {name: sample_value(one, rng, words) for name, one in properties.items()}
@@ -145,7 +147,8 @@ def random_call(case: Case, history: list[Message], tool: BaseTool | None = None
     words = WORD.findall(text_of(history)) or ["a"]
     if case.tools is None or not case.tools:
         return case.rng.choice(case.words or words)
-    tool = tool or case.rng.choice(list(case.tools.values()))
+    if tool is None:
+        tool = case.rng.choice(list(case.tools.values()))
     return case.call(tool.name, sample_arguments(tool.parameters, case.rng, words))
 
 
@@ -281,8 +284,8 @@ def odd_values(case: Case, history: list[Message]) -> str:
 
 @policy("rule-breaker", "all that was read in a call")
 def stuffed_call(case: Case, history: list[Message]) -> str:
-    if turn_number(history) == 0 and len(case.oracle) > 1:
-        return case.oracle[0]
+    if turn_number(history) == 0:
+        return random_call(case, history)
     return odd_call(case, everything(history), len(history))
 
 
@@ -303,13 +306,11 @@ def write_reward(case: Case, history: list[Message]) -> str:
         if turn_number(history) % 2 and any(name in COMMANDS for name in names):
             return case.call(tool.name, dict.fromkeys(names, script))
         if any(name in PATHS for name in names) and len(names) > 1:
-            return case.call(
-                tool.name, {name: file if name in PATHS else "1\n" for name in names}
-            )
+            return case.call(tool.name, {name: file if name in PATHS else "1\n" for name in names})
     return case.answer(of_question(CLAIMS, case))
 
 
-# ------------------------------------------------------------------------------------- repeated call
+# ------------------------------------------------------------------------------------ repeated call
 
 
 @policy("repeated call", "one call again and again")

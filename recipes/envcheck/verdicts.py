@@ -39,7 +39,10 @@ class Verdict:
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Return the 95 % interval of a mean: Wilson's if all values are 0 or 1, else the normal."""
+    """Return the 95 % interval of a mean.
+
+    Wilson's if all values are 0 or 1, else the normal one.
+    """
     n = len(values)
     mean = fmean(values)
     if not set(values) <= {0.0, 1.0}:
@@ -111,8 +114,8 @@ def _errors(records: list[dict[str, Any]]) -> Verdict:
     first = failed[0]
     text = (
         f"{len(failed)} of {len(records)} episodes, first with {first['policy']!r}: "
-        f"{' '.join(first['error'].split())[:300]}. Training leaves such episodes out, so whoever "
-        "provokes one loses nothing"
+        f"{' '.join(first['error'].split())[:300]}. Training leaves such episodes out, so a policy that "
+        "causes one loses nothing"
     )
     return Verdict("errors", "fail", text, first["transcript"])
 

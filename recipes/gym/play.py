@@ -50,9 +50,7 @@ def expert(row: Row, history: list[dict[str, str]], rng: random.Random) -> str:
     return _planned_turn(row, history, rng, slips=0.0)
 
 
-def _planned_turn(
-    row: Row, history: list[dict[str, str]], rng: random.Random, slips: float
-) -> str:
+def _planned_turn(row: Row, history: list[dict[str, str]], rng: random.Random, slips: float) -> str:
     game = GAMES[row["agent_name"]]
     actions = plan(row["agent_name"], row["extra_info"]["metadata"]["seed"], slips)
     turn = sum(message["role"] == "assistant" for message in history)

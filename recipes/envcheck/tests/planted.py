@@ -230,7 +230,10 @@ def write_world(folder: Path, fault: Fault | None, form: str = "class") -> list[
     if fault:
         text = text.replace(fault.old, fault.new)
         if "progress" in fault.new:
-            text = text.replace("        return f\"The digit", "        self.progress += 0.3\n        return f\"The digit")
+            text = text.replace(
+                '        return f"The digit',
+                '        self.progress += 0.3\n        return f"The digit',
+            )
     folder.mkdir(parents=True, exist_ok=True)
     name = {"class": "safe.py", "gym": "lamps.py", "reward": "sums.py"}[form]
     (folder / name).write_text(text)
