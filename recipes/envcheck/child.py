@@ -163,7 +163,7 @@ def oracle_of(named: str | None, config: Config) -> tuple[Callable[..., str] | N
         return None, "the row's answer"
     demonstrator = load_function(name)
     expert: Any = getattr(sys.modules[demonstrator.__module__], "expert", None)
-    if callable(expert):
+    if expert is not None:
         return expert, f"{name.rpartition(':')[0]}:expert"
     return demonstrator, f"{name}, the best of {ORACLE_PLAYS} plays"
 
@@ -301,7 +301,7 @@ class Run:
 def _oracle_play(
     oracle: Callable[..., str], row: Row
 ) -> Callable[[random.Random], Callable[[list[Message]], str]]:
-    """Return a maker of plays: from a generator to a function that writes the next turn."""
+    """Return a function from a generator to one play of the oracle."""
     takes_rng = len(inspect.signature(oracle).parameters) > 2
 
     def play(rng: random.Random) -> Callable[[list[Message]], str]:

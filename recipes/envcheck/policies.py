@@ -109,7 +109,7 @@ def turn_number(history: list[Message]) -> int:
 
 
 def sample_value(schema: Any, rng: random.Random, words: list[str]) -> Any:
-    """Draw a value that fits a JSON schema, as far as this small reader knows it."""
+    """Draw a value that fits a JSON schema, as far as this reader knows it."""
     if not isinstance(schema, dict):
         return rng.choice(words)
     for key in ("anyOf", "oneOf"):
@@ -147,9 +147,8 @@ def random_call(case: Case, history: list[Message], tool: BaseTool | None = None
     words = WORD.findall(text_of(history)) or ["a"]
     if case.tools is None or not case.tools:
         return case.rng.choice(case.words or words)
-    if tool is None:
-        tool = case.rng.choice(list(case.tools.values()))
-    return case.call(tool.name, sample_arguments(tool.parameters, case.rng, words))
+    chosen = tool or case.rng.choice(list(case.tools.values()))
+    return case.call(chosen.name, sample_arguments(chosen.parameters, case.rng, words))
 
 
 def odd_call(case: Case, text: str, number: int) -> str:

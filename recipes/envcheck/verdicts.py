@@ -114,8 +114,8 @@ def _errors(records: list[dict[str, Any]]) -> Verdict:
     first = failed[0]
     text = (
         f"{len(failed)} of {len(records)} episodes, first with {first['policy']!r}: "
-        f"{' '.join(first['error'].split())[:300]}. Training leaves such episodes out, so a policy that "
-        "causes one loses nothing"
+        f"{' '.join(first['error'].split())[:300]}. Training leaves such episodes out, so "
+        "a policy that causes one loses nothing"
     )
     return Verdict("errors", "fail", text, first["transcript"])
 
