@@ -138,7 +138,7 @@ def pytest_runtest_setup():
 
 @pytest.fixture(autouse=True)
 def _forget_users_modules():
-    """Forget the modules that a test wrote and imported: a process imports one `world.py` only, and
+    """Forget the modules that a test wrote and imported: a process imports one module of a name, and
     refuses another by its name (`config.plugins`)."""
     yield
     temporary = tempfile.gettempdir() + os.sep

@@ -372,9 +372,9 @@ def main() -> None:
             asyncio.run(run.all_rounds(plan["questions"]))
         send({"end": True})
     except AgentR1Error as error:
-        send({"refused": str(error), "code": error.code})
+        send({"refused": " ".join(str(error).split()), "exit_code": error.exit_code})
     except MemoryError:
-        send({"refused": "out of memory, see --memory-gb", "code": "out_of_memory"})
+        send({"refused": "out of memory; raise --memory-gb", "exit_code": 1})
 
 
 if __name__ == "__main__":
