@@ -98,10 +98,10 @@ def check_glibc() -> Finding:
         words = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
     except (AttributeError, OSError, ValueError):
         words = []
-    match = re.match(r"(\d+)\.(\d+)", words[-1] if words else "")
-    if not match:
+    version_match = re.match(r"(\d+)\.(\d+)", words[-1] if words else "")
+    if not version_match:
         return "unknown", "the C library's version is not known", ""
-    version = (int(match.group(1)), int(match.group(2)))
+    version = (int(version_match.group(1)), int(version_match.group(2)))
     observation = f"glibc {version[0]}.{version[1]}"
     if version >= GLIBC:
         return "ok", observation, ""
