@@ -524,6 +524,8 @@ def serve(a: Namespace) -> None:
     check_agent(model, config)
     with_agent = getattr(config.rollout, "agent", None)
     if a.backend == "local" or (with_agent and a.backend is None):
+        # The agent is the client here, and is not started.
+        config = config.model_copy(update={"rollout": config.rollout.without_commands()})
         with open_agent(model, config) as opened:
             return tables.resolve("server", "local", "--backend")(opened, a.port)
     serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
