@@ -1,6 +1,6 @@
 """Use any OpenEnv server as an `AgentEnv`: `env.name=openenv env.url=http://127.0.0.1:8000`.
 
-In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary
+In: a server's address (https://github.com/huggingface/OpenEnv, releases 0.4 to 0.10). Out: ordinary
 episodes. Each has its own connection, which is a session with a separate environment on the server:
 
     GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's
