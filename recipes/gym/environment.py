@@ -40,6 +40,9 @@ class Game:
             check_observations(getattr(env, "observation_space", None), self.owner)
             self.expert = callable(getattr(getattr(env, "unwrapped", env), "expert", None))
             self.about = self._about(name, env)
+            # What play without skill may earn, for `agent-r1 env check`.
+            self.floor = getattr(env, "floor", None)
+            self.floor_reason = getattr(env, "floor_reason", "")
         finally:
             # It was never reset, and some classes can be closed only after that.
             with contextlib.suppress(Exception):
@@ -96,8 +99,8 @@ class Episode:
         action = cls.game.actions.read(text)
         if action is not None:
             return ToolCall("step", {"action": action})
-        allowed = ", ".join(str(choice) for choice in cls.game.actions.choices[:20])
-        remedy = f"; write one of {allowed}" if allowed else ""
+        choices = ", ".join(str(choice) for choice in cls.game.actions.choices[:20])
+        remedy = f"; write one of {choices}" if choices else ""
         return ToolCall("step", {}, error=f"there is no action{remedy}")
 
 
@@ -130,7 +133,7 @@ def open_environment(name: str, cls: Any) -> type:
 
     `cls` is the user's class, or None for the id of an installed environment.
     """
-    game = Game(name, _installed(name) if cls is None else _constructor(name, cls))
+    game = Game(name, _find_installed(name) if cls is None else _constructor(name, cls))
     GAMES[name] = game
 
     def step(self: Episode, action: Any) -> str:
@@ -142,10 +145,11 @@ def open_environment(name: str, cls: Any) -> type:
         return take_action(self, action)
 
     step.__annotations__ = {"action": game.actions.annotation, "return": str}
-    return type("GymEpisode", (Episode,), {"game": game, "step": step})
+    attributes = {"floor": game.floor, "floor_reason": game.floor_reason}
+    return type("GymEpisode", (Episode,), {"game": game, "step": step, **attributes})
 
 
-def _installed(name: str) -> Callable[[], Any]:
+def _find_installed(name: str) -> Callable[[], Any]:
     identifier = name.partition(":")[2]
     with extra("gym", f"env.name={name}"):
         import gymnasium
