@@ -560,7 +560,7 @@ static void attend(const float *qkv, float *probabilities, float *out, int n, fl
     }
 }
 
-/* From dattended, the gradient of the attention's output, to the gradients of queries, keys and values. `dscores` is room for n x n numbers. */
+/* From dattended, the gradient of the output, to those of queries, keys and values. `dscores` is room for n x n. */
 static void attend_back(const float *qkv, const float *probabilities, const float *dattended, float *dqkv, int n,
                         float *panels, float *dscores) {
     int width = round_up(n);
@@ -762,7 +762,10 @@ float differentiate(int sequences, const int *starts, const int *ids, const int 
         norm_back(last, weights + NORM_LAST, scale, dnormed, dlast, gradient + NORM_LAST, a);
         clear(dx, n * D);
         for (int k = 0; k < a; k++)
-            for (int i = 0; i < D; i += 4) store(dx + at[k] * D + i, add(load(dx + at[k] * D + i), load(dlast + k * D + i)));
+            for (int i = 0; i < D; i += 4) {
+                float *sum = dx + at[k] * D + i;
+                store(sum, add(load(sum), load(dlast + k * D + i)));
+            }
         for (int layer = LAYERS - 1; layer >= 0; layer--)
             block_back(&blocks[layer], layer, positions, sequences, starts, dx, panels, dscores);
         /* The embedding is the output matrix too, so it has two gradients. */
