@@ -9,7 +9,14 @@ from a text inside the file (`blob:`). It allows no request and no other script.
 
 from __future__ import annotations
 
+import base64
+import json
+from argparse import Namespace
 from pathlib import Path
+from typing import Any
+
+from agent_r1 import command, option
+from agent_r1_recipes.page.microscope import script, write_html
 
 HERE = Path(__file__).parent
 PAGE_JS = HERE.parent / "page" / "js"
@@ -17,6 +24,8 @@ PLAYING = ("unpack", "tokenizer", "search", "episode")
 """Scripts of recipes/page that the worker runs."""
 LEARNING = ("noise", "trainer", "quick_search", "rollout", "switches", "learn", "session")
 """Scripts of js/ that decide what is learnt."""
+POLICY = " 'wasm-unsafe-eval'; worker-src blob:"
+"""The page compiles WebAssembly, and starts a worker from its own text."""
 
 
 def learning_script() -> str:
@@ -24,3 +33,48 @@ def learning_script() -> str:
     files = [PAGE_JS / f"{name}.js" for name in PLAYING]
     files += [HERE / "js" / f"{name}.js" for name in LEARNING]
     return "".join(file.read_text() for file in files)
+
+
+def own_script(name: str) -> str:
+    """Read a script of js/."""
+    return (HERE / "js" / f"{name}.js").read_text()
+
+
+def recorded() -> dict[str, Any]:
+    """Return what measured.json has of the healthy runs: rewards and final hash, by seed."""
+    file = HERE / "measured.json"
+    runs = json.loads(file.read_text()) if file.is_file() else {}
+    healthy = {}
+    for name, run in runs.items():
+        switch, _, seed = name.partition("/")
+        if switch == "healthy":
+            healthy[seed] = {"reward": run["reward"], "hash": run["hash"]}
+    return {"healthy": healthy}
+
+
+def write_page(file: Path, data: bytes) -> int:
+    """Write the page with the packed world `data`. Return its length."""
+    module = (HERE / "trainer.wasm").read_bytes()
+    blocks = {
+        "DATA": base64.b64encode(data).decode(),
+        "MODULE": base64.b64encode(module).decode(),
+        "WORKER": learning_script() + own_script("worker"),
+        "RECORDED": json.dumps(recorded()),
+        "TABLE": "",
+    }
+    program = script("quantities", "microscope") + own_script("train_page")
+    facts = {"KILOBYTES": round(len(module) / 1000)}
+    return write_html(file, HERE / "train.html", program, facts, blocks, POLICY)
+
+
+@command(
+    "train-page", "write one HTML page in which the reader trains an agent",
+    ["train.html"],
+    option("file", type=Path, metavar="PAGE", help="the page to write"),
+)  # fmt: skip
+def write_train_page(a: Namespace) -> None:
+    """Write the page."""
+    from agent_r1_recipes.browser import world  # PyTorch comes with it
+
+    length = write_page(a.file, world.pack(world.header()))
+    print(f"train-page: {length / 1e6:.2f} MB, in {a.file}; open it in a browser and press Train")
