@@ -1,7 +1,7 @@
 """Run the commands of docs/first-gpu-agent.md that need no GPU, in a minimal Debian root.
 
 The page is written for an empty Ubuntu 24.04. Here the root is Debian's minbase, made by mmdebstrap
-with the packages that the page names, so a program that the page forgot is missing here, too. A
+with the packages that the page names. So a program that the page forgot is missing here, too. A
 stand-in for nvidia-smi states a card and a driver. Needs root, unshare and `apt-get install
 mmdebstrap`.
 
@@ -86,7 +86,7 @@ def state_driver(root: Path, version: str) -> None:
 
 
 def call(root: Path, command: str) -> subprocess.CompletedProcess:
-    """Run a line of bash as root in the root, in the checkout once there is one."""
+    """Run a line of bash in the root, in the checkout once there is one."""
     inside = "export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin; cd /root; "
     inside += "cd agent-r1 2>/dev/null; git config --global safe.directory '*'; " + command
     shared = [sysconfig.get_path("purelib"), sys.base_prefix]
