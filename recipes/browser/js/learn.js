@@ -102,7 +102,7 @@ class Learner {
     this.addLogprobs(rows);
     const share = (this.step - 1) / Math.max(recipe.steps - 1, 1);
     const decay = 1 - (1 - recipe.finalShare) * Math.min(share, 1);
-    const seen = { loss: 0, gap: 0, clipped: 0, kl: 0, actions: 0, norm: 0 };
+    const seen = { loss: 0, gap: 0, clipped: 0, kl: 0, actions: 0, norm: 0, learned: 0 };
     shuffled(rows, this.seed, ORDER_OF_EPISODES, this.step).forEach((row, i) => {
       row.minibatch = i % recipe.minibatches;
     });
@@ -112,6 +112,7 @@ class Learner {
       // Each token counts equally (token-mean); skipped rows count in the divisor, or others would weigh more.
       for (const { actions } of members) for (const action of actions) action.weight = 1 / count;
       const learns = members.filter(({ actions }) => recipe.loss.kl || actions[0].advantage !== 0);
+      for (const { ids } of learns) seen.learned += ids.length;
       for (const shard of shardsOf(learns)) {
         if (shard.length) this.notice(seen, minibatch, shard, trainer.differentiate(shard, recipe.loss));
         trainer.addShard();
@@ -125,6 +126,7 @@ class Learner {
     return {
       loss: seen.loss,
       norm: seen.norm,
+      learned: seen.learned, // tokens of the rows with a gradient
       gap: seen.gap / each,
       clipped: seen.clipped / each,
       kl: seen.kl / each,
