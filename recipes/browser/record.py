@@ -1,4 +1,4 @@
-"""Check a record, which is a recipe and the hashes that it leads to: `agent-r1 record FILE`.
+"""Run a record again, which is a recipe with its hashes: `agent-r1 record FILE`.
 
 In: a JSON file below 4 kB. Out: "the record holds", or one sentence that says what is wrong.
 
@@ -61,7 +61,7 @@ def refuse(sentence: str) -> AgentR1Error:
     return AgentR1Error(f"the record is refused: {sentence}", code="record_refused")
 
 
-# ------------------------------------------------------------------------------------------ the file
+# ----------------------------------------------------------------------------------------- the file
 
 
 def read_record(file: Path) -> Record:
@@ -130,10 +130,10 @@ def check_form(record: Any) -> None:
 
 
 OWN = {
-    "seed": "seeds follow from the recipe, and nobody chooses them",
-    "seeds": "seeds follow from the recipe, and nobody chooses them",
-    "world": "the test world follows from the weights, and nobody chooses it",
-    "questions": "the test questions follow from the weights, and nobody chooses them",
+    "seed": "seeds follow from the recipe, and no one chooses them",
+    "seeds": "seeds follow from the recipe, and no one chooses them",
+    "world": "the test world follows from the weights, and no one chooses it",
+    "questions": "the test questions follow from the weights, and no one chooses them",
 }
 
 
@@ -149,7 +149,7 @@ def _check_keys(found: dict[str, Any], keys: tuple[str, ...], where: str) -> Non
 
 
 def check_recipe(recipe: Any) -> None:
-    """Check that each value lies on the grid, and that a check takes at most CPU_SECONDS."""
+    """Check that values lie on the grid, and that a check is affordable."""
     if not isinstance(recipe, dict):
         raise refuse("its recipe is not an object")
     for key in recipe:
@@ -181,11 +181,14 @@ def episodes_of(recipe: dict[str, float]) -> int:
 
 
 def cpu_seconds(recipe: dict[str, float]) -> float:
-    """Estimate the CPU seconds of a check: 8 ms per training episode, 15 s per test of a run."""
+    """Estimate the CPU seconds of a check.
+
+    A training episode takes 8 ms, and the test of a run 15 s.
+    """
     return RUNS * (0.008 * episodes_of(recipe) + 15)
 
 
-# ------------------------------------------------------------------------------------------ the runs
+# ----------------------------------------------------------------------------------------- the runs
 
 
 def seeds_of(record: Record) -> list[int]:
@@ -238,7 +241,7 @@ def start_hash(data: bytes) -> str:
 
 
 def run_once(record: Record, seed: int, described: dict[str, Any]) -> dict[str, Any]:
-    """Train with a seed, and score the weights in the world that follows from their hash."""
+    """Train with a seed, and score the weights in the world of their hash."""
     from agent_r1_recipes.browser import world
 
     job = {"recipe": record["recipe"], "seed": seed}
@@ -312,7 +315,7 @@ def fill(record: Record, described: dict[str, Any]) -> Record:
 
 
 def copies_of(record: Record, folder: Path = HERE / "records") -> list[str]:
-    """Name the records of the board that have the same track and recipe under another name."""
+    """Name records with the same track and recipe under another name."""
     names = []
     for file in sorted(folder.glob("*.json")):
         other = json.loads(file.read_text())

@@ -67,8 +67,8 @@ TEXTS = {
     "not JSON": "{",
     "nested too deeply": "[" * 4000,
     "not an object": "[]",
-    "nobody chooses them": changed(seeds=[1, 2, 3, 4, 5]),
-    "nobody chooses it": changed(world="mine"),
+    "no one chooses them": changed(seeds=[1, 2, 3, 4, 5]),
+    "no one chooses it": changed(world="mine"),
     "a record has no such key": changed(url="http://x.invalid/"),
     "lacks the key 'cost'": json.dumps({k: v for k, v in good().items() if k != "cost"}),
     "format is not 1": changed(format=2),
@@ -117,7 +117,7 @@ def played(tmp_path_factory):
     """A small record of each track in a small world, made and checked."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENT_R1_HOME", str(tmp_path_factory.mktemp("home")))
-        patch.setattr(record, "RUNS", 2)
+        patch.setattr(record, "RUNS", 1)
         patch.setattr(record, "TRACKS", {"episodes": 16, "flops": 16})
         patch.setattr(record, "THRESHOLD", 0.0)
         header, _ = small_world()
@@ -129,8 +129,14 @@ def played(tmp_path_factory):
 def test_a_record_holds_where_its_hashes_are_right(played):
     header, episodes, flops = played
     assert episodes["cost"] == 16 and flops["cost"] > 1e9
-    assert len({run["weights"] for run in episodes["runs"]}) == 2
     assert "at a cost of 16" in record.check(episodes, header)
+
+
+def run_as(monkeypatch, honest):
+    """Give what the honest record has, instead of running it again: that takes seconds."""
+    run = honest["runs"][0] | {"flops": honest["cost"]}
+    monkeypatch.setattr(record, "run_once", lambda *_: dict(run))
+    monkeypatch.setattr(record, "start_hash", lambda _: honest["start"])
 
 
 CHANGES = {
@@ -150,9 +156,10 @@ SENTENCES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_claim_that_does_not_hold_is_refused(played, change):
-    header, made, _ = played
-    made = copy.deepcopy(made)
+def test_a_claim_that_does_not_hold_is_refused(played, monkeypatch, change):
+    header, honest, _ = played
+    run_as(monkeypatch, honest)
+    made = copy.deepcopy(honest)
     CHANGES[change](made)
     with pytest.raises(AgentR1Error, match=SENTENCES[change]):
         record.check(made, header)
@@ -160,13 +167,15 @@ def test_a_claim_that_does_not_hold_is_refused(played, change):
 
 def test_fewer_flops_and_a_low_score_are_refused(played, monkeypatch):
     header, episodes, flops = played
+    run_as(monkeypatch, flops)
     fewer = flops | {"cost": flops["cost"] - 1}
     with pytest.raises(AgentR1Error, match="and its runs need"):
         record.check(fewer, header)
     raised = copy.deepcopy(flops)
-    raised["runs"][1]["right"] += 1
-    with pytest.raises(AgentR1Error, match="run 2 claims"):
+    raised["runs"][0]["right"] += 1
+    with pytest.raises(AgentR1Error, match="run 1 claims"):
         record.check(raised, header)
+    run_as(monkeypatch, episodes)
     monkeypatch.setattr(record, "THRESHOLD", 0.9)
     with pytest.raises(AgentR1Error, match="is not above 0.9"):
         record.check(episodes, header)
