@@ -1,14 +1,15 @@
 """Measure each switch of the page: `python -m agent_r1_recipes.browser.measure`.
 
-In: the switches of js/switches.js, and seeds. Out: measured.json, with the rewards of each step,
-the hash of the final weights, and the score of the healthy runs; `--table` compares them. A
-run takes about 25 CPU seconds. Runs that the file has are not repeated, and every bit of a repeated
-run is the same.
+In: the switches of js/switches.js, and seeds. Out: measured.json, with the figures of each step and
+the hash of the final weights; and the table of README.md, which the page shows, too. A run takes
+about 25 CPU seconds. Runs that the file has are not repeated; `--table` only writes the table.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ HELD_BACK = (6, 7, 8)
 """Seeds on which switches are judged."""
 QUESTIONS = 500
 
-LIST = "tell(Object.keys(SWITCHES));"
+LIST = """
+tell(Object.entries(SWITCHES).map(([name, { title, shows }]) => ({ name, title, shows })));
+"""
 RUN = """
 const cpuSeconds = () => {
   const { user, system } = process.cpuUsage();
@@ -68,10 +71,95 @@ def measure(data: bytes, switch: str, seed: int) -> dict[str, Any]:
     return result
 
 
+# ---------------------------------------------------------------------------------------- the table
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+NAMES = {
+    "gap": "gap between sampler and trainer",
+    "kl": "KL to the sampler",
+    "clipped": "tokens beyond the clip",
+    "trained": "tokens with a loss",
+    "zero": "attempts that teach nothing",
+    "reward": "mean reward",
+    "em": "right answers",
+}
+
+
+def last_five(run: dict[str, Any]) -> float:
+    """Return the mean reward of the last five steps."""
+    return statistics.mean(run["reward"][-5:])
+
+
+def limit(runs: dict[str, Any]) -> float:
+    """Return twice the standard deviation between the healthy runs."""
+    return 2 * statistics.stdev(last_five(runs[run_name("healthy", s)]) for s in HEALTHY_SEEDS)
+
+
+def judged(runs: dict[str, Any], shows: dict[str, str]) -> list[dict[str, Any]]:
+    """Compare each switch with the healthy runs of its seeds. `shows` names its figure."""
+    rows = []
+    for switch, figure in shows.items():
+        seeds = [seed for seed in HELD_BACK if run_name(switch, seed) in runs]
+        if not seeds:
+            continue  # not measured yet
+        broken = [runs[run_name(switch, seed)] for seed in seeds]
+        healthy = [runs[run_name("healthy", seed)] for seed in seeds]
+        pairs = zip(broken, healthy, strict=True)
+        differences = [last_five(run) - last_five(other) for run, other in pairs]
+        rows.append(
+            {
+                "switch": switch,
+                "differences": differences,
+                "hurts": all(difference < -limit(runs) for difference in differences),
+                "figure": figure,
+                "broken": statistics.mean(statistics.mean(run[figure]) for run in broken),
+                "healthy": statistics.mean(statistics.mean(run[figure]) for run in healthy),
+            }
+        )
+    return rows
+
+
+def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
+    """Write the comparison in Markdown."""
+    titles = {one["name"]: one["title"] for one in switches}
+    lines = [
+        "| switch | reward of the last five steps, minus healthy | hurts | what shows it |",
+        "|---|---|---|---|",
+    ]
+    for row in judged(runs, {one["name"]: one["shows"] for one in switches}):
+        numbers = ", ".join(f"{difference:+.2f}" for difference in row["differences"])
+        shown = f"{NAMES[row['figure']]}: {row['broken']:.2g} instead of {row['healthy']:.2g}"
+        hurts = "yes" if row["hurts"] else "no"
+        lines.append(f"| {titles[row['switch']]} | {numbers} | {hurts} | {shown} |")
+    return "\n".join(lines)
+
+
+def write_table(switches: list[dict[str, str]]) -> None:
+    """Put the table into README.md."""
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    made = table(json.loads(FILE.read_text()), switches)
+    write_whole(README, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+
+
+def known_switches() -> list[dict[str, str]]:
+    """Return name, title and revealing figure of each switch, from js/switches.js."""
+    [switches] = run_node(LIST, {})
+    return switches
+
+
 def main() -> None:
+    """Measure what measured.json lacks, and write the table."""
+    switches = known_switches()
+    if "--table" not in sys.argv:
+        measure_all([one["name"] for one in switches])
+    write_table(switches)
+
+
+def measure_all(switches: list[str]) -> None:
     """Measure what measured.json lacks."""
     data = world.pack(world.header())
-    [switches] = run_node(LIST, {})
     wanted = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
     for seed in HELD_BACK:
         wanted += [(switch, seed) for switch in switches]

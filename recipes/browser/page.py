@@ -10,6 +10,7 @@ from a text inside the file (`blob:`). It allows no request and no other script.
 from __future__ import annotations
 
 import base64
+import html
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -52,6 +53,19 @@ def recorded() -> dict[str, Any]:
     return {"healthy": healthy}
 
 
+def table_html() -> str:
+    """Return README.md's table of the switches as HTML."""
+    text = (HERE / "README.md").read_text()
+    lines = text.partition("<!-- table -->")[2].partition("<!-- end of table -->")[0].split("\n")
+    rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
+    made = []
+    for number, cells in enumerate(rows):
+        tag = "td" if number else "th"
+        inside = "".join(f"<{tag}>{html.escape(cell.strip())}</{tag}>" for cell in cells)
+        made.append(f"<tr>{inside}</tr>")
+    return "\n".join(made)
+
+
 def write_page(file: Path, data: bytes) -> int:
     """Write the page with the packed world `data`. Return its length."""
     module = (HERE / "trainer.wasm").read_bytes()
@@ -60,7 +74,7 @@ def write_page(file: Path, data: bytes) -> int:
         "MODULE": base64.b64encode(module).decode(),
         "WORKER": learning_script() + own_script("worker"),
         "RECORDED": json.dumps(recorded()),
-        "TABLE": "",
+        "TABLE": table_html(),
     }
     program = script("quantities", "microscope") + own_script("train_page")
     facts = {"KILOBYTES": round(len(module) / 1000)}

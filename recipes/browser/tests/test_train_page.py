@@ -6,12 +6,14 @@ import base64
 import html.parser
 import json
 import re
+import zlib
 
 import pytest
 
 from agent_r1_recipes.browser import page
 from agent_r1_recipes.browser.node import module_bytes, run_node
 from agent_r1_recipes.browser.tests.small_world import small_world
+from agent_r1_recipes.browser.world import read_start
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,21 @@ def test_pause_step_ask_and_continue_lose_no_step_and_change_no_bit(talk):
 def test_what_goes_wrong_is_one_sentence(talk):
     *_, last = talk[-1]
     assert last["type"] == "problem" and "\n" not in last["text"] and json.dumps(last)
+
+
+def test_the_page_in_docs_is_what_the_command_writes(small, tmp_path):
+    """All but the world: its data are made in seconds, and its weights are compared here."""
+    kept = (page.HERE.parents[1] / "docs/train.html").read_text()
+    here, there = Elements(small[2]), Elements(kept)
+    assert len(kept) < 5e6
+    for name in ("module", "worker", "recorded", ""):
+        assert there.scripts[name] == here.scripts[name], "agent-r1 train-page docs/train.html"
+    world = zlib.decompress(base64.b64decode(there.scripts["data"]))
+    weights = b"".join(read_start().sections())
+    assert world.endswith(weights)
+
+    def without_data(text):
+        """Links to the lessons are in a checkout's page only."""
+        return re.sub(r'id="data">[^<]*<|</?a\b[^>]*>', "", text)
+
+    assert without_data(kept) == without_data(small[2]), "agent-r1 train-page docs/train.html"
