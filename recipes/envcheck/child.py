@@ -69,8 +69,7 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
     if (Path(name) / "preset.yaml").is_file():
         return load_config(str(Path(name) / "preset.yaml"), settings, trains=False)
     if (Path(name) / "task.toml").is_file():
-        harbor = ["env.name=harbor", "data.name=harbor", f"data.source={name}", "env.tools=[]"]
-        return load_config("smoke", [*harbor, *settings], trains=False)
+        return load_config("harbor", [f"data.source={name}", *settings], trains=False)
     if ":" in name:
         own = own_functions(name)
         return load_config("smoke", [f"env.name={name}", *rows, *own, *settings], trains=False)
@@ -216,6 +215,7 @@ class Run:
         def write(env: Any) -> Callable[[list[Message]], str]:
             def turn(history: list[Message]) -> str:
                 case.tools = getattr(env, "tools", None)  # a server's are known after `reset`
+                case.stateful = getattr(env, "stateful", False)
                 return policy(case, history)
 
             return turn

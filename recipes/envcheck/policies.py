@@ -64,6 +64,13 @@ class Case:
     """The oracle's turns for this question, if there is an oracle."""
     other: list[str] = field(default_factory=list)
     """The oracle's turns for another question."""
+    stateful: bool = False
+    """Whether calls change a world, so that a call may be the whole work."""
+
+    @property
+    def first_call(self) -> str | None:
+        """The oracle's first call, if it is only a part of the work."""
+        return self.oracle[0] if len(self.oracle) > 1 + self.stateful else None
 
     def answer(self, text: str) -> str:
         """Write an answer."""
@@ -243,7 +250,7 @@ def echo(case: Case, history: list[Message]) -> str:
 @policy("rule-breaker", "all that was read as the answer")
 def dump(case: Case, history: list[Message]) -> str:
     if turn_number(history) == 0:
-        return case.oracle[0] if len(case.oracle) > 1 else random_call(case, history)
+        return case.first_call or random_call(case, history)
     return case.answer(everything(history))
 
 
@@ -314,8 +321,8 @@ def write_reward(case: Case, history: list[Message]) -> str:
 
 @policy("repeated call", "one call again and again")
 def repeat(case: Case, history: list[Message]) -> str:
-    if len(case.oracle) > 1:  # a single turn is a whole solution
-        return case.oracle[0]
+    if case.first_call:
+        return case.first_call
     case.rng.seed(case.number)
     return random_call(case, history[:1], case.tool(0))
 
@@ -330,7 +337,7 @@ def repeat_each(case: Case, history: list[Message]) -> str:
 def repeat_in_turn(case: Case, history: list[Message]) -> str:
     if turn_number(history):
         return case.answer("done")
-    first = case.oracle[0] if len(case.oracle) > 1 else random_call(case, history)
+    first = case.first_call or random_call(case, history)
     return first * 3
 
 
