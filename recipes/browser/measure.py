@@ -135,7 +135,9 @@ def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
             shown += f" instead of {row['healthy']:.2g}"
         hurts = "yes" if row["hurts"] else "no"
         lines.append(f"| {titles[row['switch']]} | {numbers} | {hurts} | {shown} |")
-    return "\n".join(lines)
+    missing = [one["title"] for one in switches if run_name(one["name"], HELD_BACK[0]) not in runs]
+    text = "\n".join(lines) + f"\n\nTwice the standard deviation is {limit(runs):.3f}."
+    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
 def write_table(switches: list[dict[str, str]]) -> None:
