@@ -210,7 +210,7 @@ def _ask(browser: Any, text: str) -> None:
     browser.js("document.querySelector('#answer').replaceChildren()")
     browser.js(f"document.querySelector('#question').value = {json.dumps(text)}")
     browser.js("ask()")
-    browser.wait("document.querySelector('.verdict')")
+    browser.wait("document.querySelector('.verdict') !== null")
     tags = browser.js("[...document.querySelectorAll('body *')].map((one) => one.localName)")
     assert not set(tags) & {"img", "iframe", "base", "link", "math", "meta"}, text
     assert browser.js("document.title") == "Train an agent in this page", text

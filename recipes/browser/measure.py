@@ -77,12 +77,13 @@ README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 NAMES = {
     "gap": "gap between sampler and trainer",
-    "kl": "KL to the sampler",
+    "kl": "log-ratio to the start model",
     "clipped": "tokens beyond the clip",
     "trained": "tokens with a loss",
     "zero": "attempts that teach nothing",
     "reward": "mean reward",
     "em": "right answers",
+    "norm": "norm of the gradient",
 }
 
 
@@ -129,10 +130,14 @@ def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
     ]
     for row in judged(runs, {one["name"]: one["shows"] for one in switches}):
         numbers = ", ".join(f"{difference:+.2f}" for difference in row["differences"])
-        shown = f"{NAMES[row['figure']]}: {row['broken']:.2g} instead of {row['healthy']:.2g}"
+        shown = f"{NAMES[row['figure']]}: {row['broken']:.2g}"
+        if row["figure"] != "kl":  # a healthy run has no reference model
+            shown += f" instead of {row['healthy']:.2g}"
         hurts = "yes" if row["hurts"] else "no"
         lines.append(f"| {titles[row['switch']]} | {numbers} | {hurts} | {shown} |")
-    return "\n".join(lines)
+    missing = [one["title"] for one in switches if run_name(one["name"], HELD_BACK[0]) not in runs]
+    text = "\n".join(lines) + f"\n\nTwice the standard deviation is {limit(runs):.3f}."
+    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
 def write_table(switches: list[dict[str, str]]) -> None:

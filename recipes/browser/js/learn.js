@@ -102,7 +102,7 @@ class Learner {
     this.addLogprobs(rows);
     const share = (this.step - 1) / Math.max(recipe.steps - 1, 1);
     const decay = 1 - (1 - recipe.finalShare) * Math.min(share, 1);
-    const seen = { loss: 0, gap: 0, clipped: 0, kl: 0, actions: 0, norm: 0, learned: 0 };
+    const seen = { loss: 0, gap: 0, clipped: 0, kl: 0, first: 0, all: 0, norm: 0, learned: 0 };
     shuffled(rows, this.seed, ORDER_OF_EPISODES, this.step).forEach((row, i) => {
       row.minibatch = i % recipe.minibatches;
     });
@@ -120,16 +120,15 @@ class Learner {
       // Without any advantage there is no gradient, and momentum alone must not move the weights.
       if (learns.length) seen.norm = trainer.update(recipe.learningRate * decay, recipe.largestNorm);
     }
-    const each = Math.max(seen.actions, 1);
     const tokens = rows.reduce((sum, { ids }) => sum + ids.length, 0);
     const actions = rows.reduce((sum, row) => sum + row.actions.length, 0);
     return {
       loss: seen.loss,
       norm: seen.norm,
       learned: seen.learned, // tokens of the rows with a gradient
-      gap: seen.gap / each,
-      clipped: seen.clipped / each,
-      kl: seen.kl / each,
+      gap: seen.gap / Math.max(seen.first, 1),
+      clipped: seen.clipped / Math.max(seen.all, 1),
+      kl: seen.kl / Math.max(seen.all, 1),
       trained: actions / tokens, // share of tokens that have a loss
     };
   }
@@ -155,13 +154,14 @@ class Learner {
   notice(seen, minibatch, shard, { loss, logprobs }) {
     seen.loss += loss;
     const { clipLow, clipHigh } = this.recipe.loss;
-    shard.flatMap(({ actions }) => actions).forEach(({ old, advantage }, i) => {
+    shard.flatMap(({ actions }) => actions).forEach(({ old, advantage, reference = old }, i) => {
       const moved = logprobs[i] - old;
       if (minibatch === 0) seen.gap += Math.abs(moved);
-      if (minibatch === 0) seen.actions++;
+      if (minibatch === 0) seen.first++;
+      seen.all++;
       // To first order the ratio is 1 + moved; figures decide nothing.
       if (advantage > 0 ? moved > clipHigh : moved < -clipLow) seen.clipped++;
-      seen.kl -= moved;
+      seen.kl += logprobs[i] - reference; // of the start model, if the loss has a KL
     }); // prettier-ignore
   }
 }

@@ -47,7 +47,7 @@ const SWITCHES = {
   "minibatches-miscounted": {
     title: "Update ten times instead of twice",
     says: "Minibatches are five times as small, so there are five times as many updates.",
-    shows: "clipped",
+    shows: "norm",
     change: () => ({ minibatches: 10 }),
   },
   "groups-mixed": {

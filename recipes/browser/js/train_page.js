@@ -251,7 +251,7 @@ const FIGURES = {
   calls: ["searches per attempt", (value) => value.toFixed(2)],
   trained: ["tokens that have a loss", percent],
   gap: ["gap between sampler and trainer", (value) => value.toPrecision(2)],
-  kl: ["KL to the sampler", (value) => value.toPrecision(2)],
+  kl: ["log-ratio to sampler or start", (value) => value.toPrecision(2)],
   clipped: ["tokens beyond the clip", percent],
   zero: ["attempts that teach nothing", percent],
   norm: ["norm of the gradient", (value) => value.toFixed(2)],
