@@ -375,7 +375,9 @@ def check_load(facts: Facts) -> Finding:
     busy = load > BUSY * cores
     threads = facts.config.trainer.threads or cores
     if busy and facts.config.engine == "local" and threads > 1:
-        return Finding("warn", f"{detail}: a run of {threads} threads would wait for other programs")
+        return Finding(
+            "warn", f"{detail}: a run of {threads} threads would wait for other programs"
+        )
     return Finding("ok", detail)
 
 
