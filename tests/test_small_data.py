@@ -86,6 +86,33 @@ def test_few_questions_are_played_several_times_and_some_are_held_out():
     assert len(demonstrate.held_out_questions(five, 0)) == 1
 
 
+def test_the_best_plays_become_four_of_five_and_are_added_three_times_at_most():
+    assert demonstrate.repeats_of_best(best=610, total=1000) == 2
+    assert (610 + 2 * 610) / (1000 + 2 * 610) == pytest.approx(0.82, abs=0.01)
+    assert demonstrate.repeats_of_best(best=100, total=1000) == demonstrate.MOST_REPEATS == 3
+    assert demonstrate.repeats_of_best(best=850, total=1000) == 0
+    assert demonstrate.repeats_of_best(best=1000, total=1000) == 0
+
+
+def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_path):
+    """The weight decay of many demonstrations stays, and so do the shipped starts."""
+    decays = []
+
+    def record(model, *arguments, weight_decay, **others):
+        decays.append(weight_decay)
+        return 0
+
+    monkeypatch.setattr(cold_start.clone, "clone", record)
+    row = TrainingRow(0, "0", [1, 2, 3], [0, 0, 1], [0.0] * 3, [0.0] * 3, [0] * 3)
+    chat = cold_start.byte_chat()
+    config = load_config("smoke", ["cold_start.episodes=x.jsonl"])
+    for held in ([], [row]):
+        lessons = cold_start.Lessons(chat, [row], [row], held, held)
+        monkeypatch.setattr(cold_start, "own_demonstrations", lambda *arguments, it=lessons: it)
+        cold_start._teach(Workspace(config, tmp_path), tmp_path / f"model{len(held)}")
+    assert decays == [0.01, 0.01, 3.0, 1.0]
+
+
 def test_plays_of_a_demonstrator_without_chance_are_cloned_once(monkeypatch):
     rows = [question_row(str(i), ("1",)) for i in range(4)]
 
