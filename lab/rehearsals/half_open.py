@@ -1,4 +1,4 @@
-"""Hold 2,050 half-open connections to the search service, and ask it honestly at the same time.
+"""Hold 2,050 half-open connections to the search service, and ask it for one answer.
 
 Each connection sends the beginning of a request, and a further header line every two seconds. The
 service accepts 2,000 connections at once, so that it refuses the honest client at first. It must
