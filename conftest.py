@@ -138,8 +138,9 @@ def pytest_runtest_setup():
 
 @pytest.fixture(autouse=True)
 def _forget_users_modules():
-    """Forget the modules that a test wrote and imported: a process imports one `world.py` only, and
-    refuses another by its name (`config.plugins`)."""
+    """Forget the modules that a test wrote and imported.
+
+    A process imports one module of a name, and refuses another (`config.plugins`)."""
     yield
     temporary = tempfile.gettempdir() + os.sep
     for name, module in list(sys.modules.items()):

@@ -505,6 +505,8 @@ def test_what_is_recorded_of_a_step(straight):
     assert paid == {"reward/em", "reward/format"}  # what nobody is paid for has another name
     assert sum(m[key] for key in paid) == pytest.approx(m["critic/score/mean"])
     assert m["rollout/decode_tokens"] == batch.mask_BT.sum()
+    # The sampler's log-probabilities are the trainer's: both are at the sampling temperature.
+    assert m["training/rollout_logprobs_diff_mean"] < 1e-4
     assert sum(v for k, v in m.items() if k.startswith("stop/")) == pytest.approx(1)
     assert {
         "actor/entropy",

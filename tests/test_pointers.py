@@ -50,6 +50,15 @@ ELSEWHERE = {
     "build/site/",
     "model/",
     "global_step_N/",
+    # Files of a Harbor task.
+    "environment/",
+    "instruction.md",
+    "sitecustomize.py",
+    "solution/",
+    "solution/solve.sh",
+    "task.toml",
+    "test.sh",
+    "tests/test.sh",
     # Files of other packages and repositories.
     "grpo_trainer.py",
     "train_grpo.sh",

@@ -7,12 +7,15 @@ reason, and docs/inference/models.md tells of the kinds.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from families import family_of, packaged_templates, tokenizer_of
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env import dialect_of
+from agent_r1.inference import vllm_start
 from agent_r1.tool import BaseTool
 
 pytestmark = pytest.mark.slow  # importing vLLM takes seconds
@@ -215,3 +218,15 @@ def test_vllm_makes_each_parser_exactly_for_the_vocabularies_that_we_say():
             else:
                 with pytest.raises(RuntimeError, match="could not locate"):
                     made(tokenizer)
+
+
+def test_a_parser_that_refuses_the_vocabulary_ends_the_server_before_it_loads(micro_model):
+    """`serve` compares the vocabulary itself; this is for a rule of vLLM that it does not know."""
+    pytest.importorskip("vllm")
+    words = ["--model", str(micro_model), "--tool-call-parser", "llama3_json"]
+    ended = subprocess.run(
+        [sys.executable, vllm_start.__file__, *words], capture_output=True, text=True
+    )
+    assert ended.returncode == 1
+    assert "RuntimeError" in ended.stderr and "could not locate" in ended.stderr
+    assert "api_server" not in ended.stderr + ended.stdout

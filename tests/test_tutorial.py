@@ -3,6 +3,7 @@ made small."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import io
 import json
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ScriptedPolicy
-from runs import ROOT, main
+from runs import AGENT, ROOT, main
 
 from agent_r1.config import load_config, plugins
 from agent_r1.core import Sampling
@@ -165,7 +166,26 @@ def test_your_own_flow(empty_folder, micro_model):
 MULTIHOP = "multihopqa.md"
 
 
-@pytest.mark.slow
+def answer_of_served(folder: Path, words: list[str]) -> str:
+    """Serve with the page's command, and run the page's agent with the lines that it prints."""
+    server = subprocess.Popen([AGENT, *words], stdout=subprocess.PIPE, text=True, cwd=folder)
+    try:
+        for line in server.stdout:
+            if line.startswith("export "):
+                break
+        code = "import agent; print(repr(agent.answer({'question': 'Who founded Vexlor?'})))"
+        script = f'{line.strip()}\n"{sys.executable}" -c "{code}"'
+        done = subprocess.run(
+            ["bash", "-c", script], cwd=folder, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        return ast.literal_eval(done.stdout.strip())
+    finally:
+        server.terminate()
+        assert server.wait(30) == 0
+        assert not list((folder / "runs").glob("serve-*.key"))
+
+
 @pytest.mark.slow
 def test_train_the_agent_you_have(empty_folder, capsys):
     """Each command of the page, with the page's file unchanged and a tiny world."""
@@ -179,7 +199,10 @@ def test_train_the_agent_you_have(empty_folder, capsys):
     # train comes first
     found.sort(key=lambda words: "--before" not in words and words[0] == "eval")
     for words in found:
-        assert follow(words, *small) == 0, (words, capsys.readouterr().err)
+        if words[0] != "serve":
+            assert follow(words, *small) == 0, (words, capsys.readouterr().err)
+    served = [words for words in found if words[0] == "serve"]
+    assert served and isinstance(answer_of_served(empty_folder, served[0]), str)
     run = empty_folder / "runs" / "smoke-grpo"
     lines = (run / "metrics.jsonl").read_text().splitlines()
     for line in lines:

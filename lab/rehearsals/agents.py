@@ -1,7 +1,8 @@
-"""Play agents through the gateway: 500 episodes equal to our loop's, and 1,000 hostile ones.
+"""Play agents through the gateway: 500 equal episodes, 1,000 hostile ones, three real clients.
 
-The tests of recipes/gateway do the same with tens of episodes. Here they run in pytest, because the
-world and the model are its fixtures; `AGENT_R1_EPISODES` says how many.
+The tests of recipes/gateway and recipes/api do the same with tens of episodes. Here they run in
+pytest, because the world and the model are its fixtures. The clients of CLIENTS are installed from
+the registry, each in an environment of its own; curl is the machine's.
 """
 
 from __future__ import annotations
@@ -15,15 +16,43 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-TESTS = "recipes/gateway/tests/test_at_size.py"
+TESTS = (
+    "recipes/gateway/tests/test_at_size.py",
+    "recipes/gateway/tests/test_real_clients.py",
+    "recipes/api/tests/test_own_model.py",
+)
+CLIENTS = {
+    "langgraph": ("langgraph==1.2.22", "langchain-openai==1.7.4"),
+    "openai-agents": ("openai-agents==0.24.0",),
+}
+
+
+def install(folder: Path, packages: tuple[str, ...]) -> Path:
+    """Make an environment with `packages`, and return its Python."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    words = [python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *packages]
+    subprocess.run(words, check=True)
+    return python
 
 
 def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
+        pythons = {}
+        for name, packages in CLIENTS.items():
+            print(f"installing {name} ...", flush=True)
+            pythons[name] = str(install(Path(folder) / name, packages))
         figures = Path(folder) / "figures.json"
-        environment = os.environ | {"AGENT_R1_FIGURES": str(figures), "OMP_NUM_THREADS": "1"}
+        environment = os.environ | {
+            "AGENT_R1_FIGURES": str(figures),
+            "AGENT_R1_CLIENTS": json.dumps(pythons),
+            "OMP_NUM_THREADS": "1",
+            # Neither client may send traces anywhere.
+            "LANGSMITH_TRACING": "false",
+            "OPENAI_AGENTS_DISABLE_TRACING": "1",
+        }
         done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-q", "-x", TESTS],
+            [sys.executable, "-m", "pytest", "-q", "-x", *TESTS],
             cwd=ROOT,
             env=environment,
             capture_output=True,
@@ -31,4 +60,5 @@ def run() -> dict[str, Any]:
         )
         if done.returncode:
             raise RuntimeError(done.stdout[-3000:])
-        return json.loads(figures.read_text())
+        versions = {name: packages[0] for name, packages in CLIENTS.items()}
+        return json.loads(figures.read_text()) | {"clients": versions}

@@ -158,10 +158,7 @@ def question(name: str, home: Path) -> dict[str, str]:
 
 def gpu_stage(root: Path) -> dict[str, str]:
     """Run the lines of the GPU stage that this machine can; name the others."""
-    skipped = (
-        "apt-get (Ubuntu's archive), flash-attn's wheel (on no package index), "
-        "its import (needs a GPU's driver)"
-    )
+    skipped = "apt-get (Ubuntu's archive), imports (need a GPU's driver)"
     try:
         gpu_pins.install(root)
     except RuntimeError as error:

@@ -161,8 +161,7 @@ class GatewayEpisode:
                 seed = derive_seed(self.task.seed, answer.number, len(twins))
         turn = replace(self.sampling, max_tokens=limit, seed=seed, ends=self._ends(call.stop))
         try:
-            async with self._turn:
-                generation = await self.policy.generate(answer.prompt_ids, turn, self.task.session)
+            generation = await self._generate(answer, turn)
             self.generations.append((answer.prompt_ids, generation))
             if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(
@@ -175,6 +174,10 @@ class GatewayEpisode:
             raise
         answer.generation = generation
         answer.turn = self.read_turn(generation, call.stop)
+
+    async def _generate(self, answer: Answer, turn: Sampling) -> Generation:
+        async with self._turn:
+            return await self.policy.generate(answer.prompt_ids, turn, self.task.session)
 
     def _ends(self, stop: list[str]) -> Callable[[list[int]], bool] | None:
         """Return the test that ends sampling at a stop string; None without stop strings."""

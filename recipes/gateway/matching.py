@@ -109,6 +109,9 @@ class Conversations:
     """In the order of their calls."""
     cuts: Counter[str] = field(default_factory=Counter)
     """Assistant messages that did not match, by cause: edited, ambiguous, rewritten, inserted."""
+    newest_wins: bool = False
+    """Whether the newest of several equal answers is continued, instead of none. In training each
+    would be another row; a server has no rows."""
 
     def locate(self, messages: list[Message], tools: list[dict[str, Any]]) -> Place:
         """Walk through a request, and count what does not match."""
@@ -138,8 +141,8 @@ class Conversations:
                 return named
             return self._count("edited", named)
         same = [answer for answer in here if is_same(message, answer)]
-        if len(same) == 1:
-            return same[0]
+        if len(same) == 1 or (same and self.newest_wins):
+            return same[-1]
         if same:
             return self._count("ambiguous")
         # It is an answer of this episode in another place: something before it was changed.

@@ -59,8 +59,8 @@ Handler = Callable[[Request], Awaitable[Reply]]
 
 
 @asynccontextmanager
-async def serving(handle: Handler) -> AsyncIterator[int]:
-    """Serve in the running event loop; yield the port."""
+async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
+    """Serve in the running event loop; yield the port. Raise OSError if `port` is taken."""
     connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -74,8 +74,8 @@ async def serving(handle: Handler) -> AsyncIterator[int]:
             del connections[task]
             writer.close()
 
-    # 127.0.0.1: no other machine reaches it. The port is free, and another one in each event loop.
-    server = await asyncio.start_server(connected, "127.0.0.1", 0, backlog=1024)
+    # 127.0.0.1: no other machine reaches it. Port 0 is a free one, another in each event loop.
+    server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1024)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:

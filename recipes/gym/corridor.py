@@ -8,6 +8,8 @@ class Corridor:
     """A treasure lies in a corridor of nine cells."""
 
     action_space = ("left", "right", "take")
+    floor = 0.65
+    floor_reason = "each step costs .05, so doing nothing earns more than walking about"
 
     def reset(self, *, seed: int | None = None, options: Any = None):
         rng = random.Random(seed)

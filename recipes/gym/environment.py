@@ -40,6 +40,9 @@ class Game:
             check_observations(getattr(env, "observation_space", None), self.owner)
             self.expert = callable(getattr(getattr(env, "unwrapped", env), "expert", None))
             self.about = self._about(name, env)
+            # What play without skill may earn, for `agent-r1 env check`.
+            self.floor = getattr(env, "floor", None)
+            self.floor_reason = getattr(env, "floor_reason", "")
         finally:
             # It was never reset, and some classes can be closed only after that.
             with contextlib.suppress(Exception):
@@ -142,7 +145,8 @@ def open_environment(name: str, cls: Any) -> type:
         return take_action(self, action)
 
     step.__annotations__ = {"action": game.actions.annotation, "return": str}
-    return type("GymEpisode", (Episode,), {"game": game, "step": step})
+    attributes = {"floor": game.floor, "floor_reason": game.floor_reason}
+    return type("GymEpisode", (Episode,), {"game": game, "step": step, **attributes})
 
 
 def _installed(name: str) -> Callable[[], Any]:

@@ -42,8 +42,17 @@ class Play:
 
 def demonstrate(row: Row, history: list[dict[str, str]], rng: random.Random) -> str:
     """Return the next turn: a call of `step`."""
+    return _planned_turn(row, history, rng, SLIPS)
+
+
+def expert(row: Row, history: list[dict[str, str]], rng: random.Random) -> str:
+    """Return the next turn without slips, for `agent-r1 env check`."""
+    return _planned_turn(row, history, rng, slips=0.0)
+
+
+def _planned_turn(row: Row, history: list[dict[str, str]], rng: random.Random, slips: float) -> str:
     game = GAMES[row["agent_name"]]
-    actions = plan(row["agent_name"], row["extra_info"]["metadata"]["seed"])
+    actions = plan(row["agent_name"], row["extra_info"]["metadata"]["seed"], slips)
     turn = sum(message["role"] == "assistant" for message in history)
     # An environment that depends on more than its seed may go on after the plan.
     choices = game.actions.choices or actions[-1:]
@@ -52,12 +61,16 @@ def demonstrate(row: Row, history: list[dict[str, str]], rng: random.Random) -> 
 
 
 @functools.cache
-def plan(name: str, seed: int) -> list[Any]:
-    """Return the actions of a demonstration."""
+def plan(name: str, seed: int, slips: float = SLIPS) -> list[Any]:
+    """Return the actions of a demonstration.
+
+    Args:
+        slips: Share of random actions among the expert's, if the environment has an expert.
+    """
     game = GAMES[name]
     rng = random.Random(f"plan/{seed}")
     if game.expert:
-        return _play(game, seed, rng, by_expert=True).actions
+        return _play(game, seed, rng, by_expert=True, slips=slips).actions
     _check_random_play(name)
     plays = [_play(game, seed, rng) for _ in range(RANDOM_PLAYS)]
     return max(plays, key=_rank).actions
@@ -92,7 +105,9 @@ def _check_random_play(name: str) -> None:
         )
 
 
-def _play(game: Game, seed: int, rng: random.Random, by_expert: bool = False) -> Play:
+def _play(
+    game: Game, seed: int, rng: random.Random, by_expert: bool = False, slips: float = SLIPS
+) -> Play:
     """Play one episode of at most `game.max_turns` actions."""
     episode = type("Demonstration", (Episode,), {"game": game})()
     observations: list[Any] = []
@@ -105,7 +120,7 @@ def _play(game: Game, seed: int, rng: random.Random, by_expert: bool = False) ->
         actions: list[Any] = []
         while not episode.done and len(actions) < game.max_turns:
             action = None
-            if by_expert and not (game.actions.choices and rng.random() < SLIPS):
+            if by_expert and not (game.actions.choices and rng.random() < slips):
                 action = _experts_action(game, episode.env, observations[-1])
             if action is None:
                 action = rng.choice(game.actions.choices)

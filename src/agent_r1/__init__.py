@@ -81,7 +81,7 @@ AUTHORS = {
     "env.dialect": ("Dialect", "Part"),
     "env.stateful_env": ("WorldEnv",),
     "ground.bounds": ("TooLongError", "parse_yaml", "send"),
-    "ground.errors": ("extra", "first_line"),
+    "ground.errors": ("LostConnection", "extra", "first_line"),
     "ground.files": ("make_once", "write_whole"),
     "rollout.columns": ("Column",),
     "rollout.decoder": ("Decoder",),

@@ -321,6 +321,7 @@ def train(a: Namespace) -> None:
         "--split val --limit 100",
      "--run my-task --trust-run",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
+     "--api https://api.example.com/v1 --model NAME --run mine --against runs/mine/eval.json",
      "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
     *CONFIGURED,
     RUN,
@@ -353,6 +354,12 @@ def train(a: Namespace) -> None:
     option("--out", type=Path, metavar="DIR", help="save cards and one line per question; continue "
         "an interrupted evaluation"),
     flag("--trust-run", "run the code that the run --run names (you have inspected it)"),
+    option("--api", metavar="URL", help="--model is the name of a model that this "
+        "OpenAI-compatible address serves (recipes/api)"),
+    option("--budget", type=float, metavar="USD", help="with --api: most US dollars to spend, "
+        "retries and earlier parts included"),
+    option("--against", type=Path, metavar="CARD", help="compare with this eval card of the same "
+        "questions, such as runs/mine/eval.json"),
     *AGENT,
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
@@ -360,6 +367,8 @@ def evaluate(a: Namespace) -> None:
         from agent_r1.inference.power import print_power
 
         return print_power(a.power, a.cards or [])
+    if a.api:
+        tables.resolve("option", "--api", "--api")(a)
     if a.model:
         return _evaluate_models(a)
     config = _config_of_run(a)
@@ -371,7 +380,7 @@ def evaluate(a: Namespace) -> None:
     # The run's own cards hold only the standard evaluation. Any other one, such as ten questions of
     # val, is kept apart.
     other = (a.split, a.dataset, a.limit, a.temperature, a.prompt, a.backend, a.out)
-    other += (a.samples, a.threshold)
+    other += (a.samples, a.threshold, a.against)
     if any(value is not None for value in other):
         return _evaluate_models(a, stages.model_to_evaluate(config, name, a.before), config)
     stages.evaluate_run(config, name, a.before, eval_condition(a))
@@ -401,14 +410,19 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         models = []
         configs = []
         for name in a.model:
-            folder, config_of_model = agent.find_model(
-                a.run, hf_path=name, preset=a.preset, overrides=settings + other
-            )
+            if a.api:
+                folder = Path(name)
+                config_of_model = agent.settings_for(folder, a.run, a.preset, settings + other)
+            else:
+                folder, config_of_model = agent.find_model(
+                    a.run, hf_path=name, preset=a.preset, overrides=settings + other
+                )
             models.append(folder)
             configs.append(config_of_model)
         config = configs[0]
-    for model in models:
-        agent.check_agent(model, config)
+    if not a.api:
+        for model in models:
+            agent.check_agent(model, config)
     paths = Workspace(config)
     paths.make_task()
     split = a.split or "test"
@@ -431,6 +445,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         as_trained=model is not None,
         samples=a.samples or 1,
         threshold=a.threshold,
+        against=a.against,
     )
 
 
@@ -491,20 +506,28 @@ def export(a: Namespace) -> None:
 
 @command(
     "serve", "serve a trained agent with vLLM behind an OpenAI-compatible API",
-    ["", "--run laptop-grpo --port 8000", "--model runs/mine/export",
+    ["", "--run laptop-grpo --port 8000", "--run mine --backend local", "--model runs/mine/export",
      "--model OWNER/NAME rollout.max_context=16384 rollout.max_concurrent_episodes=64"],
     *FROM_ANYWHERE,
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
+    option("--backend", choices=("local", "vllm"), help="local: this process, through the gateway "
+        "of recipes/gateway (default for a run with --agent); vllm: a vLLM server (default)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
     from agent_r1.env import dialect_of
-    from agent_r1.inference.agent import check_agent, find_model
+    from agent_r1.inference.agent import check_agent, find_model, open_agent
     from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
     )
     check_agent(model, config)
+    with_agent = getattr(config.rollout, "agent", None)
+    if a.backend == "local" or (with_agent and a.backend is None):
+        # The agent is the client here, and is not started.
+        config = config.model_copy(update={"rollout": config.rollout.without_commands()})
+        with open_agent(model, config) as opened:
+            return tables.resolve("server", "local", "--backend")(opened, a.port)
     serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
 
 

@@ -15,7 +15,7 @@ import functools
 import json
 import threading
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -104,6 +104,8 @@ class Response:
 
     status: int
     body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+    """Names in lower case."""
 
     def json(self) -> Any:
         """Parse the body with `parse_json`."""
@@ -160,7 +162,8 @@ async def _request(
                 whole_body += piece
                 if len(whole_body) > max_bytes:
                     raise TooLongError(f"the answer has more than {max_bytes} bytes")
-            return Response(response.status_code, bytes(whole_body))
+            # httpx joins repeated headers, and its names are in lower case.
+            return Response(response.status_code, bytes(whole_body), dict(response.headers))
     except TimeoutError:
         if not deadline.expired():
             raise

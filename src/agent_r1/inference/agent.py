@@ -4,10 +4,11 @@ In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out
 policy, chat format, tools and the configuration that it was trained with. Next: `chat.py` and
 `compare.py` run the training episode loop with it.
 
-There are two backends:
+There are two backends, and those that recipes add (`[backend]` in recipe.toml):
 
     local          in this process, on the training sampler: Llama, Qwen2 and Qwen3
     vllm           a vLLM server that we start, for speed and for other clients (`serve.py`)
+    api            a model that somebody else serves (recipes/api)
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from agent_r1.rollout.setup import check_dialect
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.fsdp_merge import find_shards
-from agent_r1.training.tiny_model import load_chat
+from agent_r1.training.tiny_model import byte_chat, load_chat
 from agent_r1.workspace import Workspace
 
 SETTINGS_FILE = "agent_r1.yaml"
@@ -71,7 +72,8 @@ class Agent:
         once, from the first question's passages.
         """
         model = self.config.model
-        return model.path is None and len(self.chat.tokenizer) <= model.vocab_size
+        tiny = model.path is None and len(self.chat.tokenizer) <= model.vocab_size
+        return tiny and self.model.is_dir()  # a model that somebody else serves has no folder
 
 
 @contextmanager
@@ -91,6 +93,15 @@ def open_agent(
         all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
+    if backend in tables.names("backend"):
+        open_model = tables.resolve("backend", backend, "the backend")
+        with open_model(str(model), config) as policy:
+            if tools is None:
+                tools = make_tools_of(config)
+            agent = Agent(policy, byte_chat(), tools, config, model, policy.max_concurrent)
+            agent.lead = _leading_messages(agent, prompt)
+            yield agent
+        return
     chat = load_chat(model)
     config = fit_context(config, model)
     check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))

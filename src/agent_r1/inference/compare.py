@@ -60,6 +60,7 @@ def evaluate_models(
     as_trained: bool = False,
     samples: int = 1,
     threshold: float | None = None,
+    against: Path | None = None,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two.
 
@@ -70,6 +71,7 @@ def evaluate_models(
         out: Folder for all results; an interrupted evaluation with the same settings continues
         there.
         condition: See `condition_of`.
+        against: The card of another evaluation of these questions, to compare each model with.
         as_trained: The models are of a run, and without a `prompt` they are asked in the words of
         its rows.
     """
@@ -80,6 +82,7 @@ def evaluate_models(
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
     check_samples(samples, temperature)
+    other = read_card(against) if against else None
     tools = None
     if condition:
         rows, tools = condition_of(condition).apply(config, rows)
@@ -120,6 +123,10 @@ def evaluate_models(
             say(f"  {reliability_line(card['reliability'])}")
         if out:
             write_whole(out / f"{number}.json", card_text(card))
+        if other:
+            comparison = compare_cards(other, card)
+            _print_comparison(comparison)
+            _write(out and out / f"{number}-against.json", comparison)
         cards.append(card)
         trajectories.append(done)
     if len(models) == 2:
@@ -133,6 +140,42 @@ def evaluate_models(
             comparison["reliability"] = _compare_reliability(cards, samples)
         _write(out and out / "comparison.json", comparison)
     return cards
+
+
+def read_card(path: Path) -> Card:
+    """Read the card of an evaluation. Raise AgentR1Error if it cannot be compared."""
+    try:
+        card = json.loads(path.read_text())
+    except (OSError, ValueError):
+        card = None
+    if not isinstance(card, dict) or "rows_hash" not in card:
+        raise AgentR1Error(
+            f"--against {path} is not an eval card; give the eval.json of a run, or 1.json in the "
+            "--out of an evaluation",
+            code="no_card",
+        )
+    if "question_scores" not in card:
+        raise AgentR1Error(
+            f"{path} has no score for each question, because an earlier version wrote it; delete "
+            "it and evaluate that model again",
+            code="old_card",
+        )
+    return card
+
+
+def compare_cards(first: Card, second: Card) -> Card:
+    """Compare two cards question by question. Raise AgentR1Error if the questions differ."""
+    for key, what in (("questions_hash", "questions"), ("score_name", "scores")):
+        if first[key] != second[key]:
+            raise AgentR1Error(
+                f"{first['model']} and {second['model']} were evaluated with other {what} "
+                f"({first['n']} and {second['n']} of {first['split']} and {second['split']}); give "
+                "both evaluations the same preset, seed, --split and --limit",
+                code="other_contents",
+            )
+    names = {"first": first["model"], "second": second["model"]}
+    scores_of_both = first["question_scores"], second["question_scores"]
+    return names | compare(scores_of_both[0], scores_of_both[1], second["score_name"])
 
 
 def check_samples(samples: int, temperature: float) -> None:
@@ -249,6 +292,9 @@ def _evaluate(
     if samples > 1:
         name = scores(done)["score_name"]
         facts["reliability"] = reliability(done, name, facts["temperature"], threshold)
+    usage = getattr(agent.policy, "usage", None)
+    if usage:  # tokens and cost of a model that somebody else serves
+        facts |= usage()
     card = full_card(agent, first_samples(done), split, start, resumed=len(before), **facts)
     return card, done
 

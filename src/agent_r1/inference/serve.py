@@ -95,7 +95,7 @@ def vllm_server(
     engine without compilation, for a chat or a CPU. The log is kept only if the server died. Raises
     AgentR1Error with the cause if it never answers.
     """
-    command = [vllm_python(), "-m", "vllm.entrypoints.openai.api_server"]
+    command = [vllm_python(), str(Path(__file__).with_name("vllm_start.py"))]
     with open_port("127.0.0.1", port or 0) as free:
         port = free.getsockname()[1]
     api_key = secrets.token_urlsafe(24)

@@ -84,6 +84,7 @@ def eval_card(
 
     calls = total("tool_calls")
     stops = Counter(t.stop_reason.value for t in trajectories)
+    averages = scores(trajectories)
     by_kind: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
@@ -94,9 +95,9 @@ def eval_card(
             shares[name] = fmean(values)
     kinds: dict[str, dict[str, Any]] = {}
     for kind, members in sorted(by_kind.items()):
-        averages = scores(members)
+        of_kind = scores(members)
         kinds[kind] = {"n": len(members)}
-        kinds[kind] |= {key: averages[key] for key in averages if key in ("score", "em")}
+        kinds[kind] |= {key: of_kind[key] for key in of_kind if key in ("score", "em")}
     cut_off = (StopReason.MAX_TOKENS, StopReason.CONTEXT_OVERFLOW, StopReason.MAX_TURNS)
     return {
         "model": model,
@@ -104,7 +105,7 @@ def eval_card(
         "split": split,
         "n": n,
         "seed": seed,
-        **scores(trajectories),
+        **averages,
         **shares,
         "search_rate": fmean(t.metrics.get("tool_calls", 0) > 0 for t in trajectories),
         "mean_turns": fmean(len(t.steps) for t in trajectories),
@@ -114,6 +115,8 @@ def eval_card(
         "stop_reasons": dict(stops),
         "retriever": retriever,
         "rows_hash": rows_hash(trajectories),
+        "questions_hash": questions_hash(trajectories),
+        "question_scores": [score_of(t, averages["score_name"]) for t in trajectories],
         "prompt_hash": prompt_hash(trajectories),
         "wall_seconds": round(time.perf_counter() - started, 2),
         "by_kind": kinds,
@@ -211,6 +214,15 @@ def majority(train: list[Row], rows: list[Row]) -> dict[str, Any]:
 def rows_hash(trajectories: list[Trajectory]) -> str:
     """Hash the questions and answers, to tell whether two evaluations used the same."""
     rows = [[t.row["prompt"], list(t.row["reward_model"]["ground_truth"])] for t in trajectories]
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+
+
+def questions_hash(trajectories: list[Trajectory]) -> str:
+    """Hash the questions and answers without the messages before them, which models may differ
+    in."""
+    rows: list[Any] = []
+    for t in trajectories:
+        rows.append([t.row["prompt"][-1]["content"], list(t.row["reward_model"]["ground_truth"])])
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
 
 

@@ -1,0 +1,430 @@
+"""Ask a model of an OpenAI-compatible API: politely, within a budget, and never twice.
+
+In: a request's body and its key in the ledger. Out: the answer. Next: `flow.py` makes turns of
+answers.
+
+Each attempt runs to its end, also if the episode that wants it is cancelled. Its answer is paid
+for, so it must reach the ledger. The API's key is read from the environment. It is in no setting,
+file or message: what a server sends back is searched for it first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import hashlib
+import json
+import os
+import random
+import re
+import sys
+import time
+from argparse import Namespace
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from agent_r1 import AgentR1Error, Config, ConfigError, LostConnection, first_line, send
+from agent_r1_recipes.api.ledger import Ledger, Prices
+from agent_r1_recipes.api.settings import ApiSettings
+
+MAX_BYTES = 8 << 20
+"""Of one answer."""
+RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
+"""Statuses of a server that may answer later."""
+UNCHARGED = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
+"""Statuses that no API charges."""
+FIRST_WAIT_S = 0.5
+"""Before the second attempt, if the server names no time; then twice as long each time."""
+
+
+class ContextFullError(Exception):
+    """The conversation is longer than the model's context."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An attempt without an answer."""
+
+    cause: str
+    retried: bool
+    wait_s: float | None = None
+    """What the server asked for."""
+    status: int = 0
+    reached: bool = True
+    """Whether the request may have reached the server."""
+
+    @property
+    def may_be_charged(self) -> bool:
+        return self.reached and self.status not in UNCHARGED
+
+
+class Client:
+    """One model of one API. `flow.py` plays episodes with it."""
+
+    def __init__(self, model: str, settings: ApiSettings):
+        """Open the ledger in `rollout.api_records`. Raise ConfigError for an unusable address."""
+        self.model = model
+        self.settings = settings
+        self.url = checked_address(settings.api)
+        self.key = key_from(settings.api_key)
+        price_in = settings.api_price_in or 0.0
+        cached = settings.api_price_cached
+        prices = Prices(
+            price_in, price_in if cached is None else cached, settings.api_price_out or 0.0
+        )
+        self.ledger = Ledger(Path(settings.api_records or "evals") / "calls.jsonl", prices)
+        self.max_concurrent = settings.api_concurrent
+        self.requests = 0
+        self.retries = 0
+        self.replayed = 0
+        """Answers that came from the ledger."""
+        self.answered = False
+        """Whether this model has answered at all."""
+        self._running: set[asyncio.Task[Any]] = set()
+        self._reserved = 0.0
+        """Upper bound of the cost of all running attempts, in US dollars."""
+        self._warned = False
+        self._not_before = 0.0
+        """Time at which a busy server wants the next request, of any episode."""
+
+    # ------------------------------------------------------------------------------------- one call
+
+    async def ask(self, name: str, body: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to `body`: message, finish_reason, usage.
+
+        `name` says which call of which episode this is. Raise LostConnection if no attempt brings
+        an answer, ContextFullError, and AgentR1Error if asking again is of no use.
+        """
+        body = {"model": self.model} | body
+        bound = self._bound(body)
+        for field in self.settings.api_omit:
+            body.pop(field, None)
+        digest = hashlib.sha256(json.dumps([self.url, body]).encode()).hexdigest()[:16]
+        key = f"{name}/{digest}"
+        if key in self.ledger.answers:
+            self.replayed += 1
+            return self.ledger.answers[key]
+        failure = Failure("it was never asked", False)
+        for attempt in range(self.settings.api_attempts):
+            if attempt:
+                self.retries += 1
+            while (wait := self._not_before - time.monotonic()) > 0:
+                await asyncio.sleep(wait)
+            dollars = self.ledger.cost_of_bound(*bound)
+            await self._within_budget(dollars)
+            self._reserved += dollars
+            result = await self._to_its_end(self._attempt(key, body, bound, dollars))
+            if isinstance(result, dict):
+                return result
+            failure = result
+            if not failure.retried:
+                break
+            if attempt + 1 < self.settings.api_attempts:
+                self._wait(failure, attempt)
+        raise self._error(failure)
+
+    def _bound(self, body: dict[str, Any]) -> tuple[int, int]:
+        """Return the most tokens of prompt and turn. A token has at least one byte."""
+        return len(json.dumps(body, ensure_ascii=False).encode()), body[self.settings.api_limit]
+
+    async def _within_budget(self, dollars: float) -> None:
+        """Wait or stop if this request might exceed the budget. Raise AgentR1Error to stop."""
+        budget = self.settings.api_budget
+        while budget is not None and self.ledger.spent + self._reserved + dollars > budget:
+            if self._running:  # their answers will cost less than the most that they may cost
+                await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+                continue
+            raise AgentR1Error(
+                f"the budget of ${budget:g} is spent: ${self.ledger.spent:.4f} so far, and the "
+                f"next request may cost up to ${dollars:.4f}. Every answer is kept; the same "
+                "command with a larger --budget goes on from here",
+                code="budget_spent",
+            )
+
+    async def _to_its_end(self, attempt: Coroutine[Any, Any, Any]) -> Any:
+        """Await an attempt. If the episode is cancelled meanwhile, finish it all the same."""
+        task = asyncio.create_task(attempt)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                if not self._warned:
+                    print("waiting for answers that are already being paid for", file=sys.stderr)
+                self._warned = True
+                await asyncio.wait([task])
+            raise
+
+    async def _attempt(
+        self, key: str, body: dict[str, Any], bound: tuple[int, int], dollars: float
+    ) -> dict[str, Any] | Failure:
+        """Send one request, and enter its answer or failure into the ledger."""
+        self.requests += 1
+        try:
+            result = await self._send(body)
+            if isinstance(result, dict):
+                self.answered = True
+                record = {"key": key, "usage": result["usage"], "answer": result}
+                if result["usage"] is None:
+                    record["bound"] = bound
+                self.ledger.write(record)
+            else:
+                failed: dict[str, Any] = {"key": key, "failed": result.cause}
+                if result.may_be_charged:
+                    failed["bound"] = bound
+                self.ledger.write(failed)
+            return result
+        finally:
+            self._reserved -= dollars
+
+    async def _send(self, body: dict[str, Any]) -> dict[str, Any] | Failure:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        try:
+            response = await asyncio.wrap_future(
+                send(
+                    "POST",
+                    f"{self.url}/chat/completions",
+                    body=body,
+                    headers=headers,
+                    within_s=self.settings.api_timeout_s,
+                    max_bytes=MAX_BYTES,
+                )
+            )
+        except httpx.InvalidURL as error:
+            return Failure(self.hide(first_line(error)), False, reached=False)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            cause = self.hide(f"no connection ({first_line(error)})")
+            return Failure(cause, True, reached=False)
+        except (httpx.HTTPError, TimeoutError, ValueError, OSError) as error:
+            return Failure(self.hide(f"{type(error).__name__}: {first_line(error)}"), True)
+        text = self.hide(response.body.decode("utf-8", "replace"))
+        if response.status != 200:
+            # A 429 of an empty account stays one.
+            empty = "insufficient_quota" in text
+            return Failure(
+                f"HTTP {response.status}: {reason_in(text)}",
+                response.status in RETRIED and not empty,
+                wait_in(response.headers),
+                response.status,
+            )
+        try:
+            return read_answer(text)
+        except (ValueError, RecursionError) as error:
+            return Failure(f"not an answer: {first_line(error)}", True)
+
+    def _wait(self, failure: Failure, attempt: int) -> None:
+        """Choose the time of the next request. Raise AgentR1Error if it is too far away."""
+        longest = self.settings.api_longest_wait_s
+        seconds = failure.wait_s
+        if seconds is None:  # at random, so that the episodes do not all come back at once
+            seconds = min(longest, FIRST_WAIT_S * 2**attempt * random.uniform(0.5, 1.5))
+        if seconds > longest:
+            raise AgentR1Error(
+                f"{self.url} wants no request for {seconds:.0f} s ({failure.cause}). Every answer "
+                "is kept; the same command goes on later, or raise rollout.api_longest_wait_s",
+                code="api_busy",
+            )
+        self._not_before = max(self._not_before, time.monotonic() + seconds)
+
+    def _error(self, failure: Failure) -> Exception:
+        """Return the error for a request without an answer."""
+        if failure.status in (400, 413, 422) and tells_context(failure.cause):
+            return ContextFullError(failure.cause)
+        what = f"{self.url} refused {self.model!r}: {failure.cause}"
+        if failure.status in (401, 403):
+            state = "is not set" if not self.key else "is set, and was refused"
+            name = self.settings.api_key
+            return AgentR1Error(
+                f"{what}. The environment variable {name} {state}; rollout.api_key names another",
+                code="key_refused",
+            )
+        if not failure.retried and not self.answered:
+            # It refuses every request, and not only this conversation.
+            return AgentR1Error(
+                f"{what}. If it refuses a field, name it in rollout.api_omit, or see "
+                "rollout.api_limit",
+                code="api_refused",
+            )
+        return LostConnection(
+            f"{self.url} gave no answer in {self.settings.api_attempts} attempts: {failure.cause}",
+            code="lost_connection",
+        )
+
+    def hide(self, text: str) -> str:
+        """Replace the key in a text from outside, where a server may repeat it."""
+        if len(self.key) < 8:  # none, or "none": a word that texts may have
+            return text
+        return text.replace(self.key, f"[{self.settings.api_key}]")
+
+    # ------------------------------------------------------------------------------------ the card
+
+    def usage(self) -> dict[str, Any]:
+        """Return the facts for the evaluation card: tokens, cost and requests of all its parts."""
+        ledger = self.ledger
+        settings = self.settings
+        priced = settings.api_price_in is not None and settings.api_price_out is not None
+        facts: dict[str, Any] = dict(ledger.tokens)
+        facts["usd"] = round(ledger.dollars, 6) if priced else None
+        facts["usd_uncertain"] = round(ledger.uncertain_dollars, 6) if priced else None
+        facts["usd_per_million"] = [settings.api_price_in, settings.api_price_out]
+        facts |= {"answers": len(ledger.answers), "failed_attempts": ledger.failures}
+        facts |= {"requests": self.requests, "retries": self.retries, "replayed": self.replayed}
+        return {"api": self.url, "usage": facts}
+
+
+def read_options(a: Namespace) -> None:
+    """Turn `eval --api` into settings. Raise ConfigError for options that need the weights."""
+    others = {"--before": a.before, "--backend": a.backend, "--agent": a.agent}
+    for option, value in others.items():
+        if value:
+            raise ConfigError(
+                f"{option} is about a model with weights, and --api about one without; leave one "
+                "of them out",
+                code="exclusive_options",
+            )
+    if not a.model:
+        raise ConfigError(
+            "--api needs the model's name at that address: --model NAME", code="missing_option"
+        )
+    a.backend = "api"
+    if a.out is None:  # what was paid for is kept, also if no one asked for it
+        name = re.sub(r"\W+", "-", "-".join(a.model))
+        a.out = Path(os.environ.get("AGENT_R1_HOME") or ".") / "evals" / f"api-{name}"
+    a.settings += settings_of(a.api, a.out, a.budget)
+
+
+def settings_of(api: str, records: Path, budget: float | None) -> list[str]:
+    """Return the settings of --api, --out and --budget."""
+    settings = [f"rollout.api={json.dumps(api)}"]
+    settings.append(f"rollout.api_records={json.dumps(str(records))}")
+    if budget is not None:
+        settings.append(f"rollout.api_budget={budget}")
+    return settings
+
+
+@contextmanager
+def open_model(model: str, config: Config) -> Iterator[Client]:
+    """Open a model of `rollout.api`; its answers are kept in `rollout.api_records`."""
+    client = Client(model, config.rollout)
+    try:
+        yield client
+    finally:
+        client.ledger.close()
+
+
+def key_from(variable: str) -> str:
+    """Return the API's key; empty for a server without keys. Raise ConfigError if it is broken."""
+    key = os.environ.get(variable, "").strip()
+    if not key.isascii() or not key.isprintable() or " " in key:
+        # Said here, because an HTTP library would print the header, and with it the key.
+        raise ConfigError(
+            f"the environment variable {variable} holds no key: it has blanks or letters that a "
+            "header cannot have",
+            code="bad_key",
+        )
+    return key
+
+
+def checked_address(url: str | None) -> str:
+    """Return the address without a slash at its end. Raise ConfigError if it may hold a key."""
+    parts = httpx.URL(url or "")
+    if parts.scheme not in ("http", "https") or not parts.host:
+        raise ConfigError(
+            f"--api {url!r} is not an address; write it as https://api.example.com/v1",
+            code="bad_address",
+        )
+    if parts.userinfo or parts.query or parts.fragment:
+        raise ConfigError(
+            "--api must be an address without user, password and query, because it is written to "
+            "the card; a key comes from the environment (rollout.api_key)",
+            code="bad_address",
+        )
+    return str(url).rstrip("/").removesuffix("/chat/completions")
+
+
+# ------------------------------------------------------------------------------ what a server sends
+
+
+def read_answer(text: str) -> dict[str, Any]:
+    """Read the body of an answer: message, finish_reason, usage (None if it has none).
+
+    Raise ValueError for anything else: HTML, no choices, no message.
+    """
+    body = json.loads(text)
+    if not isinstance(body, dict):
+        raise ValueError("the body is not a JSON object")
+    choices = body.get("choices")
+    if not isinstance(choices, list) or not choices:
+        raise ValueError(f"it has no choices: {reason_in(text)}")
+    choice = choices[0]
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        raise ValueError("its choice has no message")
+    reason = choice.get("finish_reason")
+    # A lone surrogate has no UTF-8 form, and the message is sent back in the next turn.
+    clean = json.dumps(message, ensure_ascii=False).encode("utf-8", "replace")
+    return {
+        "message": json.loads(clean),
+        "finish_reason": reason if isinstance(reason, str) else "stop",
+        "usage": read_usage(body.get("usage")),
+    }
+
+
+def read_usage(usage: Any) -> dict[str, int] | None:
+    """Return prompt, cached and sampled tokens; None if the server does not tell them."""
+    if not isinstance(usage, dict):
+        return None
+    details = usage.get("prompt_tokens_details")
+    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+    reported = {
+        "prompt_tokens": usage.get("prompt_tokens"),
+        "cached_tokens": cached or 0,
+        "completion_tokens": usage.get("completion_tokens"),
+    }
+    counts: dict[str, int] = {}
+    for name, count in reported.items():
+        if type(count) is not int or count < 0:
+            return None
+        counts[name] = count
+    return counts
+
+
+def reason_in(text: str) -> str:
+    """Return the message of an error body, in one line of at most 200 characters."""
+    try:
+        body = json.loads(text)
+        error = body.get("error", body)
+        words = error.get("message") if isinstance(error, dict) else error
+        code = error.get("code") if isinstance(error, dict) else None
+    except (ValueError, AttributeError, RecursionError):
+        words = re.sub(r"<[^>]*>", " ", text)  # a page of HTML
+        code = None
+    line = " ".join(str(words or text).split())[:200] or "an empty body"
+    return f"{line} ({code})" if code else line
+
+
+def tells_context(cause: str) -> bool:
+    """Return whether an API says that the conversation is too long."""
+    cause = cause.lower()
+    return "context_length" in cause or "context length" in cause or "context window" in cause
+
+
+def wait_in(headers: dict[str, str]) -> float | None:
+    """Return the seconds that a server asks for: Retry-After in seconds or as a date."""
+    milliseconds = headers.get("retry-after-ms", "")
+    if milliseconds.isascii() and milliseconds.isdigit():
+        return int(milliseconds) / 1000
+    value = headers.get("retry-after", "").strip()
+    if re.fullmatch(r"\d{1,9}(\.\d+)?", value, re.ASCII):
+        return float(value)
+    try:
+        date = email.utils.parsedate_to_datetime(value)
+    except (ValueError, TypeError):
+        return None
+    return max(0.0, date.timestamp() - time.time())

@@ -1,0 +1,76 @@
+"""A teacher plays, what scored is cloned, and the recorded teacher is asked no more."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from api_servers import answer, scripted_api
+from runs import TINY, main
+
+from agent_r1 import Workspace, load_config
+
+SETTINGS = [word for word in TINY if "=" in word and not word.startswith("--")]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(home))
+        for stage in ("data", "index"):
+            assert main(stage, *TINY) == 0
+        yield home
+
+
+def teacher(rows):
+    """Search first. Know the answers to two of three questions, to one of them after a detour."""
+    targets = {}
+    for number, row in enumerate(rows):
+        targets[row["prompt"][-1]["content"]] = number, row["reward_model"]["ground_truth"][0]
+
+    def script(request, number):
+        messages = request["messages"]
+        question = next(m["content"] for m in messages if m["role"] == "user")
+        place, target = targets[question]
+        turns = sum(message["role"] == "assistant" for message in messages)
+        if turns < (2 if place % 3 == 1 else 1):
+            query = question.split()[-1].strip("?")
+            call = ("search", json.dumps({"query": f"{query} {turns}"}))
+            return answer("", [call], reasoning_content="look it up")
+        return answer(f"<answer>{target if place % 3 else 'unknown'}</answer>")
+
+    return script
+
+
+def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(home, capfd, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-teacher-0123")
+    rows = Workspace(load_config("smoke", SETTINGS)).load_rows("train")[:12]
+    out = home / "teacher.jsonl"
+    words = ["demonstrate", "--preset", "smoke", *SETTINGS, "--model", "big", "--limit", "12"]
+    with scripted_api(teacher(rows)) as api:
+        words += ["--api", api.url, "--out", str(out), "--samples", "2"]
+        assert main(*words) == 0
+        asked = len(api.asked)
+    printed = capfd.readouterr().out
+    assert "12 questions, 24 episodes, mean score 0.667" in printed and "kept 8" in printed
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert len(lines) == 8 and asked == 2 * (4 * 2 + 4 * 3 + 4 * 2)
+    first = lines[0]["messages"]
+    assert [message["role"] for message in first[-3:]] == ["assistant", "tool", "assistant"]
+    assert first[-3]["content"].startswith("<think>look it up</think><tool_call>")
+    assert lines[0]["tools"][0]["function"]["name"] == "search"
+    # Nothing listens there any more: the record is enough, also for another selection.
+    before = out.read_text()
+    assert main(*words) == 0 and out.read_text() == before
+    assert main(*words, "--keep", "2") == 0
+    assert len(out.read_text().splitlines()) == 16
+    assert main(*words, "--least", "2") == 1 and "no episode scored 2" in capfd.readouterr().err
+    short = ["cold_start.copy_steps=0", "cold_start.mix_steps=3", "model.vocab_size=384"]
+    assert main("cold-start", *TINY, *short, f"cold_start.episodes={out}") == 0
+
+
+def test_a_dialect_with_tools_in_its_prompt_is_refused(home):
+    words = ["--model", "big", "--api", "http://127.0.0.1:9/v1", "--out", str(home / "x")]
+    react = [*SETTINGS, "env.name=react", "env.tools=[search]"]
+    assert main("demonstrate", "--preset", "smoke", *react, *words, "--limit", "1") == 2

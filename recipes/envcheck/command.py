@@ -1,0 +1,281 @@
+"""Check an environment before training: `agent-r1 env check NAME`.
+
+In: a name on the command line. Out: verdicts, and the transcript of each failure. `child.py` plays
+in a process of its own; this one ends it at a limit of time, memory or output.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from argparse import Namespace
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from agent_r1 import ConfigError, command, option, write_whole
+
+SETUP_S = 300.0
+"""Seconds to make rows and an index."""
+MAX_OUTPUT = 1 << 20
+"""Bytes that the environment may print."""
+TAIL = 2000
+"""Characters of its output that a failure shows."""
+SHOWN_LINES = 12
+"""Lines of a transcript."""
+WIDTH = 240
+"""Characters of such a line."""
+
+
+@command(
+    "env",
+    "check an environment before training: is its reward paid without the work?",
+    [
+        "check tinyquest                             # a preset of ours, or --recipe FOLDER",
+        "check game.py:Game env.max_turns=8          # a class; functions `questions` and "
+        "`demonstrate` in its file are used",
+        "check gym:corridor.py:Corridor",
+        "check openenv env.url=http://127.0.0.1:8000",
+        "check smoke 'env.mcp.rivers=\"python server.py\"' env.tools=[rivers]",
+        "check my-task/                              # a folder with preset.yaml, or a Harbor task",
+        "check two-doors.py:Doors env.floor=.5 env.floor_reason='random play finds one'",
+    ],
+    option("words", nargs="*", metavar="check NAME|section.key=value",
+           help="`check`, what to check, and settings"),
+    option("--oracle", metavar="FILE.py:FUNCTION",
+           help="a function (row, history) that plays well (default: `expert` next to the "
+           "demonstrator, else the demonstrator's best plays)"),
+    option("--questions", type=int, default=80, metavar="N",
+           help="questions for each policy (default: 80, so that 0 of N shows less than .05)"),
+    option("--minutes", type=float, default=5.0, help="time in all (default: 5)"),
+    option("--step-seconds", type=float, default=30.0, help="time of one step (default: 30)"),
+    option("--memory-gb", type=float, default=4.0, help="memory of the process (default: 4)"),
+    option("--json", type=Path, metavar="FILE", help="also write verdicts and records to a file"),
+)  # fmt: skip
+def env(a: Namespace) -> int:
+    """Run the command. Return 1 if a verdict is `fail`."""
+    action, *words = a.words or [""]
+    if action != "check":
+        raise ConfigError(
+            f"agent-r1 env {action}: the only action is check, as in `agent-r1 env check "
+            "tinyquest`",
+            code="unknown_name",
+        )
+    names = [word for word in words if "=" not in word]
+    if len(names) > 1 or not (names or a.preset):
+        raise ConfigError(
+            "env check takes one name, such as `agent-r1 env check tinyquest`, and settings "
+            f"section.key=value; it got {' '.join(names) or 'none'}",
+            code="missing_name",
+        )
+    if a.questions < 1 or a.minutes <= 0 or a.step_seconds <= 0 or a.memory_gb <= 0:
+        raise ConfigError(
+            "--questions, --minutes, --step-seconds and --memory-gb are above 0",
+            code="out_of_range",
+        )
+    check = Check(names[0] if names else None, a.preset, _settings(words), a)
+    return check.report()
+
+
+def _settings(words: list[str]) -> list[str]:
+    return [word for word in words if "=" in word]
+
+
+@dataclass
+class Watched:
+    """What one child process did."""
+
+    records: list[dict[str, Any]] = field(default_factory=list)
+    again: list[dict[str, Any]] = field(default_factory=list)
+    replays: list[tuple[list[str], int]] = field(default_factory=list)
+    facts: dict[str, Any] = field(default_factory=dict)
+    refused: dict[str, Any] | None = None
+    ended: bool = False
+    broken: str | None = None
+    """Why it was ended, or how it ended itself."""
+    turns: list[str] = field(default_factory=list)
+    """Turns of the episode that it was in."""
+    place: tuple[str, int] | None = None
+    """Policy and question of that episode."""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add an event of `child.py`."""
+        if "turn" in event:
+            place = (event["policy"], event["question"])
+            if place != self.place or event["turn"] == "[reset]":
+                self.turns = []
+            self.place = place
+            self.turns.append(event["turn"])
+        elif "episode" in event:
+            self.records.append(event["episode"])
+        elif "again" in event:
+            self.again.append(event["again"])
+        elif "replay" in event:
+            self.replays.append((event["replay"], event["question"]))
+        elif "refused" in event:
+            self.refused = event
+        elif "ready" in event:
+            self.facts |= event
+        elif "late" in event:
+            self.facts["late"] = event["late"]
+        self.ended = self.ended or "end" in event
+
+
+class Check:
+    """One call of the command."""
+
+    def __init__(self, name: str | None, preset: str | None, settings: list[str], a: Namespace):
+        self.plan: dict[str, Any] = {
+            "name": name, "preset": preset, "settings": settings, "oracle": a.oracle,
+            "questions": a.questions, "seconds": 60 * a.minutes,
+            "memory": int(a.memory_gb * 2**30), "replay": [],
+        }  # fmt: skip
+        self.a = a
+
+    def report(self) -> int:
+        """Play, print all verdicts, and return the exit code."""
+        from agent_r1_recipes.envcheck.policies import FAMILIES
+        from agent_r1_recipes.envcheck.verdicts import Verdict, judge
+
+        start = time.monotonic()
+        first = self.watch(self.plan)
+        if first.refused:
+            print(f"agent-r1: {first.refused['refused']}", file=sys.stderr)
+            return first.refused["exit_code"]
+        facts = first.facts
+        facts.setdefault("oracle", None)
+        facts["families"] = {family: list(names) for family, names in FAMILIES.items()}
+        verdicts: list[Verdict] = []
+        if first.broken:
+            policy, question = first.place or ("no policy", 0)
+            text = f"{first.broken}, with {policy!r} on question {question}"
+            turns = [f"agent> {turn}" for turn in first.turns]
+            verdicts.append(Verdict("process", "fail", text, turns))
+        elif first.replays:
+            second = self.watch(self.plan | {"replay": first.replays})
+            self.compare(first, second, facts)
+        if first.records and not first.broken:
+            verdicts += judge(first.records, facts)
+        title = self.plan["name"] or self.plan["preset"]
+        questions = len({record["question"] for record in first.records})
+        print(
+            f"{title}: {len(first.records)} episodes on {questions} questions in "
+            f"{time.monotonic() - start:.0f} s"
+        )
+        if "late" in facts:
+            print(f"the time was over (--minutes) after {facts['late']} questions")
+        for verdict in verdicts:
+            print(f"{verdict.state:5} {verdict.name:14} {verdict.text}")
+        for verdict in verdicts:
+            if verdict.state == "fail" and verdict.transcript:
+                print(f"\n{verdict.name}:")
+                for line in verdict.transcript[:SHOWN_LINES]:
+                    print(f"  {' '.join(line.split())[:WIDTH]}")
+        if self.a.json:
+            result = {"verdicts": [asdict(one) for one in verdicts], "records": first.records}
+            write_whole(self.a.json, json.dumps(result, indent=1) + "\n")
+        return int(any(verdict.state == "fail" for verdict in verdicts))
+
+    def compare(self, first: Watched, second: Watched, facts: dict[str, Any]) -> None:
+        """Compare the plays of the same turns in one process and in another one."""
+        from agent_r1_recipes.envcheck.child import SPOKEN
+
+        played = {
+            record["question"]: record for record in first.records if record["policy"] == SPOKEN
+        }
+        differences = []
+        for where, records in (("one process", first.again), ("another process", second.again)):
+            for record in records:
+                original = played[record["question"]]
+                if record["trace"] != original["trace"]:
+                    pairs = zip(original["trace"], record["trace"], strict=False)
+                    place = next((i for i, (x, y) in enumerate(pairs) if x != y), "the end")
+                    text = f"question {record['question']} in {where}, at part {place} of the trace"
+                    lines = [*original["transcript"], "the second time:", *record["transcript"]]
+                    differences.append({"text": text, "transcript": lines})
+        facts["compared"] = len(first.again) + len(second.again)
+        facts["differences"] = differences
+        if second.broken:
+            differences.append({"text": second.broken, "transcript": second.turns})
+
+    # --------------------------------------------------------------------------- the process
+
+    def watch(self, plan: dict[str, Any]) -> Watched:
+        """Run a child process to its end or to a limit."""
+        read_end, write_end = os.pipe()
+        process: Any = subprocess.Popen(
+            [sys.executable, "-m", "agent_r1_recipes.envcheck.child"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            pass_fds=[write_end], start_new_session=True,
+        )  # fmt: skip
+        os.close(write_end)
+        watched = Watched()
+        try:
+            process.stdin.write(json.dumps(plan | {"events": write_end}).encode() + b"\n")
+            process.stdin.close()
+            tail = self._read_all(process, read_end, watched)
+        except BrokenPipeError:
+            tail = process.stdout.read(TAIL).decode(errors="replace")
+        finally:
+            os.close(read_end)
+            _end(process)
+        if not (watched.ended or watched.refused or watched.broken):
+            last = " ".join(tail.split())[-200:]
+            watched.broken = (
+                f"the environment ended the process (exit code {process.returncode})"
+                + (f": {last}" if last else "")
+            )
+        return watched
+
+    def _read_all(self, process: Any, events: int, watched: Watched) -> str:
+        """Read events and output to their end or a limit; return the last output."""
+        selector = selectors.DefaultSelector()
+        selector.register(events, selectors.EVENT_READ)
+        selector.register(process.stdout, selectors.EVENT_READ)
+        rest, tail = b"", ""
+        printed = 0
+        start = last_event = time.monotonic()
+        while events in {key.fd for key in selector.get_map().values()}:
+            now = time.monotonic()
+            limit = self.a.step_seconds if watched.facts else SETUP_S
+            if now - last_event > limit:
+                watched.broken = f"no answer within {limit:g} s (--step-seconds)"
+                return tail
+            if now - start > 2 * self.plan["seconds"] + SETUP_S:
+                watched.broken = "it goes on after twice the time (--minutes)"
+                return tail
+            for key, _ in selector.select(timeout=0.2):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.fd == events:
+                    last_event = time.monotonic()
+                    *lines, rest = (rest + data).split(b"\n")
+                    for line in lines:
+                        event = json.loads(line)
+                        watched.take(event)
+                        if "ready" in event:  # what came before is ours: rows and an index
+                            printed, tail = 0, ""
+                else:
+                    printed += len(data)
+                    tail = (tail + data.decode(errors="replace"))[-TAIL:]
+                    if printed > MAX_OUTPUT:
+                        watched.broken = f"it printed more than {MAX_OUTPUT >> 20} MB"
+                        return tail
+        return tail
+
+
+def _end(process: Any) -> None:
+    """Give a process that has closed its events a second, then kill its whole group."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=1)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
