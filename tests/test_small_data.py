@@ -88,7 +88,8 @@ def test_few_questions_are_played_several_times_and_some_are_held_out():
 
 def test_the_best_plays_become_four_of_five_and_are_added_three_times_at_most():
     assert demonstrate.repeats_of_best(best=610, total=1000) == 2
-    assert (610 + 2 * 610) / (1000 + 2 * 610) == pytest.approx(0.82, abs=0.01)
+    share = (610 + 2 * 610) / (1000 + 2 * 610)
+    assert share == pytest.approx(demonstrate.BEST_SHARE, abs=0.03)
     assert demonstrate.repeats_of_best(best=100, total=1000) == demonstrate.MOST_REPEATS == 3
     assert demonstrate.repeats_of_best(best=850, total=1000) == 0
     assert demonstrate.repeats_of_best(best=1000, total=1000) == 0
