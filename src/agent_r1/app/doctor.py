@@ -364,7 +364,7 @@ def check_files(facts: Facts) -> Finding:
 def check_load(facts: Facts) -> Finding:
     """Check that other programs leave the cores to a local run.
 
-    Threads that share a core wait for one another: at a load of 16 on two cores, cloning with one
+    Threads that share a core wait for one another. At a load of 16 on two cores, cloning with one
     thread was seven times as fast as with two.
     """
     if not hasattr(os, "getloadavg"):  # Windows

@@ -36,7 +36,7 @@ WEIGHT_DECAY = 0.01
 COPY_DECAY_OF_FEW = 3.0
 MIX_DECAY_OF_FEW = 1.0
 """Weight decay of the two phases where the demonstrations are few. Weights that only know one
-question by heart shrink faster than its next turn renews them; weights that many questions share
+question by heart shrink faster than its next turn renews them. Weights that many questions share
 are renewed in each step. docs/tutorial/your-own-data.md has what this changes. With 10, a model
 learns nothing."""
 
