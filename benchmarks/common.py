@@ -192,7 +192,7 @@ def matmul_rate(shape: Shape, tokens: int = 1024) -> float:
     began = time.perf_counter()
     for size in (*sizes, (D, shape.vocab)):
         torch.mm(*pairs[size])
-    return 2 * tokens * shape.multiplied / (time.perf_counter() - began)
+    return 2 * tokens * shape.matmul_weights / (time.perf_counter() - began)
 
 
 def run(main: Callable[[], None]) -> None:

@@ -73,7 +73,7 @@ LAZY = {
     for module, names in group.items()
     for name in names
 }
-LAZY |= {f"agent_r1.config.{name}": "config.load" for name in agent_r1.config.LOADED}
+LAZY |= {f"agent_r1.config.{name}": "config.load" for name in agent_r1.config.LAZY_NAMES}
 LAZY |= {f"agent_r1.{name}": LAZY[f"agent_r1.config.{name}"] for name in agent_r1.USERS["config"]}
 """Names that their package imports when they are asked for -> the module that has them: no way
 around an arrow."""

@@ -22,7 +22,7 @@ from agent_r1.config import (
     to_yaml,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED, translate_card
+from agent_r1.config.renamed import RENAMED_SETTINGS, translate_card
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
@@ -53,7 +53,7 @@ def test_a_run_with_keys_that_are_gone_is_read_and_one_that_used_them_is_refused
             from_yaml(file)
 
 
-NEW_NAMES = {old: new for old, new in RENAMED.items() if isinstance(new, str)}
+NEW_NAMES = {old: new for old, new in RENAMED_SETTINGS.items() if isinstance(new, str)}
 
 
 @pytest.mark.parametrize("old", NEW_NAMES)

@@ -123,6 +123,6 @@ def test_a_connection_that_breaks_costs_one_episode_and_is_counted(chat, answer_
         episodes = play(chat, url, 40)
     (lost,) = [t for t in episodes if t.stop_reason is StopReason.ERROR]
     assert "broke off" in lost.error and lost.steps == []
-    card = eval_card(episodes, model="m", split="test", seed=0, retriever="none", started=0.0)
+    card = eval_card(episodes, model="m", split="test", seed=0, retriever="none", start_time=0.0)
     assert card["stop_reasons"] == {"answered": 39, "error": 1} and card["n"] == 40
     assert "episodes that failed, and counted as wrong: 1" in score_line(card)

@@ -67,7 +67,7 @@ def card_of(episodes, **changes):
         "split": "test",
         "seed": 7,
         "retriever": "r",
-        "started": time.perf_counter() - 2,
+        "start_time": time.perf_counter() - 2,
     } | changes
     return eval_card(episodes, **facts)
 

@@ -87,7 +87,7 @@ from agent_r1_recipes.pocket.pretrained import convert
 
 home = Path(sys.argv[2])
 (home / "weights.gguf").touch()
-packages.fetched = lambda name: home
+packages.fetch = lambda name: home
 def track(name):
     with trackers([name], home, {}):
         pass

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from agent_r1.app import gpu_check
-from agent_r1.app.gpu_check import GpuCheck, measured_setup, run_phases, small
+from agent_r1.app.gpu_check import GpuCheck, describe_setup, run_phases, small
 from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.hardware import GIB
@@ -43,14 +43,14 @@ def test_only_model_task_and_sizes_are_small(preset, algorithm):
 
 def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     config = load_config("hotpotqa-1x80gb", algorithm="grpo")
-    about = measured_setup(config)
+    about = describe_setup(config)
     assert (
-        measured_setup(config)
+        describe_setup(config)
         == about
-        == measured_setup(apply_overrides(config, ["trainer.steps=7", "data.train=500"]))
+        == describe_setup(apply_overrides(config, ["trainer.steps=7", "data.train=500"]))
     )
-    assert about != measured_setup(apply_overrides(config, ["verl.offload=true"]))
-    assert about != measured_setup(load_config("hotpotqa-1x80gb", algorithm="ppo"))
+    assert about != describe_setup(apply_overrides(config, ["verl.offload=true"]))
+    assert about != describe_setup(load_config("hotpotqa-1x80gb", algorithm="ppo"))
     assert {"version", "commit", "source"} <= about["code"].keys() and about["packages"][
         "torch"
     ] == installed("torch")
@@ -61,7 +61,7 @@ def test_the_key_is_of_preset_commit_packages_driver_and_gpus(monkeypatch):
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(gpu_check, name, other)
-            assert measured_setup(config) != about
+            assert describe_setup(config) != about
 
 
 def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsys):

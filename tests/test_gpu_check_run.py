@@ -60,7 +60,7 @@ def test_a_cpu_goes_through_all_that_it_can_run(checked, monkeypatch, capsys):
     assert {said for name, said in status.items() if name not in NOT_HERE} == {"passed"}
     before = tree(checked)
     monkeypatch.setattr(
-        gpu_check, "measured_setup", lambda config: result["made_of"]
+        gpu_check, "describe_setup", lambda config: result["made_of"]
     )  # a commit meanwhile makes another key
     monkeypatch.setenv("AGENT_R1_HOME", str(checked.parents[1]))
     assert main("gpu-check", *CHECK, "--json") == 0

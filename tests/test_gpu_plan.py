@@ -284,7 +284,7 @@ def test_the_plan_counts_adapters_and_not_the_frozen_weights():
         for rank in (0, 32)
     )
     shape = MODELS["Qwen/Qwen2.5-1.5B-Instruct"]
-    adapters = shape.learnt(32)
+    adapters = shape.count_trained_weights(32)
     assert whole["actor: weights, Adam"][1] == 12 * shape.parameters
     assert thin["actor: weights, Adam"][1] == 4 * shape.parameters + 8 * adapters
     assert thin["gradients"][1] == 4 * adapters < whole["gradients"][1] / 20

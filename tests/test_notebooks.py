@@ -102,7 +102,7 @@ def test_architecture_lists_the_contracts():
         "extra_info": {},
     }
     trajectory = Trajectory([Step([1], [2], [0.0])], "g", StopReason.ANSWERED, row, metrics=metrics)
-    card = eval_card([trajectory], model="", split="test", seed=0, retriever="", started=0.0)
+    card = eval_card([trajectory], model="", split="test", seed=0, retriever="", start_time=0.0)
     assert names_in(text, "**Eval card**", "`em` is exact match") == list(card)
 
 

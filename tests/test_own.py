@@ -47,7 +47,7 @@ class NoSchema(BaseTool):
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Files of one's own, under module names that no other test has."""
-    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(plugins, "_trusted_names", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     before = set(sys.modules)
     yield tmp_path
@@ -124,7 +124,7 @@ def test_only_what_the_user_named_is_imported(folder):
     assert user_code_names(config) == {name: "env.tools"}
     (folder / "config.yaml").write_text(to_yaml(config))
 
-    plugins._trusted.clear()
+    plugins._trusted_names.clear()
     theirs = from_yaml(folder / "config.yaml")
     with pytest.raises(ConfigError, match="that a run or a model named, not you"):
         check_own(theirs)
@@ -283,7 +283,7 @@ def test_the_written_task_passes_its_own_test(tmp_path, capsys):
 def test_a_command_that_somebody_else_named_is_not_started(folder):
     mark = folder / "started"
     config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
-    plugins._trusted.clear()
+    plugins._trusted_names.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(
         ConfigError, match="env.mcp.files=touch .* is code that a run or a model named, not you"

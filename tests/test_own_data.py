@@ -111,7 +111,7 @@ def test_a_function_makes_them_the_same_for_the_same_seed(tmp_path, monkeypatch)
     code += "        yield {'question': f'{split} {i} {rng.random()}', 'answer': i}\n"
     (tmp_path / "made_questions.py").write_text(code)
     name = f"{tmp_path / 'made_questions.py'}:questions"
-    monkeypatch.setattr(plugins, "_trusted", {name})
+    monkeypatch.setattr(plugins, "_trusted_names", {name})
     for out in ("a", "b"):
         build(DataConfig(name=name, **SIZES), 3, tmp_path / out)
     a, b = ((tmp_path / out / "train.parquet").read_bytes() for out in ("a", "b"))
@@ -125,7 +125,7 @@ def test_what_a_function_holds_out_is_not_trained_on(tmp_path, monkeypatch):
     )
     for name, level in (("same.py", "0"), ("other.py", "split")):
         (tmp_path / name).write_text(code.replace("LEVEL", level))
-        monkeypatch.setattr(plugins, "_trusted", {f"{tmp_path / name}:questions"})
+        monkeypatch.setattr(plugins, "_trusted_names", {f"{tmp_path / name}:questions"})
         config = DataConfig(name=f"{tmp_path / name}:questions", train=8, val=4, test=2)
         manifest = build(config, 0, tmp_path / f"{name}.data")
         counts = [
@@ -137,7 +137,7 @@ def test_what_a_function_holds_out_is_not_trained_on(tmp_path, monkeypatch):
             ["val: 'What is 0?' is held out"] if level == "0" else []
         )
     config = DataConfig(name=f"{tmp_path / 'same.py'}:questions", train=3, val=4, test=2)
-    monkeypatch.setattr(plugins, "_trusted", {config.name})
+    monkeypatch.setattr(plugins, "_trusted_names", {config.name})
     with fails_with("questions_held_out"):
         build(config, 0, tmp_path / "none")
 

@@ -64,7 +64,7 @@ def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
     for kind in ("env", "tool", "estimator", "settings", "command", "export"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
-    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(plugins, "_trusted_names", set())
     monkeypatch.setattr(parser, "COMMANDS", dict(parser.COMMANDS))
     monkeypatch.setattr(cli, "COMMANDS", parser.COMMANDS)
     monkeypatch.chdir(tmp_path)

@@ -71,7 +71,7 @@ def forgetful(trained, monkeypatch):
     """Another process: it trusts no code yet."""
     home, _ = trained
     monkeypatch.setenv("AGENT_R1_HOME", str(home))
-    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(plugins, "_trusted_names", set())
     return home
 
 

@@ -11,7 +11,7 @@ from conftest import random_model
 from runs import TINY, main
 
 from agent_r1.app.plan import gpu_plan
-from agent_r1.app.plan_local import kept
+from agent_r1.app.plan_local import count_kept_numbers
 from agent_r1.config import from_yaml, load_config
 from agent_r1.ground import machine
 from agent_r1.ground.hardware import GIB, Shape
@@ -93,7 +93,7 @@ def test_what_a_layer_keeps_is_what_autograd_keeps():
         return sum(size for place, size in held.items() if place not in own) / 64
 
     shape = Shape(2, 32, 4, 2, 8, 48, 384, True, 512)  # of random_model
-    assert kept(shape) == pytest.approx(numbers(3) - numbers(2), rel=0.03)
+    assert count_kept_numbers(shape) == pytest.approx(numbers(3) - numbers(2), rel=0.03)
 
 
 @pytest.mark.parametrize("command", ["train", "cold-start"])

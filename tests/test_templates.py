@@ -21,10 +21,10 @@ from agent_r1.core import Observation, Sampling, StopReason
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import choose, fitting, template_dialects, written_call
+from agent_r1.rollout.dialect_fit import choose, fitting, render_call, template_dialects
 from agent_r1.rollout.episode import AgentEnvLoop, Limits
 from agent_r1.rollout.setup import check_dialect
-from agent_r1.rollout.template_facts import only_copies, studied_chat, study
+from agent_r1.rollout.template_facts import make_studied_chat, only_copies, study
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 from agent_r1.training.chat_tools import tools_template
 from agent_r1.training.tiny_model import CHAT_TEMPLATE, train_tokenizer
@@ -61,7 +61,7 @@ def text_of(rng: random.Random, chat: ChatFormat) -> str:
     """A content that spells no control token, and no tag in which the template encloses data."""
     while True:
         text = "".join(rng.choices(WORDS, k=rng.randrange(9)))
-        if not chat.template.guarded.search(text):
+        if not chat.template.guard_pattern.search(text):
             return text
 
 
@@ -135,12 +135,12 @@ def verdicts(tokenizer) -> tuple[dict[str, str], str]:
     found: dict[str, str] = {}
     reasons: dict[str, str] = {}
     try:
-        chat = studied_chat(tokenizer)
+        chat = make_studied_chat(tokenizer)
     except AgentR1Error as error:
         return {}, str(error)
     for name in DIALECTS:
         try:
-            found[name] = check_dialect(chat, EnvConfig(name=name), True, cached=False)
+            found[name] = check_dialect(chat, EnvConfig(name=name), True, use_cache=False)
         except AgentR1Error as error:
             reasons[name] = str(error)
     return found, "" if found else reasons["react"]
@@ -359,9 +359,9 @@ def test_a_template_that_breaks_an_assumption_is_exact_or_refused(name, kind):
     tokenizer = tokenizer_of(KINDS[kind], template)
     if wanted not in ("exact", "blanks"):
         with fails_with(wanted):
-            check_dialect(studied_chat(tokenizer), EnvConfig(), True, cached=False)
+            check_dialect(make_studied_chat(tokenizer), EnvConfig(), True, use_cache=False)
         return
-    sentence = check_dialect(ChatFormat(tokenizer), EnvConfig(), True, cached=False)
+    sentence = check_dialect(ChatFormat(tokenizer), EnvConfig(), True, use_cache=False)
     assert sentence.startswith("exact") and (wanted == "exact" or wanted in sentence)
     assert differences(ChatFormat(tokenizer), True, seed=2, count=25) == []
 
@@ -430,7 +430,7 @@ class LookUp(BaseTool):
 def test_an_episode_has_the_templates_tokens(template, dialect):
     """The loop, the environment and the dialect together, with two calls in a row."""
     tokenizer = tokenizer_of(family_of(template), TRL[template])
-    chat = studied_chat(tokenizer)
+    chat = make_studied_chat(tokenizer)
     config = EnvConfig(name=dialect)
     spoken = dialect_of(config)
     call = ToolCall("look_up", {"words": "Oslo"})
@@ -492,8 +492,8 @@ def test_auto_takes_the_first_dialect_that_reads_the_template():
 def test_a_refusal_names_the_dialect_that_fits():
     chat = ChatFormat(tokenizer_of(family_of("qwen3_5_think"), TRL["qwen3_5_think"]))
     with pytest.raises(ConfigError, match="set env.name=qwen3_coder"):
-        check_dialect(chat, EnvConfig(), True, cached=False)
-    assert "<parameter=query>\n007\n" in written_call(chat)
+        check_dialect(chat, EnvConfig(), True, use_cache=False)
+    assert "<parameter=query>\n007\n" in render_call(chat)
 
 
 def test_a_result_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):

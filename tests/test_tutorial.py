@@ -54,7 +54,7 @@ SMALL = [
 def empty_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    monkeypatch.setattr(plugins, "_trusted", set())
+    monkeypatch.setattr(plugins, "_trusted_names", set())
     monkeypatch.setattr(sys, "path", list(sys.path))
     yield tmp_path
     forget(tmp_path)

@@ -373,7 +373,7 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro):  # noqa: F811
 
     with open_agent(path, micro.config, tools={}) as agent:
         ends_at_either(
-            agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, seeded=True), agent, said
+            agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, use_seeds=True), agent, said
         )
 
 

@@ -175,7 +175,7 @@ with (run / "metrics.jsonl").open("a") as file:
     assert watched.tracked == watched.notes.steps == lines
     assert (
         watched.notes.notes.count("the service is gone")
-        == watched.notes.notes.count(launch.UNVERIFIED)
+        == watched.notes.notes.count(launch.UNVERIFIED_NOTE)
         == 1
     )
 

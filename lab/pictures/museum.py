@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from agent_r1_recipes.diagnose.files import read_evidence
-from agent_r1_recipes.museum.record import RECORDED, score_of
+from agent_r1_recipes.museum.record import RECORDINGS, score_of
 from agent_r1_recipes.museum.run import read_exhibits
 from lab.pictures.book import ROOT, Drawing
 
@@ -19,7 +19,9 @@ COLUMNS, WIDE, HIGH, LEFT, TOP = 4, 222, 130, 14, 58
 
 
 def curves(name: str) -> list[list[float]]:
-    runs = [score_of(read_evidence(folder).lines) for folder in sorted(RECORDED.glob(f"{name}-s*"))]
+    runs = [
+        score_of(read_evidence(folder).lines) for folder in sorted(RECORDINGS.glob(f"{name}-s*"))
+    ]
     return [[fmean(run[max(0, at - 1) : at + 2]) for at in range(len(run))] for run in runs]
 
 

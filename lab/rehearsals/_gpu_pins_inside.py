@@ -63,14 +63,14 @@ from agent_r1.ground.hardware import MODELS  # noqa: E402
 from agent_r1.inference import serve  # noqa: E402
 from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer  # noqa: E402
 from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E402
-from agent_r1.verl_engine.real_update import published_config  # noqa: E402
+from agent_r1.verl_engine.real_update import make_published_config  # noqa: E402
 
 
 def model_folder(path: str, root: Path) -> Path:
     """Write config.json in the real shape of model `path`, and a small tokenizer; no weights."""
     shape, folder = MODELS[path.partition("@")[0]], root / path.replace("/", "--")
     if not folder.exists():
-        config = published_config(shape, qwen3="Qwen3" in path)
+        config = make_published_config(shape, qwen3="Qwen3" in path)
         config.save_pretrained(folder)
         save_tokenizer(train_tokenizer(["a question and an answer"], 300), folder)
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from agent_r1_recipes.museum.run import copied_source, read_exhibits
+from agent_r1_recipes.museum.run import copy_source, read_exhibits
 from lab.rehearsals.mutation import pytest
 
 
@@ -18,7 +18,7 @@ def run() -> dict[str, int]:
         )
         expected = 1 if exhibit.tests else 0
         with tempfile.TemporaryDirectory() as folder:
-            source = copied_source(exhibit, Path(folder))
+            source = copy_source(exhibit, Path(folder))
             for tests in selections:
                 code, _ = pytest(source, tests.split())
                 wrong += [f"{exhibit.name}: {tests} ended with {code}"] if code != expected else []

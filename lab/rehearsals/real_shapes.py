@@ -32,7 +32,7 @@ from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir
 from agent_r1.training.tiny_model import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.verl_engine.checkpoints import compare_logprobs, finish, keep_shards
-from agent_r1.verl_engine.real_update import published_config
+from agent_r1.verl_engine.real_update import make_published_config
 from lab.rehearsals._as_on_a_gpu import NEEDS
 from lab.rehearsals._real_shapes_rank import Peak, small
 
@@ -74,7 +74,7 @@ def run() -> dict[str, Any]:
 
 def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedConfig:
     """Make config.json of model `name`, from the plan's table or with another shape."""
-    return published_config(shape or MODELS[name], qwen3="Qwen3" in name)
+    return make_published_config(shape or MODELS[name], qwen3="Qwen3" in name)
 
 
 def counted() -> dict[str, Any]:

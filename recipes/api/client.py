@@ -34,9 +34,9 @@ from agent_r1_recipes.api.settings import ApiSettings
 
 MAX_BYTES = 8 << 20
 """Of one answer."""
-RETRIED = (408, 409, 429, 500, 502, 503, 504, 529)
+RETRIED_STATUSES = (408, 409, 429, 500, 502, 503, 504, 529)
 """Statuses of a server that may answer later."""
-UNCHARGED = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
+UNCHARGED_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
 """Statuses that no API charges."""
 FIRST_WAIT_S = 0.5
 """Before the second attempt, if the server names no time; then twice as long each time."""
@@ -60,7 +60,7 @@ class Failure:
 
     @property
     def may_be_charged(self) -> bool:
-        return self.reached and self.status not in UNCHARGED
+        return self.reached and self.status not in UNCHARGED_STATUSES
 
 
 class Client:
@@ -73,9 +73,11 @@ class Client:
         self.url = checked_address(settings.api)
         self.key = key_from(settings.api_key)
         price_in = settings.api_price_in or 0.0
-        cached = settings.api_price_cached
+        cached_price = settings.api_price_cached
         prices = Prices(
-            price_in, price_in if cached is None else cached, settings.api_price_out or 0.0
+            price_in,
+            price_in if cached_price is None else cached_price,
+            settings.api_price_out or 0.0,
         )
         self.ledger = Ledger(Path(settings.api_records or "evals") / "calls.jsonl", prices)
         self.max_concurrent = settings.api_concurrent
@@ -175,10 +177,10 @@ class Client:
                     record["bound"] = bound
                 self.ledger.write(record)
             else:
-                failed: dict[str, Any] = {"key": key, "failed": result.cause}
+                record_of_failure: dict[str, Any] = {"key": key, "failed": result.cause}
                 if result.may_be_charged:
-                    failed["bound"] = bound
-                self.ledger.write(failed)
+                    record_of_failure["bound"] = bound
+                self.ledger.write(record_of_failure)
             return result
         finally:
             self._reserved -= dollars
@@ -209,7 +211,7 @@ class Client:
             empty = "insufficient_quota" in text
             return Failure(
                 f"HTTP {response.status}: {reason_in(text)}",
-                response.status in RETRIED and not empty,
+                response.status in RETRIED_STATUSES and not empty,
                 wait_in(response.headers),
                 response.status,
             )
@@ -268,10 +270,10 @@ class Client:
         """Return the facts for the evaluation card: tokens, cost and requests of all its parts."""
         ledger = self.ledger
         settings = self.settings
-        priced = settings.api_price_in is not None and settings.api_price_out is not None
+        has_prices = settings.api_price_in is not None and settings.api_price_out is not None
         facts: dict[str, Any] = dict(ledger.tokens)
-        facts["usd"] = round(ledger.dollars, 6) if priced else None
-        facts["usd_uncertain"] = round(ledger.uncertain_dollars, 6) if priced else None
+        facts["usd"] = round(ledger.dollars, 6) if has_prices else None
+        facts["usd_uncertain"] = round(ledger.uncertain_dollars, 6) if has_prices else None
         facts["usd_per_million"] = [settings.api_price_in, settings.api_price_out]
         facts |= {"answers": len(ledger.answers), "failed_attempts": ledger.failures}
         facts |= {"requests": self.requests, "retries": self.retries, "replayed": self.replayed}
@@ -381,14 +383,14 @@ def read_usage(usage: Any) -> dict[str, int] | None:
     if not isinstance(usage, dict):
         return None
     details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-    reported = {
+    cached_tokens = details.get("cached_tokens") if isinstance(details, dict) else 0
+    reported_counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
-        "cached_tokens": cached or 0,
+        "cached_tokens": cached_tokens or 0,
         "completion_tokens": usage.get("completion_tokens"),
     }
     counts: dict[str, int] = {}
-    for name, count in reported.items():
+    for name, count in reported_counts.items():
         if type(count) is not int or count < 0:
             return None
         counts[name] = count

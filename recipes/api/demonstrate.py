@@ -93,7 +93,7 @@ def demonstrate(a: Namespace) -> None:
         chat = ChatFormat(train_tokenizer([], 512))
         flow = make_loop(client, chat, tools, config.rollout, config.env)
         trajectories = play(flow, rows, a.samples, temperature, config, client.max_concurrent)
-        kept = best(trajectories, a.least, a.keep)
+        best_episodes = best(trajectories, a.least, a.keep)
         usage = client.usage()["usage"]
     scores = [trajectory.score for trajectory in trajectories]
     print(
@@ -102,14 +102,14 @@ def demonstrate(a: Namespace) -> None:
         f"{usage['completion_tokens']:,} tokens"
         + ("" if usage["usd"] is None else f", ${usage['usd']:.4f}")
     )
-    if not kept:
+    if not best_episodes:
         raise AgentR1Error(
             f"no episode scored {a.least:g}: the best one {max(scores, default=0):g}. Lower "
             "--least, play more --samples, or choose another teacher",
             code="no_records",
         )
-    write_whole(a.out, "".join(lines_of(flow, kept)))
-    print(f"kept {len(kept)} episodes in {a.out}; clone them with")
+    write_whole(a.out, "".join(lines_of(flow, best_episodes)))
+    print(f"kept {len(best_episodes)} episodes in {a.out}; clone them with")
     print(f"  agent-r1 cold-start --preset {a.preset} cold_start.episodes={a.out}")
 
 
@@ -140,17 +140,17 @@ def best(trajectories: list[Trajectory], least: float, keep: int) -> list[Trajec
     for trajectory in trajectories:
         if not trajectory.stop_reason.failed and trajectory.score >= least:
             by_question.setdefault(trajectory.group_id, []).append(trajectory)
-    kept: list[Trajectory] = []
+    best_episodes: list[Trajectory] = []
     for group in sorted(by_question, key=int):
-        ranked = sorted(by_question[group], key=lambda t: (-t.score, len(t.steps), t.sample))
-        kept += ranked[:keep]
-    return kept
+        ranking = sorted(by_question[group], key=lambda t: (-t.score, len(t.steps), t.sample))
+        best_episodes += ranking[:keep]
+    return best_episodes
 
 
-def lines_of(flow: ApiFlow, kept: list[Trajectory]) -> list[str]:
+def lines_of(flow: ApiFlow, episodes: list[Trajectory]) -> list[str]:
     """Write episodes as lines for `cold_start.episodes`; each context is one."""
     lines: list[str] = []
-    for trajectory in kept:
+    for trajectory in episodes:
         session = session_of(int(trajectory.group_id), trajectory.sample)
         for conversation in flow.conversations[session]:
             record: dict[str, Any] = {"messages": conversation.texts}

@@ -155,13 +155,15 @@ class ApiEpisode(AgentEnvLoop, Policy):
                 code="no_native_calls",
             )
         # Calls that the model wrote as text stand before its native ones, and have no id.
-        written = results[: len(results) - len(ids)]
-        sent: list[Message] = []
-        for key, result in zip(ids, results[len(written) :], strict=True):
-            sent.append({"role": "tool", "tool_call_id": key, "content": result["content"]})
-        sent += as_text_messages(written)
-        sent += [message for message in messages if message["role"] != "tool"]
-        return sent
+        text_results = results[: len(results) - len(ids)]
+        native_messages: list[Message] = []
+        for key, result in zip(ids, results[len(text_results) :], strict=True):
+            native_messages.append(
+                {"role": "tool", "tool_call_id": key, "content": result["content"]}
+            )
+        native_messages += as_text_messages(text_results)
+        native_messages += [message for message in messages if message["role"] != "tool"]
+        return native_messages
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
@@ -178,9 +180,9 @@ class ApiEpisode(AgentEnvLoop, Policy):
         answer = await self.client.ask(f"{self.session}/{self.turns}", body)
         self.turns += 1
         message = answer["message"]
-        text, call_ids, sent = read_message(message, self.rollout.api_thoughts)
+        text, call_ids, sent_message = read_message(message, self.rollout.api_thoughts)
         here.call_ids = call_ids if self.native else []
-        here.messages.append(sent)
+        here.messages.append(sent_message)
         here.texts.append({"role": "assistant", "content": text})
         if answer["finish_reason"] == "length":
             # A thought may take all tokens: then the turn is empty, and a record needs a token.
@@ -230,8 +232,8 @@ def read_message(message: dict[str, Any], thoughts: bool) -> tuple[str, list[str
             break
     calls = ""
     sent_calls: list[dict[str, Any]] = []
-    given = message.get("tool_calls")
-    for number, call in enumerate(given if isinstance(given, list) else []):
+    native_calls = message.get("tool_calls")
+    for number, call in enumerate(native_calls if isinstance(native_calls, list) else []):
         name, arguments = function_of(call)
         calls += f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n'
         calls += "</tool_call>"
@@ -239,14 +241,14 @@ def read_message(message: dict[str, Any], thoughts: bool) -> tuple[str, list[str
         key = key if isinstance(key, str) and key else f"call_{number}"
         function = {"name": name, "arguments": arguments}
         sent_calls.append({"id": key, "type": "function", "function": function})
-    sent: Message = {"role": "assistant", "content": content or None}
+    sent_message: Message = {"role": "assistant", "content": content or None}
     if sent_calls:
-        sent["tool_calls"] = sent_calls
+        sent_message["tool_calls"] = sent_calls
     elif not content:
-        sent["content"] = ""
+        sent_message["content"] = ""
     if thoughts:
-        sent |= {field: message[field] for field in THOUGHTS if field in message}
-    return f"{thought}{content}{calls}", [call["id"] for call in sent_calls], sent
+        sent_message |= {field: message[field] for field in THOUGHTS if field in message}
+    return f"{thought}{content}{calls}", [call["id"] for call in sent_calls], sent_message
 
 
 def text_of(content: Any) -> str:
@@ -275,16 +277,16 @@ def function_of(call: Any) -> tuple[str, str]:
 
 def as_text_messages(messages: list[Message]) -> list[Message]:
     """Write results as a user's message, for an API without tool calls."""
-    written: list[Message] = []
+    text_messages: list[Message] = []
     results: list[str] = []
     for message in messages:
         if message["role"] == "tool":
             results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
         else:
-            written.append({"role": message["role"], "content": message["content"]})
+            text_messages.append({"role": message["role"], "content": message["content"]})
     if results:
-        written.insert(0, {"role": "user", "content": "\n".join(results)})
-    return written
+        text_messages.insert(0, {"role": "user", "content": "\n".join(results)})
+    return text_messages
 
 
 def with_tools(messages: list[Message], tools: list[dict[str, Any]]) -> list[Message]:

@@ -31,9 +31,9 @@ class Prices:
 
     def of(self, usage: dict[str, int]) -> float:
         """Return what an answer with this `usage` costs, in US dollars."""
-        cached = min(usage["cached_tokens"], usage["prompt_tokens"])
-        dollars = (usage["prompt_tokens"] - cached) * self.prompt
-        dollars += cached * self.cached + usage["completion_tokens"] * self.sampled
+        cached_tokens = min(usage["cached_tokens"], usage["prompt_tokens"])
+        dollars = (usage["prompt_tokens"] - cached_tokens) * self.prompt
+        dollars += cached_tokens * self.cached + usage["completion_tokens"] * self.sampled
         return dollars / 1e6
 
 

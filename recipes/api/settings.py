@@ -64,8 +64,8 @@ class ApiSettings(RolloutConfig):
                 "it; leave one of them out",
                 code="exclusive_options",
             )
-        priced = rollout.api_price_in is not None and rollout.api_price_out is not None
-        if rollout.api_budget is not None and not priced:
+        has_prices = rollout.api_price_in is not None and rollout.api_price_out is not None
+        if rollout.api_budget is not None and not has_prices:
             yield ConfigError(
                 "a budget needs prices: set rollout.api_price_in and rollout.api_price_out, in US "
                 "dollars per million tokens",

@@ -68,11 +68,11 @@ def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tu
     The batch's deviation is steadier than a group's: a prompt with almost equal scores gets no
     large weight. Without `normalize_std` it is Dr. GRPO.
     """
-    centred_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
+    advantages_BT, returns_BT = grpo(batch, advantage.model_copy(update={"normalize_std": False}))
     mask_BT = batch.mask_BT.bool()
     if advantage.normalize_std:
-        centred_BT[mask_BT] = whiten(centred_BT[mask_BT])
-    return centred_BT, returns_BT
+        advantages_BT[mask_BT] = whiten(advantages_BT[mask_BT])
+    return advantages_BT, returns_BT
 
 
 BASELINE = Column(

@@ -115,7 +115,7 @@ class Said:
 
 def messages_of(turn: str) -> list[Said]:
     """Parse the messages of a turn."""
-    found = []
+    messages = []
     for part in _END.split(turn):
         if not part.strip():
             continue
@@ -123,10 +123,10 @@ def messages_of(turn: str) -> list[Said]:
         channel = re.search(r"<\|channel\|>(analysis|commentary|final)\b", header)
         whole = bool(mark and channel) and not any(token in text for token in CONTROL_TOKENS)
         to = re.search(r"\bto=([\w.-]+)", header)
-        found.append(
+        messages.append(
             Said(channel[1] if channel else "", to[1] if to else "", text if mark else part, whole)
         )
-    return found
+    return messages
 
 
 def _call(message: Said) -> ToolCall:
@@ -158,14 +158,14 @@ class Harmony(Dialect):
         ]
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
-        said = messages_of(text)
-        if not all(message.whole for message in said):
-            wanted = (
+        messages = messages_of(text)
+        if not all(message.whole for message in messages):
+            form = (
                 "a message is <|channel|>analysis, commentary or final, "
                 "then <|message|> and its text"
             )
-            return [ToolCall("", {}, error=wanted)] if "to=" in text else []
-        return [_call(message) for message in said if message.to]
+            return [ToolCall("", {}, error=form)] if "to=" in text else []
+        return [_call(message) for message in messages if message.to]
 
     def responses(
         self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
@@ -181,16 +181,16 @@ class Harmony(Dialect):
         ]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
-        said = messages_of(text)
+        messages = messages_of(text)
         answers = [
             message.text.strip()
-            for message in said
+            for message in messages
             if message.channel == "final" and not message.to
         ]
-        if not answers or not answers[-1] or not all(message.whole for message in said):
+        if not answers or not answers[-1] or not all(message.whole for message in messages):
             return None, False
-        return answers[-1], len(answers) == 1 and said[-1].channel == "final" and not any(
-            message.to for message in said
+        return answers[-1], len(answers) == 1 and messages[-1].channel == "final" and not any(
+            message.to for message in messages
         )
 
     def write_turn(self, message: ToolCall | str, thought: str = "") -> str | None:

@@ -23,7 +23,7 @@ from agent_r1 import BaseTool, Hermes, Part, ToolCall
 PYTHON_TAG = "<|python_tag|>"
 FORM = 'write {"name": ..., "parameters": {...}}'
 _START = re.compile(r"\{")
-_NAMED = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
+_NAME = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 _DECODER = json.JSONDecoder()
 
 
@@ -52,44 +52,44 @@ class Llama3Json(Hermes):
             parts.append(replace(part, kind="tool_call") if begins else part)
         return parts
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
-        if isinstance(said, str):
-            return super().write_turn(said, thought)
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
+        if isinstance(message, str):
+            return super().write_turn(message, thought)
         before = f"<think>{thought}</think>" if thought else ""
-        body = {"name": said.name, "parameters": said.arguments}
+        body = {"name": message.name, "parameters": message.arguments}
         return before + json.dumps(body, ensure_ascii=False)
 
 
 def _calls_in(text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
     """Parse the calls of a text. A fault goes into `error`, in words for the agent."""
     tag = text.find(PYTHON_TAG)
-    tagged = tag >= 0
-    place = tag + len(PYTHON_TAG) if tagged else 0
+    has_tag = tag >= 0
+    place = tag + len(PYTHON_TAG) if has_tag else 0
     calls: list[ToolCall] = []
     while start := _START.search(text, place):
         try:
-            found, place = _DECODER.raw_decode(text, start.start())
+            call_json, place = _DECODER.raw_decode(text, start.start())
         except (ValueError, RecursionError):
-            named = _NAMED.match(text, start.start())
-            if named and (tagged or named[1] in tools):
+            name_match = _NAME.match(text, start.start())
+            if name_match and (has_tag or name_match[1] in tools):
                 return [*calls, ToolCall("", {}, f"the call is not valid JSON; {FORM}", len(text))]
             place = start.end()
             continue
-        call = _call(found, tagged)
-        if call and (tagged or call.name in tools):
+        call = _call(call_json, has_tag)
+        if call and (has_tag or call.name in tools):
             calls.append(replace(call, end=place))
-    if tagged and not calls:
+    if has_tag and not calls:
         return [ToolCall("", {}, f"there is no call after {PYTHON_TAG}; {FORM}", len(text))]
     return calls
 
 
-def _call(found: object, tagged: bool) -> ToolCall | None:
+def _call(call_json: object, has_tag: bool) -> ToolCall | None:
     """Make a call of a JSON object, or None if it is none."""
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        return ToolCall("", {}, 'the call has no "name"') if tagged else None
-    arguments = found.get("arguments", found.get("parameters"))
-    if arguments is None and not tagged:
+    if not isinstance(call_json, dict) or not isinstance(call_json.get("name"), str):
+        return ToolCall("", {}, 'the call has no "name"') if has_tag else None
+    arguments = call_json.get("arguments", call_json.get("parameters"))
+    if arguments is None and not has_tag:
         return None
     if not isinstance(arguments, dict):
-        return ToolCall(found["name"], {}, 'the call has no "parameters" object')
-    return ToolCall(found["name"], arguments)
+        return ToolCall(call_json["name"], {}, 'the call has no "parameters" object')
+    return ToolCall(call_json["name"], arguments)

@@ -40,19 +40,19 @@ def pieces_of(text: str) -> list[tuple[str | None, str, bool]]:
 
 def boxes_of(text: str) -> list[str]:
     """Return the content of each closed \\boxed{...}."""
-    found, start = [], 0
+    boxes, start = [], 0
     while (start := text.find("\\boxed{", start)) >= 0:
         start += len("\\boxed{")
         depth = 1
         for place in range(start, len(text)):
             depth += {"{": 1, "}": -1}.get(text[place], 0)
             if depth == 0:
-                found.append(text[start:place].strip())
+                boxes.append(text[start:place].strip())
                 start = place
                 break
         else:  # it is never closed, and no box inside it can be rewarded
             break
-    return found
+    return boxes
 
 
 class MathTir(Dialect):
@@ -80,12 +80,12 @@ class MathTir(Dialect):
         pieces = pieces_of(text)
         blocks = [piece for piece in pieces if piece[0] is not None]
         programs = [
-            (content, closed) for language, content, closed in blocks if language == "python"
+            (content, is_closed) for language, content, is_closed in blocks if language == "python"
         ]
         if not programs:
             return []
-        content, closed = programs[0]
-        if not closed:
+        content, is_closed = programs[0]
+        if not is_closed:
             return [ToolCall("", {}, error="the program is not closed with ```")]
         if len(blocks) > 1 or pieces[-1][0] is None:
             return [
@@ -101,8 +101,8 @@ class MathTir(Dialect):
     def responses(
         self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
     ) -> list[Message]:
-        printed = "\n".join(self.escape(result.content, "```") for result in results)
-        return [{"role": "user", "content": f"```output\n{printed}\n```"}]
+        output = "\n".join(self.escape(result.content, "```") for result in results)
+        return [{"role": "user", "content": f"```output\n{output}\n```"}]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
         pieces = pieces_of(text)

@@ -41,19 +41,19 @@ class Qwen3Coder(Hermes):
         parts = [part for part in self.parts(text) if part.kind == "tool_call"]
         return [replace(_call(part.text, part.closed, tools), end=part.end) for part in parts]
 
-    def write_turn(self, said: ToolCall | str, thought: str = "") -> str:
-        if isinstance(said, str):
-            return super().write_turn(said, thought)
-        lines = [f"<function={said.name}>"]
-        for name, value in said.arguments.items():
-            lines += [f"<parameter={name}>", _written(value), "</parameter>"]
+    def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
+        if isinstance(message, str):
+            return super().write_turn(message, thought)
+        lines = [f"<function={message.name}>"]
+        for name, value in message.arguments.items():
+            lines += [f"<parameter={name}>", _write_value(value), "</parameter>"]
         body = "\n".join([*lines, "</function>"])
         return f"<think>{thought or 'go on'}</think><tool_call>\n{body}\n</tool_call>"
 
 
-def _call(body: str, closed: bool, tools: dict[str, BaseTool]) -> ToolCall:
+def _call(body: str, is_closed: bool, tools: dict[str, BaseTool]) -> ToolCall:
     """Parse the text between a call's tags. A fault goes into `error`, in words for the agent."""
-    if not closed:
+    if not is_closed:
         return ToolCall("", {}, error="the call is not closed with </tool_call>")
     function = _FUNCTION.fullmatch(body)
     if function is None:
@@ -80,8 +80,8 @@ def _call(body: str, closed: bool, tools: dict[str, BaseTool]) -> ToolCall:
 
 def _types_of(schema: dict[str, Any]) -> set[str]:
     """Return the types that a parameter's schema allows, also in `anyOf`."""
-    named = schema.get("type") or []
-    types = {named} if isinstance(named, str) else set(named)
+    declared_type = schema.get("type") or []
+    types = {declared_type} if isinstance(declared_type, str) else set(declared_type)
     for option in (*schema.get("anyOf", ()), *schema.get("oneOf", ())):
         types |= _types_of(option)
     if not types and any(isinstance(value, str) for value in schema.get("enum", ())):
@@ -108,6 +108,6 @@ def _refuse(number: str) -> Any:
     raise ValueError(number)
 
 
-def _written(value: Any) -> str:
+def _write_value(value: Any) -> str:
     """Write a value as its template does: text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

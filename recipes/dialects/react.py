@@ -27,12 +27,12 @@ def sections_of(text: str) -> list[tuple[str, str]]:
     """(label, text) in order. What stands before the first label has none."""
     labels = list(_LABEL.finditer(text))
     ends = [label.start() for label in labels[1:]] + [len(text)]
-    found = [
+    sections = [
         (label[1], text[label.end() : end].strip())
         for label, end in zip(labels, ends, strict=False)
     ]
     before = text[: labels[0].start()] if labels else text
-    return [("", before.strip()), *found] if before.strip() else found
+    return [("", before.strip()), *sections] if before.strip() else sections
 
 
 PART_KINDS = {
@@ -52,22 +52,22 @@ Action Input: its arguments in JSON
 and the result comes back behind "Observation:"."""
 
 
-def _described(name: str, description: str, parameters: dict[str, Any]) -> str:
+def _describe_tool(name: str, description: str, parameters: dict[str, Any]) -> str:
     """Describe a tool in two lines, without line breaks of its author."""
     arguments = json.dumps(parameters, ensure_ascii=False)
     return f"- {name}: {' '.join(description.split())}\n  arguments: {arguments}"
 
 
-def _call(name: str, written: str, tools: dict[str, BaseTool]) -> ToolCall:
+def _call(name: str, text: str, tools: dict[str, BaseTool]) -> ToolCall:
     try:
-        arguments = json.loads(written)
+        arguments = json.loads(text)
     except (ValueError, RecursionError):
-        arguments = written
+        arguments = text
     if isinstance(arguments, dict):
         return ToolCall(name, arguments)
     properties = tools[name].parameters.get("properties", {}) if name in tools else {}
     if len(properties) == 1:
-        return ToolCall(name, {next(iter(properties)): written})
+        return ToolCall(name, {next(iter(properties)): text})
     return ToolCall(
         name,
         {},
@@ -82,8 +82,8 @@ class ReAct(Dialect):
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         end = "When you know the answer, write\nThought: how you know it\nFinal Answer: the answer"
-        listed = [_described(**tool.schema()["function"]) for tool in tools.values()]
-        return "\n".join(["Your tools:", *listed, CALL_FORMAT, end]) if tools else end
+        descriptions = [_describe_tool(**tool.schema()["function"]) for tool in tools.values()]
+        return "\n".join(["Your tools:", *descriptions, CALL_FORMAT, end]) if tools else end
 
     partial_tag = re.compile(r"^[ \t]*[A-Za-z ]{0,12}\Z", re.MULTILINE)
 
@@ -96,11 +96,11 @@ class ReAct(Dialect):
         if "Action" not in labels and "Action Input" not in labels:
             return []
         if labels != ["Action", "Action Input"]:
-            wanted = (
+            form = (
                 "write one Action: and one Action Input: in a turn, "
                 "and nothing behind them; the Observation is not yours"
             )
-            return [ToolCall("", {}, error=wanted)]
+            return [ToolCall("", {}, error=form)]
         return [_call(sections[0][1], sections[1][1], tools)]
 
     def responses(

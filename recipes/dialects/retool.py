@@ -69,14 +69,14 @@ class ReTool(Hermes):
     def responses(
         self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
     ) -> list[Message]:
-        printed = "\n".join(
+        output = "\n".join(
             self.escape(result.content, "<interpreter>", "</interpreter>") for result in results
         )
-        return [{"role": "user", "content": f"<interpreter>\n{printed}\n</interpreter>"}]
+        return [{"role": "user", "content": f"<interpreter>\n{output}\n</interpreter>"}]
 
 
 def _without_fence(code: str) -> str:
     """Remove the lines ```python and ``` that models put around a program."""
     lines = code.strip().splitlines()
-    fenced = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
-    return "\n".join(lines[1:-1]) if fenced else code.strip("\n")
+    has_fence = len(lines) >= 2 and lines[0].startswith("```") and lines[-1].strip() == "```"
+    return "\n".join(lines[1:-1]) if has_fence else code.strip("\n")

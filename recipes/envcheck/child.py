@@ -37,7 +37,7 @@ from agent_r1 import (
     load_config,
     make_env,
 )
-from agent_r1_recipes.envcheck.episodes import SHOWN, Episode, play_episode
+from agent_r1_recipes.envcheck.episodes import SHOWN_CHARACTERS, Episode, play_episode
 from agent_r1_recipes.envcheck.policies import FAMILIES, Case, Policy
 from agent_r1_recipes.envcheck.verdicts import AFTER, ORACLE
 
@@ -45,7 +45,7 @@ ROUNDS = (4, 4, 8, 16, 16, 32)
 """Questions of each round: all policies have played as many when the time is over."""
 ORACLE_PLAYS = 8
 """Plays of a question by a demonstrator, of which the best is the oracle's."""
-REPLAYED = 8
+REPLAYED_EPISODES = 8
 """Episodes whose turns are played again, to compare."""
 SPOKEN = "random calls, then a random answer"
 """The policy whose turns are played again."""
@@ -103,12 +103,12 @@ def own_functions(name: str) -> list[str]:
         tree = ast.parse(Path(place).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ["data.name=seeds", "env.tools=[]"]  # loading it reports the fault
-    defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     settings = ["env.tools=[]", "data.name=seeds"]
-    for found in filter(defined.__contains__, QUESTION_FUNCTIONS):
-        settings.append(f"data.name={place}:{found}")
-    for found in filter(defined.__contains__, reversed(ORACLE_FUNCTIONS)):
-        settings.append(f"cold_start.demonstrator={place}:{found}")
+    for function in filter(function_names.__contains__, QUESTION_FUNCTIONS):
+        settings.append(f"data.name={place}:{function}")
+    for function in filter(function_names.__contains__, reversed(ORACLE_FUNCTIONS)):
+        settings.append(f"cold_start.demonstrator={place}:{function}")
     return settings
 
 
@@ -198,7 +198,7 @@ class Run:
         row = self.row(question)
 
         def report(text: str) -> None:
-            self.send({"turn": text[:SHOWN], "policy": name, "question": question})
+            self.send({"turn": text[:SHOWN_CHARACTERS], "policy": name, "question": question})
 
         env = make_env(row, self.tools, self.config.env)
         return await play_episode(env, row, episode, write(env), report)
@@ -273,7 +273,7 @@ class Run:
                     continue
                 episode = await self.by_policy(name, policy, question)
                 self.send({"episode": episode.record()})
-                if name == SPOKEN and len(self.replayed) < REPLAYED:
+                if name == SPOKEN and len(self.replayed) < REPLAYED_EPISODES:
                     self.replayed.append(episode)
 
     async def all_rounds(self, n: int) -> None:
@@ -292,8 +292,8 @@ class Run:
 
     async def play_again(self, turns: list[str], question: int) -> None:
         """Play given turns, and send the trace."""
-        left = iter(turns)
-        episode = await self.play("the same turns", question, lambda env: lambda h: next(left, ""))
+        rest = iter(turns)
+        episode = await self.play("the same turns", question, lambda env: lambda h: next(rest, ""))
         record = episode.record()
         self.send({"again": record})
 
@@ -323,12 +323,12 @@ def _oracle_play(
 
 def rounds(n: int) -> Iterator[int]:
     """Yield the sizes of rounds, `n` in all."""
-    left = n
+    rest = n
     for size in [*ROUNDS, n]:
-        if left <= 0:
+        if rest <= 0:
             return
-        yield min(size, left)
-        left -= size
+        yield min(size, rest)
+        rest -= size
 
 
 # ------------------------------------------------------------------------------------ the process

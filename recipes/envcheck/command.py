@@ -46,7 +46,7 @@ WIDTH = 240
         "check my-task/                              # a folder with preset.yaml, or a Harbor task",
         "check two-doors.py:Doors env.floor=.5 env.floor_reason='random play finds one'",
     ],
-    option("words", nargs="*", metavar="check NAME|section.key=value",
+    option("settings", nargs="*", metavar="check NAME|section.key=value",
            help="`check`, what to check, and settings"),
     option("--oracle", metavar="FILE.py:FUNCTION",
            help="a function (row, history) that plays well (default: `expert` next to the "
@@ -60,7 +60,7 @@ WIDTH = 240
 )  # fmt: skip
 def env(a: Namespace) -> int:
     """Run the command. Return 1 if a verdict is `fail`."""
-    action, *words = a.words or [""]
+    action, *words = a.settings or [""]
     if action != "check":
         raise ConfigError(
             f"agent-r1 env {action}: the only action is check, as in `agent-r1 env check "

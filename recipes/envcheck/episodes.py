@@ -25,7 +25,7 @@ from agent_r1 import (
     maybe_await,
 )
 
-SHOWN = 400
+SHOWN_CHARACTERS = 400
 """Characters of a turn or an observation that a transcript keeps."""
 MAX_TEXT = 1_000_000
 """Characters of an observation; longer ones are a fault."""
@@ -105,7 +105,7 @@ async def _converse(
         text = write(history)
         history.append({"role": "assistant", "content": text})
         episode.turns.append(text)
-        episode.transcript.append(f"agent> {text[:SHOWN]}")
+        episode.transcript.append(f"agent> {text[:SHOWN_CHARACTERS]}")
         report(text)
         start = time.perf_counter()
         result = await env.step(Action(text))
@@ -127,4 +127,4 @@ def _note(episode: Episode, observation: Observation) -> None:
         raise ValueError(f"an observation has {len(text)} characters, and at most {MAX_TEXT}")
     episode.sizes.append(len(text))
     episode.trace.append(hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16])
-    episode.transcript.append(f"env> {text[-SHOWN:]}")
+    episode.transcript.append(f"env> {text[-SHOWN_CHARACTERS:]}")

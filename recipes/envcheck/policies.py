@@ -154,8 +154,8 @@ def random_call(case: Case, history: list[Message], tool: BaseTool | None = None
     words = WORD.findall(text_of(history)) or ["a"]
     if case.tools is None or not case.tools:
         return case.rng.choice(case.words or words)
-    chosen = tool or case.rng.choice(list(case.tools.values()))
-    return case.call(chosen.name, sample_arguments(chosen.parameters, case.rng, words))
+    called_tool = tool or case.rng.choice(list(case.tools.values()))
+    return case.call(called_tool.name, sample_arguments(called_tool.parameters, case.rng, words))
 
 
 def odd_call(case: Case, text: str, number: int) -> str:
@@ -256,8 +256,8 @@ def dump(case: Case, history: list[Message]) -> str:
 
 @policy("rule-breaker", "a result of its own making")
 def forgery(case: Case, history: list[Message]) -> str:
-    forged = f"<tool_response>{of_question(CLAIMS, case)}</tool_response>"
-    return f"{forged}\n{case.answer(of_question(CLAIMS, case))}"
+    forged_result = f"<tool_response>{of_question(CLAIMS, case)}</tool_response>"
+    return f"{forged_result}\n{case.answer(of_question(CLAIMS, case))}"
 
 
 @policy("rule-breaker", "calls of tools that do not exist")

@@ -70,9 +70,9 @@ def judge(records: list[dict[str, Any]], facts: dict[str, Any]) -> list[Verdict]
         limit, origin = limit_of(facts, least, best)
         verdicts.append(_floor(facts, limit, origin))
         for family, names in facts["families"].items():
-            played = {name: by_policy[name] for name in names if name in by_policy}
-            if played:
-                verdicts.append(_family(family, played, least, best, limit))
+            records_of_family = {name: by_policy[name] for name in names if name in by_policy}
+            if records_of_family:
+                verdicts.append(_family(family, records_of_family, least, best, limit))
     verdicts += [_state(by_policy), _determinism(facts), time_and_size(records)]
     return sorted(verdicts, key=lambda verdict: WORST[verdict.state])
 
@@ -108,12 +108,12 @@ def _floor(facts: dict[str, Any], limit: float, origin: str) -> Verdict:
 
 
 def _errors(records: list[dict[str, Any]]) -> Verdict:
-    failed = [record for record in records if record["error"]]
-    if not failed:
+    failures = [record for record in records if record["error"]]
+    if not failures:
         return Verdict("errors", "ok", f"none in {len(records)} episodes")
-    first = failed[0]
+    first = failures[0]
     text = (
-        f"{len(failed)} of {len(records)} episodes, first with {first['policy']!r}: "
+        f"{len(failures)} of {len(records)} episodes, first with {first['policy']!r}: "
         f"{' '.join(first['error'].split())[:300]}. Training leaves such episodes out, so "
         "a policy that causes one loses nothing"
     )
@@ -207,16 +207,16 @@ def _state(by_policy: dict[str, list[dict[str, Any]]]) -> Verdict:
 
 
 def _determinism(facts: dict[str, Any]) -> Verdict:
-    compared, differences = facts.get("compared", 0), facts.get("differences", [])
+    comparisons, differences = facts.get("compared", 0), facts.get("differences", [])
     if differences:
         text = (
-            f"{len(differences)} of {compared} plays of the same turns differ; draw everything "
+            f"{len(differences)} of {comparisons} plays of the same turns differ; draw everything "
             f"random from the question's seed. First: {differences[0]['text']}"
         )
         return Verdict("determinism", "fail", text, differences[0]["transcript"])
-    if not compared:
+    if not comparisons:
         return Verdict("determinism", "open", "not compared")
-    return Verdict("determinism", "ok", f"{compared} plays of the same turns agree")
+    return Verdict("determinism", "ok", f"{comparisons} plays of the same turns agree")
 
 
 def time_and_size(records: list[dict[str, Any]]) -> Verdict:

@@ -46,17 +46,17 @@ class Ended:
 class Agents:
     """The worker of one agent. It outlives event loops, so that an agent is imported once."""
 
-    def __init__(self, agent: str, python: str | None, allowed: list[str]):
-        """Take an agent. `allowed`: variables that it may see although they look like keys."""
+    def __init__(self, agent: str, python: str | None, visible_variables: list[str]):
+        """Take an agent. It may see `visible_variables`, although they look like keys."""
         self.agent = agent
-        self.allowed = allowed
+        self.visible_variables = visible_variables
         self.python = python or sys.executable
         self.number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._rest = b""
-        self._started: dict[int, asyncio.Future[int]] = {}
-        self._ended: dict[int, asyncio.Future[int]] = {}
+        self._start_futures: dict[int, asyncio.Future[int]] = {}
+        self._end_futures: dict[int, asyncio.Future[int]] = {}
 
     # ------------------------------------------------------------------------------- the worker
 
@@ -75,7 +75,7 @@ class Agents:
                     stdout=subprocess.DEVNULL,
                     stderr=log,
                     # A client that is made during the import must not reach another model.
-                    env=agent_environment(self.allowed)
+                    env=agent_environment(self.visible_variables)
                     | {"OPENAI_BASE_URL": "http://127.0.0.1:9/v1", "OPENAI_API_KEY": "none"},
                     pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C lets the step finish, agents included
@@ -130,18 +130,18 @@ class Agents:
 
     def _receive(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
-            received = self.channel.recv(65536)
-            *lines, self._rest = (self._rest + received).split(b"\n")
+            chunk = self.channel.recv(65536)
+            *lines, self._rest = (self._rest + chunk).split(b"\n")
             for line in lines:
                 message = json.loads(line)
-                waiting = self._ended if "status" in message else self._started
+                waiting = self._end_futures if "status" in message else self._start_futures
                 future = waiting.pop(message["number"], None)
                 if future is not None and not future.done():
                     future.set_result(message.get("status", message.get("process")))
-            if received:
+            if chunk:
                 return
         error = AgentR1Error(f"the agents' worker ended: {self._log()}", code="agents_gone")
-        for future in [*self._started.values(), *self._ended.values()]:
+        for future in [*self._start_futures.values(), *self._end_futures.values()]:
             if not future.done():
                 future.set_exception(error)
         self.unlisten()
@@ -163,9 +163,9 @@ class Agents:
         folder = self.folder / str(number)
         folder.mkdir()
         loop = asyncio.get_running_loop()
-        self._started[number] = loop.create_future()
-        ended = self._ended[number] = loop.create_future()
-        started = self._started[number]
+        self._start_futures[number] = loop.create_future()
+        end_future = self._end_futures[number] = loop.create_future()
+        start_future = self._start_futures[number]
         request = {
             "number": number,
             "folder": str(folder),
@@ -174,15 +174,15 @@ class Agents:
         }
         async with self._sending:
             await loop.sock_sendall(self.channel, json.dumps(request).encode() + b"\n")
-        process = await started
+        process = await start_future
         try:
-            await asyncio.wait([ended], timeout=timeout_s)
+            await asyncio.wait([end_future], timeout=timeout_s)
         finally:  # also if the run is interrupted
-            timed_out = not ended.done()
+            timed_out = not end_future.done()
             if timed_out:
                 with suppress(ProcessLookupError):
                     os.killpg(process, signal.SIGKILL)
-        status = await ended
+        status = await end_future
         reports = read_reports(folder / "3")
         line = last_line(folder / "2")
         shutil.rmtree(folder, ignore_errors=True)
@@ -190,18 +190,18 @@ class Agents:
 
 
 @functools.cache
-def agents_of(agent: str, python: str | None, allowed: tuple[str, ...]) -> Agents:
+def agents_of(agent: str, python: str | None, visible_variables: tuple[str, ...]) -> Agents:
     """Return the worker of an agent. Training and validation share it."""
-    agents = Agents(agent, python, list(allowed))
+    agents = Agents(agent, python, list(visible_variables))
     atexit.register(agents.stop)
     return agents
 
 
-def agent_environment(allowed: list[str]) -> dict[str, str]:
+def agent_environment(visible_variables: list[str]) -> dict[str, str]:
     """Return this process's environment without keys and addresses of other models."""
     environment: dict[str, str] = {}
     for name, value in os.environ.items():
-        if name in allowed or not name.upper().endswith(SECRETS):
+        if name in visible_variables or not name.upper().endswith(SECRETS):
             environment[name] = value
     # A proxy of the machine would not find 127.0.0.1.
     return environment | {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}

@@ -32,7 +32,7 @@ class Entry:
 
     generations: list[tuple[list[int], Generation]]
     """What the policy returned: prompt and generation, as the policy saw them."""
-    lost: dict[str, list[Generation]]
+    losses: dict[str, list[Generation]]
     """Class -> generations that are not trained."""
     cause: str = ""
     """Why something is lost, in words."""
@@ -45,21 +45,21 @@ class Books:
     entries: list[tuple[Trajectory, Entry]] = field(default_factory=list)
     events: Counter[str] = field(default_factory=Counter)
 
-    def close(self, sampled: int | None) -> dict[str, int]:
+    def close(self, sampler_count: int | None) -> dict[str, int]:
         """Check and empty the books; return counts for metrics.jsonl.
 
-        `sampled`: the sampler's own count of tokens, or None if it keeps none. Raise AgentR1Error
-        if a token is unaccounted for.
+        `sampler_count`: the sampler's own count of tokens, or None if it keeps none. Raise
+        AgentR1Error if a token is unaccounted for.
         """
         tokens: Counter[str] = Counter()
         for trajectory, entry in self.entries:
             tokens["trained"] += check_rows(trajectory, entry)
-            for loss, generations in entry.lost.items():
+            for loss, generations in entry.losses.items():
                 tokens[loss] += sum(len(one.token_ids) for one in generations)
-        accounted = sum(tokens.values())
-        if sampled is not None and accounted != sampled:
+        total = sum(tokens.values())
+        if sampler_count is not None and total != sampler_count:
             raise AgentR1Error(
-                f"the sampler sampled {sampled} tokens, and the gateway accounts for {accounted} "
+                f"the sampler sampled {sampler_count} tokens, and the gateway accounts for {total} "
                 f"({dict(tokens)}): an answer was lost or counted twice. This is a fault of the "
                 "gateway; please report it",
                 code="tokens_unaccounted",
@@ -82,30 +82,30 @@ def check_rows(trajectory: Trajectory, entry: Entry) -> int:
     Each run of mask 1 must be one whole generation, after exactly the tokens that the policy read.
     No generation may be in two rows. Raise AgentR1Error otherwise.
     """
-    lost: list[int] = []
-    for generations in entry.lost.values():
-        lost += [id(generation) for generation in generations]
-    left: Counter[Any] = Counter()
+    lost_ids: list[int] = []
+    for generations in entry.losses.values():
+        lost_ids += [id(generation) for generation in generations]
+    balance: Counter[Any] = Counter()
     for prompt_ids, generation in entry.generations:
-        if id(generation) not in lost:
-            left[_written(prompt_ids, generation.token_ids, generation.logprobs)] += 1
-    trained = 0
+        if id(generation) not in lost_ids:
+            balance[_generation_key(prompt_ids, generation.token_ids, generation.logprobs)] += 1
+    trained_tokens = 0
     for row in trajectory_rows(trajectory, 0):
         for start, end in runs(row.action_mask, row.step_ids):
-            trained += end - start
+            trained_tokens += end - start
             ids = row.input_ids
-            left[_written(ids[:start], ids[start:end], row.logprobs[start:end])] -= 1
-    if any(left.values()):
+            balance[_generation_key(ids[:start], ids[start:end], row.logprobs[start:end])] -= 1
+    if any(balance.values()):
         raise AgentR1Error(
-            f"episode {trajectory.group_id}: {sum(n > 0 for n in left.values())} generations are "
-            f"in no training row, and {sum(n < 0 for n in left.values())} stretches of mask 1 are "
-            "no generation. This is a fault of the gateway; please report it",
+            f"episode {trajectory.group_id}: {sum(n > 0 for n in balance.values())} generations "
+            f"are in no training row, and {sum(n < 0 for n in balance.values())} stretches of mask "
+            "1 are no generation. This is a fault of the gateway; please report it",
             code="rows_differ_from_samples",
         )
-    return trained
+    return trained_tokens
 
 
-def _written(prompt: list[int], ids: list[int], logprobs: list[float]) -> tuple[Any, ...]:
+def _generation_key(prompt: list[int], ids: list[int], logprobs: list[float]) -> tuple[Any, ...]:
     return tuple(prompt), tuple(ids), tuple(logprobs)
 
 
@@ -135,20 +135,22 @@ class Audited(Rollouts):
         self.flow = inner.flow
 
     def play(self, step: int):
-        played = self.inner.play(step)
+        episodes = self.inner.play(step)
         counts, causes = self.flow.take_counts()
         total = sum(counts[f"gateway/{name}_tokens"] for name in ("trained", *LOSSES))
-        lost = total - counts["gateway/trained_tokens"]
-        if lost:
+        lost_tokens = total - counts["gateway/trained_tokens"]
+        if lost_tokens:
             [(cause, times)] = causes.most_common(1)
-            words = f"step {step}: {lost:.0f} of {total:.0f} sampled tokens are not trained; "
+            words = (
+                f"step {step}: {lost_tokens:.0f} of {total:.0f} sampled tokens are not trained; "
+            )
             words += f"{times} times: {cause}"
-            if lost > self.rollout.agent_losses * total:
+            if lost_tokens > self.rollout.agent_losses * total:
                 raise AgentR1Error(
                     f"{words}. Fix the agent, or allow a share with rollout.agent_losses "
                     f"(now {self.rollout.agent_losses:g})",
                     code="tokens_lost",
                 )
             print(words)
-        played.metrics.update({name: float(count) for name, count in counts.items()})
-        return played
+        episodes.metrics.update({name: float(count) for name, count in counts.items()})
+        return episodes

@@ -64,7 +64,7 @@ class GatewayEpisode:
         self.reward: float | None = None
         self.over = False
         """After the reward or the agent's end, nothing is sampled any more."""
-        self.overflowed = False
+        self.has_overflow = False
         """Whether a call was refused because the context was full."""
         self.failure: BaseException | None = None
         """Of the policy; it ends the run, not only the call."""
@@ -80,14 +80,14 @@ class GatewayEpisode:
     async def complete(self, request: Request) -> Reply:
         """Answer a request for a completion. Raise Refusal if there is no answer."""
         call = read_call(request.body)
-        self.events.update(f"overridden_{name}" for name in call.overridden)
-        self.events.update(f"ignored_{name}"[:60] for name in call.ignored)
+        self.events.update(f"overridden_{name}" for name in call.overridden_names)
+        self.events.update(f"ignored_{name}"[:60] for name in call.ignored_names)
         if self.over or self.reward is not None:
             self.events["late_calls"] += 1
             raise Refusal("this episode is over: its reward is known", 401, "episode_over")
         place = self.conversations.locate(call.messages, call.tools)
         key = json.dumps([place.digest, call.max_tokens, call.stop])
-        answer = self._retried(key, request)
+        answer = self._find_retry(key, request)
         if answer is None:
             ids = self._prompt(place, call)
             before = self.conversations.answers
@@ -107,7 +107,7 @@ class GatewayEpisode:
         number = self.conversations.answers.index(answer)
 
         def on_sent(whole: bool) -> None:
-            answer.delivered = whole
+            answer.is_delivered = whole
 
         return Reply(
             200,
@@ -116,7 +116,7 @@ class GatewayEpisode:
             on_sent,
         )
 
-    def _retried(self, key: str, request: Request) -> Answer | None:
+    def _find_retry(self, key: str, request: Request) -> Answer | None:
         """Return the answer that this request asks for again, or None.
 
         It does if the connection was lost, or if the client says so in a header. Otherwise an equal
@@ -124,9 +124,9 @@ class GatewayEpisode:
         """
         says_so = request.headers.get("x-stainless-retry-count", "0") != "0"
         for answer in reversed(self.conversations.answers):
-            if answer.request != key or answer.continued:
+            if answer.request != key or answer.is_continued:
                 continue
-            if says_so or (not answer.delivered and answer.is_abandoned):
+            if says_so or (not answer.is_delivered and answer.is_abandoned):
                 self.events["retries"] += 1
                 return answer
         return None
@@ -138,7 +138,7 @@ class GatewayEpisode:
         except AgentR1Error as error:  # the chat template refuses these messages
             raise Refusal(str(error)) from None
         if len(ids) >= self.max_context:
-            self.overflowed = True
+            self.has_overflow = True
             self.events["refused_context"] += 1
             raise Refusal(
                 f"this model's maximum context length is {self.max_context} tokens, and the "
@@ -258,8 +258,8 @@ class GatewayEpisode:
 
     def post_reward(self, request: Request) -> Reply:
         """Read a posted reward. It needs the second key, which no prompt and no tool sees."""
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if not hmac.compare_digest(given.encode(), self.reward_key.encode()):
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if not hmac.compare_digest(key.encode(), self.reward_key.encode()):
             self.events["refused_reward"] += 1
             raise Refusal("wrong reward key", 401, "wrong_key")
         try:
@@ -279,7 +279,7 @@ class GatewayEpisode:
             raise self.failure
 
 
-def captured(answer: str, conversations: Conversations) -> Answer | None:
+def find_turn(answer: str, conversations: Conversations) -> Answer | None:
     """Return the newest sampled turn that has the agent's answer, or None.
 
     Blanks and the tags around an answer are left to the client.

@@ -46,8 +46,8 @@ def answer(task: dict[str, Any]) -> str:
         message = reply.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
-            found = re.search(r"<answer>(.*?)</answer>", message.content or "", re.DOTALL)
-            return found[1].strip() if found else ""
+            match = re.search(r"<answer>(.*?)</answer>", message.content or "", re.DOTALL)
+            return match[1].strip() if match else ""
         for call in message.tool_calls:
             if call.type != "function":  # no other kind is in TOOLS
                 continue

@@ -38,7 +38,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.gateway.agents import Ended, agents_of
 from agent_r1_recipes.gateway.books import Books, Entry
-from agent_r1_recipes.gateway.episode import GatewayEpisode, captured
+from agent_r1_recipes.gateway.episode import GatewayEpisode, find_turn
 from agent_r1_recipes.gateway.matching import Answer
 from agent_r1_recipes.gateway.server import Reply, Request, serving
 from agent_r1_recipes.gateway.settings import GatewaySettings
@@ -86,35 +86,36 @@ class AgentFlow(AgentFlowBase):
         try:
             yield await asyncio.shield(self._opening)
         except BaseException:
-            self._interrupted = True  # its books are open, and the first error is the one to show
+            # Its books are open, and the first error is the one to show.
+            self._is_interrupted = True
             raise
         finally:
             self._users -= 1
             if self._users == 0:
                 await self._stack.aclose()
-                if not self._interrupted:
+                if not self._is_interrupted:
                     self._close_books()
 
     async def _open(self) -> _Open:
-        self._interrupted = False
+        self._is_interrupted = False
         self._stack = AsyncExitStack()
         self.agents.start()
-        self._sampled_before = self._sampled()
+        self._count_before = self._count_sampled()
         port = await self._stack.enter_async_context(serving(self.handle))
         self.agents.listen()
         self._stack.callback(self.agents.unlisten)
         return _Open(port, asyncio.Semaphore(self.rollout.agent_processes))
 
-    def _sampled(self) -> int:
+    def _count_sampled(self) -> int:
         """Return the sampler's own count of tokens; 0 for a policy without one (a demonstrator)."""
         stats = getattr(self.policy, "stats", None)
         return 0 if stats is None else stats.decode_tokens
 
     def _close_books(self) -> None:
-        sampled = self._sampled() - self._sampled_before
+        sampler_count = self._count_sampled() - self._count_before
         counts = getattr(self.policy, "stats", None) is not None
         self.causes.update(self.books.causes())
-        self.counts.update(self.books.close(sampled if counts else None))
+        self.counts.update(self.books.close(sampler_count if counts else None))
 
     def take_counts(self) -> tuple[Counter[str], Counter[str]]:
         """Return and empty the counts of the closed books, and the causes of losses."""
@@ -189,18 +190,18 @@ class AgentFlow(AgentFlowBase):
             )
             self.episodes[episode.key] = episode
             try:
-                ended = await self.agents.play(
+                end = await self.agents.play(
                     self._variables(episode, gateway.port),
                     task_of(task.row, observation.messages),
                     self.limits.timeout_s,
                 )
-                self._read_rewards(episode, ended)
+                self._read_rewards(episode, end)
             finally:
                 del self.episodes[episode.key]
                 # Also after Ctrl-C: the sampler finishes what it samples, then its slot is free.
                 await episode.finish()
             try:
-                return await self._trajectory(episode, ended)
+                return await self._trajectory(episode, end)
             finally:
                 await maybe_await(env.close())
 
@@ -229,11 +230,11 @@ class AgentFlow(AgentFlowBase):
             variables["AGENT_R1_REWARD_KEY"] = episode.reward_key
         return variables
 
-    async def _trajectory(self, episode: GatewayEpisode, ended: Ended) -> Trajectory:
+    async def _trajectory(self, episode: GatewayEpisode, end: Ended) -> Trajectory:
         """Score a finished episode, and enter it into the books."""
         task = episode.task
         conversations = episode.conversations
-        answer, error = self._answer(episode, ended)
+        answer, error = self._answer(episode, end)
         stop = StopReason.ERROR
         outcome = Outcome()
         if error is None:
@@ -243,7 +244,7 @@ class AgentFlow(AgentFlowBase):
             except Exception as failure:
                 error = f"outcome: {type(failure).__name__}: {failure}"
                 stop = StopReason.ERROR
-        if ended.timed_out and error is not None:
+        if end.timed_out and error is not None:
             stop = StopReason.TIME_OUT
         steps, last = conversations.steps()
         if error is not None:
@@ -265,33 +266,31 @@ class AgentFlow(AgentFlowBase):
             score_name=outcome.score_name,
             truncated=outcome.truncated,
         )
-        self._enter(trajectory, episode, ended)
+        self._enter(trajectory, episode, end)
         return trajectory
 
-    def _answer(self, episode: GatewayEpisode, ended: Ended) -> tuple[Answer | None, str | None]:
+    def _answer(self, episode: GatewayEpisode, end: Ended) -> tuple[Answer | None, str | None]:
         """Return the turn with the agent's answer, or why the episode failed."""
-        sampled = [one for one in episode.conversations.answers if one.turn is not None]
-        last = (
-            f"; the last line of its standard error: {ended.last_line}" if ended.last_line else ""
-        )
-        if ended.timed_out:
+        sampled_answers = [one for one in episode.conversations.answers if one.turn is not None]
+        last = f"; the last line of its standard error: {end.last_line}" if end.last_line else ""
+        if end.timed_out:
             seconds = self.limits.timeout_s
             return None, f"the agent exceeded {seconds:g} s (env.episode_timeout_s){last}"
-        if not sampled and not episode.overflowed:
+        if not sampled_answers and not episode.has_overflow:
             return None, (
                 "the agent made no call that the gateway captured. It must use OPENAI_BASE_URL, "
                 f"and make its client inside the function, not at import{last}"
             )
-        if ended.status and not episode.overflowed:
-            return None, f"the agent ended with exit code {ended.status}{last}"
-        given = [report["answer"] for report in ended.reports if "answer" in report]
-        if not given or not str(given[0]).strip():
-            return (sampled[-1] if sampled else None), None
-        answer = captured(str(given[0]), episode.conversations)
-        if answer is None and not episode.overflowed:
+        if end.status and not episode.has_overflow:
+            return None, f"the agent ended with exit code {end.status}{last}"
+        reported_answers = [report["answer"] for report in end.reports if "answer" in report]
+        if not reported_answers or not str(reported_answers[0]).strip():
+            return (sampled_answers[-1] if sampled_answers else None), None
+        answer = find_turn(str(reported_answers[0]), episode.conversations)
+        if answer is None and not episode.has_overflow:
             return None, (
-                f"not captured: the agent's answer {str(given[0])[:80]!r} occurs in no turn that "
-                "the policy sampled, so its reward says nothing about the policy"
+                f"not captured: the agent's answer {str(reported_answers[0])[:80]!r} occurs in no "
+                "turn that the policy sampled, so its reward says nothing about the policy"
             )
         return answer, None
 
@@ -301,7 +300,7 @@ class AgentFlow(AgentFlowBase):
         """Return the outcome: by our environment's scorer, or as the agent's side reported it."""
         env = episode.env
         if self.rollout.agent_reward == "agent":
-            return self._reported(episode)
+            return self._read_outcome(episode)
         env.turns = len(episode.conversations.answers)
         if stop in (StopReason.ANSWERED, StopReason.NO_ANSWER):
             if answer is None:
@@ -311,7 +310,7 @@ class AgentFlow(AgentFlowBase):
         check_reward(outcome.reward)
         return outcome
 
-    def _reported(self, episode: GatewayEpisode) -> Outcome:
+    def _read_outcome(self, episode: GatewayEpisode) -> Outcome:
         if episode.reward is None:
             episode.events["refused_reward"] += 1
             raise ValueError(
@@ -320,32 +319,32 @@ class AgentFlow(AgentFlowBase):
             )
         return Outcome(episode.reward, {"reported": episode.reward})
 
-    def _read_rewards(self, episode: GatewayEpisode, ended: Ended) -> None:
+    def _read_rewards(self, episode: GatewayEpisode, end: Ended) -> None:
         """Take the reward from file descriptor 3. Standard output is never read: the model's text
         is printed there."""
-        for report in ended.reports:
+        for report in end.reports:
             if "reward" in report:
                 with suppress(Refusal):
                     episode.set_reward(report["reward"])
 
-    def _enter(self, trajectory: Trajectory, episode: GatewayEpisode, ended: Ended) -> None:
+    def _enter(self, trajectory: Trajectory, episode: GatewayEpisode, end: Ended) -> None:
         """Enter an episode into the books."""
-        lost: dict[str, list[Generation]] = {}
+        losses: dict[str, list[Generation]] = {}
         cause = trajectory.error or ""
         if trajectory.error is not None:
-            lost["failed"] = [generation for _, generation in episode.generations]
-            kind = "time_outs" if ended.timed_out else "failures"
+            losses["failed"] = [generation for _, generation in episode.generations]
+            kind = "time_outs" if end.timed_out else "failures"
             self.books.events[kind] += 1
         else:
             for answer in episode.conversations.answers:
                 if answer.turn is not None and answer.loss is not None:
-                    lost.setdefault(answer.loss, []).append(answer.require_generation())
+                    losses.setdefault(answer.loss, []).append(answer.require_generation())
                     cause = CAUSES[answer.loss]
         self.books.events.update(episode.events)
         self.books.events["calls"] += len(episode.generations)
         for name, count in episode.conversations.cuts.items():
             self.books.events[f"cuts_{name}"] += count
-        self.books.entries.append((trajectory, Entry(episode.generations, lost, cause)))
+        self.books.entries.append((trajectory, Entry(episode.generations, losses, cause)))
 
 
 CAUSES = {
@@ -368,7 +367,7 @@ def stop_of(answer: Answer | None, episode: GatewayEpisode) -> StopReason:
     if stop is not None:
         return stop
     # It ended on a call: its own limit of turns, or a full context.
-    return StopReason.CONTEXT_OVERFLOW if episode.overflowed else StopReason.MAX_TURNS
+    return StopReason.CONTEXT_OVERFLOW if episode.has_overflow else StopReason.MAX_TURNS
 
 
 def task_of(row: Row, messages: list[dict[str, Any]]) -> dict[str, Any]:

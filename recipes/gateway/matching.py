@@ -52,21 +52,21 @@ class Answer:
     generation: Generation | None = None
     """None until the sampler has finished."""
     turn: Turn | None = None
-    delivered: bool = False
+    is_delivered: bool = False
     """Whether the client has read all of it, as far as the connection shows."""
-    continued: bool = False
+    is_continued: bool = False
     """Whether a later request has it."""
-    edited: bool = False
+    is_edited: bool = False
     """Whether a later request has something else in its place."""
 
     @property
     def loss(self) -> str | None:
         """Return why its tokens are not trained, or None."""
-        if self.continued:  # whatever happened to a copy of it
+        if self.is_continued:  # whatever happened to a copy of it
             return None
-        if self.edited:
+        if self.is_edited:
             return "edited"
-        return None if self.delivered else "undelivered"
+        return None if self.is_delivered else "undelivered"
 
     @property
     def ids(self) -> list[int]:
@@ -75,7 +75,7 @@ class Answer:
     @property
     def is_abandoned(self) -> bool:
         """Return whether the connection of its newest request is closed or lost."""
-        return self.connection is not None and self.connection.gone
+        return self.connection is not None and self.connection.is_closed
 
     def require_generation(self) -> Generation:
         """Return what was sampled. Raise RuntimeError before the sampler has finished."""
@@ -121,7 +121,7 @@ class Conversations:
             if message["role"] == "assistant":
                 answer = self._matching(message, place.digest)
                 if answer is not None:
-                    answer.continued = True
+                    answer.is_continued = True
                     number = str(self.answers.index(answer))
                     digest = _digest(place.digest, "answer", number)
                     place = Place(digest, answer, [])
@@ -132,35 +132,36 @@ class Conversations:
 
     def _matching(self, message: Message, digest: str) -> Answer | None:
         """Return the answer that `message` is, or None after counting the cause."""
-        sampled = [answer for answer in self.answers if answer.turn is not None]
-        here = [answer for answer in sampled if answer.place == digest]
-        named = _owner(message, sampled)
-        if named is not None and named in here:
+        sampled_answers = [answer for answer in self.answers if answer.turn is not None]
+        here = [answer for answer in sampled_answers if answer.place == digest]
+        owner = _owner(message, sampled_answers)
+        if owner is not None and owner in here:
             # The id says which one it is. Content next to calls is often dropped.
-            if _same_calls(message, named) and message["content"].strip() in ("", _content(named)):
-                return named
-            return self._count("edited", named)
+            if _same_calls(message, owner) and message["content"].strip() in ("", _content(owner)):
+                return owner
+            return self._count("edited", owner)
         same = [answer for answer in here if is_same(message, answer)]
         if len(same) == 1 or (same and self.newest_wins):
             return same[-1]
         if same:
             return self._count("ambiguous")
         # It is an answer of this episode in another place: something before it was changed.
-        elsewhere = [answer for answer in sampled if is_same(message, answer)]
+        elsewhere = [answer for answer in sampled_answers if is_same(message, answer)]
         if elsewhere:
             for answer in elsewhere:
-                answer.continued = True
+                answer.is_continued = True
             return self._count("rewritten")
-        if named is not None:
-            return self._count("edited", named)
+        if owner is not None:
+            return self._count("edited", owner)
         if here:
             return self._count("edited", here[-1])
-        return self._count("inserted") if sampled else None
+        return self._count("inserted") if sampled_answers else None
 
-    def _count(self, cause: str, edited: Answer | None = None) -> None:
+    def _count(self, cause: str, answer: Answer | None = None) -> None:
+        """Count a cut. `answer`: the one that was edited, if it is known."""
         self.cuts[cause] += 1
-        if edited is not None:
-            edited.edited = True
+        if answer is not None:
+            answer.is_edited = True
 
     def rows(self, answers: list[Answer]) -> list[list[Answer]]:
         """Group answers into rows. One that continues all tokens of a row joins it."""
@@ -185,10 +186,10 @@ class Conversations:
         `trajectory_rows` compares a step with the last row only, so interleaved conversations are
         put one after the other.
         """
-        trained = [answer for answer in self.answers if answer.turn and answer.loss is None]
+        trained_answers = [answer for answer in self.answers if answer.turn and answer.loss is None]
         steps: list[Step] = []
         last: Step | None = None
-        for row in self.rows(trained):
+        for row in self.rows(trained_answers):
             for answer in row:
                 generation = answer.require_generation()
                 step = Step(
@@ -200,7 +201,7 @@ class Conversations:
                     extra={"state": int(answer.place[:15], 16)},
                 )
                 steps.append(step)
-                if answer is trained[-1]:
+                if answer is trained_answers[-1]:
                     last = step
         return steps, last
 

@@ -34,7 +34,7 @@ class Request:
     reader: asyncio.StreamReader
 
     @property
-    def gone(self) -> bool:
+    def is_closed(self) -> bool:
         """Return whether the client closed or lost this connection."""
         return self.reader.at_eof() or self.reader.exception() is not None
 
@@ -63,7 +63,7 @@ async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
     """Serve in the running event loop; yield the port. Raise OSError if `port` is taken."""
     connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a connection is served by a task")
@@ -75,7 +75,7 @@ async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
             writer.close()
 
     # 127.0.0.1: no other machine reaches it. Port 0 is a free one, another in each event loop.
-    server = await asyncio.start_server(connected, "127.0.0.1", port, backlog=1024)
+    server = await asyncio.start_server(serve_client, "127.0.0.1", port, backlog=1024)
     try:
         yield server.sockets[0].getsockname()[1]
     finally:
@@ -156,11 +156,11 @@ async def _send(writer: asyncio.StreamWriter, reply: Reply, request: Request | N
         head += f"content-length: {sum(len(chunk) for chunk in reply.chunks)}\r\n\r\n"
     writer.write(head.encode())
     for chunk in reply.chunks:
-        if request is not None and request.gone:
+        if request is not None and request.is_closed:
             return False
         writer.write(b"%x\r\n%s\r\n" % (len(chunk), chunk) if reply.stream else chunk)
         await writer.drain()
     if reply.stream:
         writer.write(b"0\r\n\r\n")
     await writer.drain()
-    return request is None or not request.gone
+    return request is None or not request.is_closed

@@ -79,11 +79,11 @@ class Server:
         """Answer one request."""
         try:
             words = request.path.partition("?")[0].strip("/").split("/")
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            key = request.headers.get("authorization", "").removeprefix("Bearer ")
             if words[0] == "key" and len(words) > 1:  # for clients that send no header
-                given = words[1]
+                key = words[1]
                 words = words[2:]
-            if not hmac.compare_digest(given.encode(), self.key.encode()):
+            if not hmac.compare_digest(key.encode(), self.key.encode()):
                 raise Refusal("wrong key", 401, "invalid_api_key")
             path = "/".join(words[1:] if words[:1] == ["v1"] else words)
             return await self._answer(request, path)
@@ -124,14 +124,14 @@ class Server:
         sampling = Sampling(rollout.max_tokens_per_turn, temperature)
         made_of = json.dumps([begin, call.tools, temperature, seed], sort_keys=True)
         name = hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
-        kept = self.kept.get(name)
-        if kept is None or len(kept.conversations.answers) > MOST_ANSWERS:
-            kept = ServedConversations(self, sampling, seed)
-            self.kept[name] = kept
+        conversations = self.kept.get(name)
+        if conversations is None or len(conversations.conversations.answers) > MOST_ANSWERS:
+            conversations = ServedConversations(self, sampling, seed)
+            self.kept[name] = conversations
         self.kept.move_to_end(name)
         while len(self.kept) > MOST_CONVERSATIONS:
             self.kept.popitem(last=False)
-        return kept
+        return conversations
 
 
 def number_of(values: dict[str, Any], name: str, default: float) -> float:

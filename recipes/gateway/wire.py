@@ -18,7 +18,7 @@ from typing import Any
 
 from agent_r1 import Message, ToolCall
 
-OVERRIDDEN = (
+OVERRIDDEN_SETTINGS = (
     "temperature",
     "top_p",
     "top_k",
@@ -29,7 +29,7 @@ OVERRIDDEN = (
     "repetition_penalty",
 )
 """The run samples with its own temperature, from the whole distribution, with its own noise."""
-REFUSED = {
+REFUSED_SETTINGS = {
     "logit_bias": "the trainer's log-probabilities assume the model's own distribution",
     "response_format": "it would restrict the tokens, and the trainer assumes all of them",
     "functions": "use `tools`",
@@ -39,7 +39,7 @@ REFUSED = {
     "top_logprobs": "log-probabilities are not returned",
     "web_search_options": "there is no search on the server's side",
 }
-READ = (
+READ_SETTINGS = (
     "model",
     "messages",
     "tools",
@@ -82,8 +82,8 @@ class Call:
     stream: bool
     with_usage: bool
     model: str
-    overridden: list[str] = field(default_factory=list)
-    ignored: list[str] = field(default_factory=list)
+    overridden_names: list[str] = field(default_factory=list)
+    ignored_names: list[str] = field(default_factory=list)
 
 
 def read_call(body: bytes) -> Call:
@@ -94,10 +94,10 @@ def read_call(body: bytes) -> Call:
         raise Refusal("the body is not valid JSON") from None
     if not isinstance(values, dict):
         raise Refusal("the body is not a JSON object")
-    given = {name for name, value in values.items() if value not in (None, [], {})}
-    for name in sorted(given & REFUSED.keys()):
+    names = {name for name, value in values.items() if value not in (None, [], {})}
+    for name in sorted(names & REFUSED_SETTINGS.keys()):
         if values[name] != {"type": "text"}:  # response_format's default
-            raise Refusal(f"{name} is not supported: {REFUSED[name]}")
+            raise Refusal(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
     if values.get("n", 1) not in (1, None):
         raise Refusal("n must be 1: a call is one turn of one conversation; call again instead")
     if values.get("logprobs"):
@@ -114,7 +114,7 @@ def read_call(body: bytes) -> Call:
     tools = _read_tools(values.get("tools") or [])
     if values.get("tool_choice") == "none":
         tools = []
-    known = {*READ, *OVERRIDDEN, *REFUSED}
+    known_names = {*READ_SETTINGS, *OVERRIDDEN_SETTINGS, *REFUSED_SETTINGS}
     return Call(
         messages=_read_messages(messages),
         tools=tools,
@@ -123,8 +123,8 @@ def read_call(body: bytes) -> Call:
         stream=values.get("stream") is True,
         with_usage=bool((values.get("stream_options") or {}).get("include_usage")),
         model=str(values.get("model", "agent")),
-        overridden=sorted(given & set(OVERRIDDEN)),
-        ignored=sorted(given - known),
+        overridden_names=sorted(names & set(OVERRIDDEN_SETTINGS)),
+        ignored_names=sorted(names - known_names),
     )
 
 
@@ -192,7 +192,7 @@ def _read_content(content: Any, place: str) -> str:
 
 
 def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
-    read: list[tuple[str, str, str]] = []
+    entries: list[tuple[str, str, str]] = []
     for call in calls if isinstance(calls, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(call, dict) or not isinstance(function, dict):
@@ -202,8 +202,8 @@ def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
         arguments = function.get("arguments")
         if not (isinstance(key, str) and isinstance(name, str) and isinstance(arguments, str)):
             raise Refusal(f"{place}: a call's id, name and arguments must be strings")
-        read.append((key, name, arguments))
-    return read
+        entries.append((key, name, arguments))
+    return entries
 
 
 # ------------------------------------------------------------------------------------------ answers

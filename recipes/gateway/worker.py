@@ -62,12 +62,12 @@ def main() -> None:
                 os.read(reader, 65536)
             reap(channel, numbers)
         if channel in ready:
-            received = channel.recv(65536)
-            if not received:  # training ended, perhaps by SIGKILL
+            chunk = channel.recv(65536)
+            if not chunk:  # training ended, perhaps by SIGKILL
                 for process in numbers:
                     kill_group(process)
                 return
-            *complete, lines = (lines + received).split(b"\n")
+            *complete, lines = (lines + chunk).split(b"\n")
             for line in complete:
                 request = json.loads(line)
                 process = os.fork()
@@ -86,13 +86,13 @@ def reap(channel: socket.socket, numbers: dict[int, int]) -> None:
     """Report the children that ended, and end what they left running."""
     while numbers:
         # Without WNOWAIT the number could belong to a stranger before its group is ended.
-        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-        if ended is None:
+        child = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if child is None:
             return
-        process = ended.si_pid
+        process = child.si_pid
         kill_group(process)
         os.waitpid(process, 0)
-        code = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        code = child.si_status if child.si_code == os.CLD_EXITED else -child.si_status
         if process in numbers:
             tell(channel, number=numbers.pop(process), status=code)
 

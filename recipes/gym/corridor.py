@@ -25,8 +25,8 @@ class Corridor:
 
     def step(self, action: str):
         if action == "take":
-            found = self.cell == self.treasure
-            return self.look(), float(found), True, False, {"is_success": found}
+            is_at_treasure = self.cell == self.treasure
+            return self.look(), float(is_at_treasure), True, False, {"is_success": is_at_treasure}
         self.cell += {"left": -1, "right": 1}[action]
         return self.look(), -0.05, False, False, {}
 

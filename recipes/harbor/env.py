@@ -14,6 +14,7 @@ import json
 import math
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ COMMAND_S = 20.0
 """Seconds of one command of the agent."""
 MAX_WRITE = 64 << 10
 """Characters of a file that the agent writes."""
+
+
+_LOCK = threading.Lock()
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,7 +99,8 @@ class HarborTask:
         self.container: Container | None = None
 
     def reset(self, task: str, **row: Any) -> str:
-        self.task, image = _image(task)
+        with _LOCK:  # episodes have threads of their own, and a task is built once
+            self.task, image = _image(task)
         self.container = Container()
         shutil.rmtree(self.container.root)
         shutil.copytree(image.root, self.container.root, symlinks=True)

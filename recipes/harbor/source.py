@@ -24,10 +24,10 @@ class HarborTasks(Source):
 
     def make(self, config: DataConfig, seed: int) -> Made:
         place = Path(config.source or "")
-        found = task_folders(place)
+        folders = task_folders(place)
         tasks: list[HarborFolder] = []
         refusals: list[str] = []
-        for folder in found:
+        for folder in folders:
             try:
                 tasks.append(read_task(folder))
             except Refused as reason:
@@ -35,24 +35,24 @@ class HarborTasks(Source):
         if not tasks:
             reasons = "; ".join(refusals[:3]) or "there is no task.toml"
             raise ConfigError(
-                f"data.source={place}: none of {len(found)} Harbor tasks runs without Docker "
+                f"data.source={place}: none of {len(folders)} Harbor tasks runs without Docker "
                 f"({reasons})",
                 code="no_tasks",
             )
-        asked = [
+        questions = [
             Asked(task.instruction.strip(), [], {"metadata": {"task": str(task.folder.resolve())}})
             for task in tasks
         ]
-        random.Random(f"{seed}/harbor").shuffle(asked)
+        random.Random(f"{seed}/harbor").shuffle(questions)
         splits = {}
         sizes = {}
         start = 0
         for split in self.splits:
             count = getattr(config, split)
-            part = asked[start : start + count]
+            part = questions[start : start + count]
             start += len(part)
             # One task may be all there is: then each split has it.
-            splits[split] = part or asked[:1]
+            splits[split] = part or questions[:1]
             sizes[split] = {"questions": len(splits[split]), "kinds": {}}
         return Made(splits, [], {"sources": {}, "skipped": refusals, "splits": sizes})
 

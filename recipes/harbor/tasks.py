@@ -85,8 +85,8 @@ def task_folders(place: Path) -> list[Path]:
     """List the task folders at or below `place`, at most two levels down."""
     if (place / "task.toml").is_file():
         return [place]
-    found = [*place.glob("*/task.toml"), *place.glob("*/*/task.toml")]
-    return sorted(file.parent for file in found)
+    files = [*place.glob("*/task.toml"), *place.glob("*/*/task.toml")]
+    return sorted(file.parent for file in files)
 
 
 def read_task(folder: Path) -> HarborFolder:
@@ -139,8 +139,8 @@ def _check_size(folder: Path) -> None:
 
 
 def _table(values: object, key: str) -> dict[str, Any]:
-    found = values.get(key) if isinstance(values, dict) else None
-    return found if isinstance(found, dict) else {}
+    table = values.get(key) if isinstance(values, dict) else None
+    return table if isinstance(table, dict) else {}
 
 
 def _seconds(value: object, default: float) -> float:
@@ -185,9 +185,9 @@ def _instructions(text: str) -> list[tuple[str, str]]:
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     if any(re.search(r"<<-?\s*['\"]?\w+", line) for line in lines if line[:3].upper() == "RUN"):
         raise Refused("Dockerfile: a here-document")
-    joined = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
+    code = re.sub(r"\\[ \t]*\n", " ", "\n".join(lines))
     instructions = []
-    for line in joined.splitlines():
+    for line in code.splitlines():
         if line.strip():
             word, _, rest = line.strip().partition(" ")
             instructions.append((word.upper(), rest.strip()))
@@ -250,7 +250,7 @@ def check_command(command: str) -> str:
 
     Raises Refused for a missing package, and for commands that need a network.
     """
-    kept = []
+    parts = []
     for part in re.split(r"\s*(?:&&|;)\s*", command):
         words = part.split()
         if not words:
@@ -264,8 +264,8 @@ def check_command(command: str) -> str:
             raise Refused(f"RUN {' '.join(first[:3])}: there is no network")
         if first[:2] == ["git", "clone"] and "://" in part:
             raise Refused("RUN git clone: there is no network")
-        kept.append(part)
-    return " && ".join(kept)
+        parts.append(part)
+    return " && ".join(parts)
 
 
 def _is_installer(words: list[str]) -> bool:
@@ -312,11 +312,11 @@ def check_python(requirement: str) -> None:
     if name.lower() in RUNNERS:
         return
     try:
-        installed = importlib.metadata.version(name)
+        present_version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         raise Refused(f"the Python package {name} is not here") from None
-    if version and version != installed:
-        raise Refused(f"the Python package {name} is here as {installed}, not {version}")
+    if version and version != present_version:
+        raise Refused(f"the Python package {name} is here as {present_version}, not {version}")
 
 
 def check_verifier(script: str) -> None:
@@ -330,8 +330,8 @@ def check_verifier(script: str) -> None:
             continue
         for name in re.findall(r"(?:\s-w|\s--with)[ =]([\w.\[\]=-]+)", line):
             check_python(name)
-        installed = re.search(r"\b(?:uv add|pip3? install|uv pip install)\s+(.*)", line)
-        for name in installed[1].split() if installed else ():
+        requirements = re.search(r"\b(?:uv add|pip3? install|uv pip install)\s+(.*)", line)
+        for name in requirements[1].split() if requirements else ():
             if name in ("&&", ";", "||", "|", ">"):
                 break
             if not name.startswith("-"):

@@ -20,7 +20,7 @@ import httpx
 from agent_r1 import AgentR1Error, Row, first_line, send
 from agent_r1_recipes.judge.settings import JudgeSettings
 
-REMEMBERED = 100_000
+MAX_VERDICTS = 100_000
 """Verdicts. Samples of one question often say the same, and epochs repeat it."""
 VERDICT_TIMEOUT_S = 60.0
 """For one verdict."""
@@ -49,7 +49,7 @@ class Judge:
         self.url = url.rstrip("/")
         self.model = model
         self.max_tokens = max_tokens
-        self._asked: dict[Case, Future[Any]] = {}
+        self._verdicts: dict[Case, Future[Any]] = {}
         key = os.environ.get(KEY)
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -59,13 +59,13 @@ class Judge:
         That costs the episode, which is neither rewarded nor penalised.
         """
         case = question, tuple(targets), answer[:MAX_JUDGED_CHARS]
-        if case not in self._asked:
-            self._asked[case] = self._ask(case)
-            if len(self._asked) > REMEMBERED:
-                del self._asked[next(iter(self._asked))]
+        if case not in self._verdicts:
+            self._verdicts[case] = self._ask(case)
+            if len(self._verdicts) > MAX_VERDICTS:
+                del self._verdicts[next(iter(self._verdicts))]
         try:
             # Shielded, because other episodes may wait for the same verdict.
-            response = await asyncio.shield(asyncio.wrap_future(self._asked[case]))
+            response = await asyncio.shield(asyncio.wrap_future(self._verdicts[case]))
             if response.status != 200:
                 raise ValueError(f"HTTP {response.status}")
             choice = response.json()["choices"][0]
@@ -79,7 +79,7 @@ class Judge:
             TypeError,
             AttributeError,
         ) as error:
-            self._asked.pop(case, None)
+            self._verdicts.pop(case, None)
             raise AgentR1Error(
                 f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
             ) from None
@@ -101,17 +101,17 @@ class Judge:
         question, targets, answer = case
         mark = secrets.token_hex(8)
         right = f"Question: {question}\n\nRight answers: {'; '.join(targets)}"
-        shown = f"{right}\n\n{mark}\n{answer}\n{mark}"
+        case_text = f"{right}\n\n{mark}\n{answer}\n{mark}"
         messages = [
             {"role": "system", "content": TASK.format(mark=mark)},
-            {"role": "user", "content": shown},
+            {"role": "user", "content": case_text},
         ]
-        wanted = {"model": self.model, "messages": messages, "temperature": 0}
-        wanted["max_tokens"] = self.max_tokens
+        request = {"model": self.model, "messages": messages, "temperature": 0}
+        request["max_tokens"] = self.max_tokens
         return send(
             "POST",
             f"{self.url}/chat/completions",
-            body=wanted,
+            body=request,
             headers=self._headers,
             within_s=VERDICT_TIMEOUT_S,
             max_bytes=MAX_VERDICT_BYTES,
@@ -140,9 +140,9 @@ def read_grade(reply: str) -> float | None:
         return None
     labels = list(LABEL.finditer(text))
     if labels:
-        labelled = _grades(text[labels[-1].end() :])
-        if labelled and labelled[0][0] == 0:
-            return labelled[0][1]
+        labelled_grades = _grades(text[labels[-1].end() :])
+        if labelled_grades and labelled_grades[0][0] == 0:
+            return labelled_grades[0][1]
     grades = _grades(text)
     return grades[0][1] if len(grades) == 1 else None
 
@@ -153,16 +153,16 @@ def _grades(text: str) -> list[tuple[int, float]]:
     The result has no grade if a number is not from 0 to 10 or out of another number.
     """
     grades, end = [], 0
-    for found in NUMBER.finditer(text):
-        if found.start() < end:  # the 10 of 8/10
+    for match in NUMBER.finditer(text):
+        if match.start() < end:  # the 10 of 8/10
             continue
-        scale = OUT_OF.match(text, found.end())
-        value = float(found[1])
+        scale = OUT_OF.match(text, match.end())
+        value = float(match[1])
         if value > BEST or (scale and int(scale[1]) != BEST):
             return []
-        words = len(re.findall(r"\w+", text[end : found.start()]))
+        words = len(re.findall(r"\w+", text[end : match.start()]))
         grades.append((words, value))
-        end = scale.end() if scale else found.end()
+        end = scale.end() if scale else match.end()
     return grades
 
 

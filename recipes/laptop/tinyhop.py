@@ -74,8 +74,8 @@ class World:
         return PASSAGES[kind].format_map(facts)
 
 
-def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
-    """Make a world of `entities` entities with new names, and add these to `taken`.
+def make_world(rng: random.Random, entities: int, used_names: set[str]) -> World:
+    """Make a world of `entities` entities with new names, and add these to `used_names`.
 
     Raises ConfigError for fewer than MIN_ENTITIES, or more than there are names left.
     """
@@ -90,7 +90,7 @@ def make_world(rng: random.Random, entities: int, taken: set[str]) -> World:
     if counts["person"] % 2:  # everyone is married, so that every passage has all its facts
         counts["person"] -= 1
         counts["film"] += 1
-    names = iter(_make_names(rng, entities, taken))
+    names = iter(_make_names(rng, entities, used_names))
     world = World(entities={}, facts={})
     for kind, count in counts.items():
         world.entities[kind] = list(itertools.islice(names, count))
@@ -143,7 +143,7 @@ def _sample_makers(rng: random.Random, persons: list[str], works: int) -> list[s
     return rng.sample(persons, max(2, works // 3))
 
 
-def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
+def _make_names(rng: random.Random, count: int, used_names: set[str]) -> list[str]:
     """Make `count` new names of two syllables, or three when those are used up."""
     names: list[str] = []
     words = _ordinary_words()
@@ -153,11 +153,11 @@ def _make_names(rng: random.Random, count: int, taken: set[str]) -> list[str]:
         for syllables in itertools.product(HEADS, *[TAILS] * tails):
             word = "".join(syllables)
             name = word.capitalize()
-            if word not in words and name not in taken:
+            if word not in words and name not in used_names:
                 free.append(name)
         names += rng.sample(free, min(len(free), count - len(names)))
         if len(names) == count:
-            taken.update(names)
+            used_names.update(names)
             return names
     raise ConfigError(
         f"TinyHop has {len(names)} names left, and {count} more entities need one each; lower "

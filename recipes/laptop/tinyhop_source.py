@@ -41,7 +41,7 @@ class TinyHop(Source):
                 "data.test=0: TinyHop has no published validation set; give a number of questions",
                 code="no_validation_set",
             )
-        taken: set[str] = set()
+        used_names: set[str] = set()
         corpus: list[Passage] = []
         splits = {}
         manifest = {}
@@ -49,7 +49,7 @@ class TinyHop(Source):
             # A generator of its own: more training questions leave the test questions as they are.
             rng = random.Random(f"{seed}/{split}")
             count = getattr(config, split)
-            world = make_world(rng, _world_size(config, split), taken)
+            world = make_world(rng, _world_size(config, split), used_names)
             questions = make_questions(world, rng, count, _mix(config, split))
             splits[split] = [_to_row(question) for question in questions]
             corpus += world.passages()

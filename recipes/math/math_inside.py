@@ -28,7 +28,7 @@ from agent_r1_recipes.math.notation import (
     read,
 )
 
-BOXED = [
+BOX_EXTRACTION = [
     LatexExtractionConfig(
         boxed_match_priority=0,
         # Units are split off in notation.py: math-verify takes the `t` of 3t for one.
@@ -47,7 +47,7 @@ COLONS = re.compile(r"-?[\w.]+(?: ?: ?-?[\w.]+)+")
 """A ratio, or a time of day."""
 NAME = re.compile(r"[a-zA-Z]|\\[a-zA-Z]+")
 """The left side of a solved equation: a letter, or a command such as `\\theta`."""
-NAMED = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))? ?=(?![=<>])")
+ASSIGNMENT = re.compile(r"(?:[a-zA-Z]|\\[a-zA-Z]+)(?:_(?:\w|\{\w+\}))? ?=(?![=<>])")
 """The beginning of `x = 7`."""
 MATHEMATICS = frozenset(
     ("and", "or", "sqrt", "sin", "cos", "tan", "log", "exp", "infinity", "text", "begin", "end")
@@ -92,17 +92,17 @@ def same_value(answer: str, target: str) -> bool:
             return same_equation(answer, target)
         if "|" in EQUALS.split(target)[0]:  # 1 solves |x|=1, and so does -1
             return False
-    elif NAMED.match(answer):  # x = 7 is right for 7
-        return same_value(NAMED.sub("", answer, count=1), target)
+    elif ASSIGNMENT.match(answer):  # x = 7 is right for 7
+        return same_value(ASSIGNMENT.sub("", answer, count=1), target)
     return not has_sentence(answer, target) and same_expression(answer, target)
 
 
 def has_sentence(answer: str, target: str) -> bool:
     """Return whether the answer has words that the target lacks: math-verify reads past them."""
     words = {word for word in re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", answer)}
-    known = {word for word in re.findall(r"[a-zA-Z]+", target)} | MATHEMATICS
+    known_words = {word for word in re.findall(r"[a-zA-Z]+", target)} | MATHEMATICS
     return " " in answer and any(
-        word.lower() in NO_UNITS_IN_SENTENCES or len(word) > 3 for word in words - known
+        word.lower() in NO_UNITS_IN_SENTENCES or len(word) > 3 for word in words - known_words
     )
 
 
@@ -133,7 +133,9 @@ def same_equation(answer: str, target: str) -> bool:
             return True
     if any(NAME.fullmatch(side) for side in right):
         return False
-    differences = [value(f"({left})-({other})") for left, other in (mine, right)]
+    differences = [
+        value(f"({first_side})-({second_side})") for first_side, second_side in (mine, right)
+    ]
     if any(difference is None for difference in differences):
         return False
     first, second = differences
@@ -154,7 +156,7 @@ def same_expression(answer: str, target: str) -> bool:
     """Compare with math-verify, and then exactly: math-verify rounds to six decimals."""
     right = value(target)
     # Before parsing: 497/7 would become 71, and most texts that take the parser seconds end here.
-    if is_evaluated(right) and not numeral(answer) and (numeral(target) or not reduced(answer)):
+    if is_evaluated(right) and not numeral(answer) and (numeral(target) or not is_reduced(answer)):
         return False
     decimal = number(answer)
     if decimal and decimal.form == "numeral" and (exact := irrational(right)) is not None:
@@ -177,14 +179,14 @@ def value(text: str) -> Any:
     """Parse the text as one expression; None if it is none, or several."""
     if "\\boxed" in text:  # math-verify would make a set of several boxes
         return None
-    found = parse(
+    values = parse(
         f"\\boxed{{{text}}}",
-        extraction_config=BOXED,
+        extraction_config=BOX_EXTRACTION,
         fallback_mode="no_fallback",
         extraction_mode="first_match",
         parsing_timeout=None,
     )
-    return found[0] if found else None
+    return values[0] if values else None
 
 
 def is_evaluated(expression: Any) -> bool:
@@ -207,10 +209,10 @@ def numeral(text: str) -> bool:
     )
 
 
-def reduced(text: str) -> bool:
+def is_reduced(text: str) -> bool:
     """Return whether the text is a fraction of whole numbers in lowest terms."""
-    found = FRACTION.fullmatch(text.rpartition("=")[2].strip())
-    return bool(found) and gcd(*(int(part) for part in found.groups() if part)) == 1
+    match = FRACTION.fullmatch(text.rpartition("=")[2].strip())
+    return bool(match) and gcd(*(int(part) for part in match.groups() if part)) == 1
 
 
 def irrational(expression: Any) -> Fraction | None:

@@ -67,7 +67,7 @@ WRAPPER = (
     r"|bm|boldsymbol|emph|underline)(?![a-zA-Z])\s*"
 )
 """A TeX command that changes only how its text looks. `\\mathbb` is none: it names other sets."""
-WRAPPED = re.compile(WRAPPER + r"\{")
+WRAPPER_START = re.compile(WRAPPER + r"\{")
 BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
 PAIRS = [
     ("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("***", "***"), ("**", "**"),
@@ -97,8 +97,8 @@ def _uniform(text: str) -> str:
     """Write signs, blanks and fractions in one way."""
     for sign, fraction in VULGAR.items():
         text = text.replace(sign, f" {fraction} ")
-    text = SUPERSCRIPT.sub(lambda found: f"^{{{found[0].translate(SUPERSCRIPTS)}}}", text)
-    text = FULL_WIDTH.sub(lambda found: unicodedata.normalize("NFKC", found[0]), text)
+    text = SUPERSCRIPT.sub(lambda match: f"^{{{match[0].translate(SUPERSCRIPTS)}}}", text)
+    text = FULL_WIDTH.sub(lambda match: unicodedata.normalize("NFKC", match[0]), text)
     text = THOUSANDS.sub(",", text.translate(SIGNS))
     text = TEX_SIZE.sub("", TEX_SPACE.sub(" ", text))
     text = SMALL_FRACTION.sub(r"\\frac", text).replace(r"\varnothing", r"\emptyset")
@@ -109,17 +109,17 @@ def _unwrap(text: str) -> str:
     """Remove one layer of formatting, if there is one around the whole text."""
     for opening, closing in PAIRS:
         inside = text[len(opening) : -len(closing)]
-        enclosed = len(text) > len(opening + closing) and inside.strip()
-        enclosed = enclosed and text.startswith(opening) and text.endswith(closing)
+        is_enclosed = len(text) > len(opening + closing) and inside.strip()
+        is_enclosed = is_enclosed and text.startswith(opening) and text.endswith(closing)
         # `$1$ or $2$` begins and ends with a dollar, but no pair of dollars encloses it. `\$` is
         # money.
-        if enclosed and opening not in inside.replace(r"\$", "") and inside[-1] != "\\":
+        if is_enclosed and opening not in inside.replace(r"\$", "") and inside[-1] != "\\":
             return inside.strip()
     if text.startswith("{") and _closing(text, 0) == len(text) - 1:
         return text[1:-1].strip()
-    found = WRAPPED.match(text) or BOX.match(text)
-    if found and _closing(text, found.end() - 1) == len(text) - 1:
-        return text[found.end() : -1].strip()
+    match = WRAPPER_START.match(text) or BOX.match(text)
+    if match and _closing(text, match.end() - 1) == len(text) - 1:
+        return text[match.end() : -1].strip()
     return text
 
 
@@ -127,10 +127,10 @@ def _closing(text: str, opening: int) -> int:
     """Return where the brace that opens at `opening` closes; -1 if nowhere."""
     depth = 0
     for place in range(opening, len(text)):
-        escaped = place > 0 and text[place - 1] == "\\"
-        if text[place] == "{" and not escaped:
+        is_escaped = place > 0 and text[place - 1] == "\\"
+        if text[place] == "{" and not is_escaped:
             depth += 1
-        elif text[place] == "}" and not escaped:
+        elif text[place] == "}" and not is_escaped:
             depth -= 1
         if depth == 0:
             return place
@@ -243,55 +243,55 @@ def read(text: str) -> Reading:
 def _without_wrappers(text: str) -> str:
     """Replace `\\text{ cm}` by ` cm`, wherever it is."""
     for _ in range(MAX_LAYERS):
-        found = WRAPPED.search(text)
-        if found is None:
+        match = WRAPPER_START.search(text)
+        if match is None:
             break
-        end = _closing(text, found.end() - 1)
+        end = _closing(text, match.end() - 1)
         if end < 0:
             break
-        text = f"{text[: found.start()]} {text[found.end() : end]} {text[end + 1 :]}"
+        text = f"{text[: match.start()]} {text[match.end() : end]} {text[end + 1 :]}"
         # A power of a unit may stand outside its wrapper: \text{cm}^2.
         text = re.sub(r" +(?=\^)", "", " ".join(text.split()))
     return text
 
 
-def _split_unit(text: str, wrapped: bool) -> tuple[str, str]:
+def _split_unit(text: str, has_wrapper: bool) -> tuple[str, str]:
     """Split `18 apples` into value and unit. The unit is "" if there is none.
 
-    `wrapped`: the text had words in TeX's wrappers, so that a single letter is no variable.
+    `has_wrapper`: the text had words in TeX's wrappers, so that a single letter is no variable.
     """
-    if found := MONEY_BEFORE.match(text):
-        value, unit = _split_unit(found[1] + text[found.end() :], wrapped)
-        return value, found[2] + unit.removeprefix(found[2])
+    if match := MONEY_BEFORE.match(text):
+        value, unit = _split_unit(match[1] + text[match.end() :], has_wrapper)
+        return value, match[2] + unit.removeprefix(match[2])
     for pattern, kind in ((DEGREES, "°"), (PERCENT, "%"), (MONEY_AFTER, "")):
-        found = pattern.search(text)
-        if found and found.start() > 0 and not FUNCTION.search(text):
-            return text[: found.start()], kind + (found[1] if found.groups() else "")
-    if found := ORDINAL.search(text):
-        return text[: found.start()], "th"
-    found = HALF_DAY.search(text)
-    if found and CLOCK.fullmatch(text[: found.start()].strip()):
-        return text[: found.start()].strip(), f"{found[1].lower()}m"
-    found = UNIT.search(text)
-    if found is None:
+        match = pattern.search(text)
+        if match and match.start() > 0 and not FUNCTION.search(text):
+            return text[: match.start()], kind + (match[1] if match.groups() else "")
+    if match := ORDINAL.search(text):
+        return text[: match.start()], "th"
+    match = HALF_DAY.search(text)
+    if match and CLOCK.fullmatch(text[: match.start()].strip()):
+        return text[: match.start()].strip(), f"{match[1].lower()}m"
+    match = UNIT.search(text)
+    if match is None:
         return text, ""
-    value, words = text[: found.start()], found[0]
+    value, words = text[: match.start()], match[0]
     # Without a digit or a command there is no value, but a text such as "no solution". After an
     # operator, the words are a part of the value: `3 + s`.
     if not re.search(r"[\d\\]", value) or not re.search(r"[\w})\]|!.]\s*$", value):
         return text, ""
     # In `2\pi h`, the letter is a variable. In `3 h` and `2\pi\text{ h}` it is a unit.
-    symbolic = not wrapped and number(value) is None and words not in ("m", "g", "L")
+    symbolic = not has_wrapper and number(value) is None and words not in ("m", "g", "L")
     if symbolic and re.search(rf"(?<!{LETTERS}){LETTERS}(?!{LETTERS})", words):
         return text, ""
-    unit = _unit_named(words, attached=not value.endswith(" "))
+    unit = _unit_named(words, is_attached=not value.endswith(" "))
     return (value.strip(), unit) if unit else (text, "")
 
 
-def _unit_named(words: str, attached: bool) -> str:
+def _unit_named(words: str, is_attached: bool) -> str:
     """Return the unit of these words in one spelling; "" if they are none.
 
-    `attached`: no blank stands between the value and the words, as in `5cm`.
+    `is_attached`: no blank stands between the value and the words, as in `5cm`.
     """
     parts = re.sub(r"\bper\b", "/", words.replace(r"\cdot", "*")).replace("/", " / ").split()
     names = [part for part in parts if part not in ("/", "*")]
@@ -307,7 +307,7 @@ def _unit_named(words: str, attached: bool) -> str:
         elif word.lower() in ("squared", "cubed") and spelling:
             spelling[-1] += "^2" if word.lower() == "squared" else "^3"
         else:
-            name = _word_named(word, attached and part is parts[0])
+            name = _word_named(word, is_attached and part is parts[0])
             if not name:
                 return ""
             exponent = exponent.strip("{}") or (str(power) if power > 1 else "")
@@ -317,7 +317,7 @@ def _unit_named(words: str, attached: bool) -> str:
     return SCALES.get(unit, unit)
 
 
-def _word_named(word: str, attached: bool) -> str:
+def _word_named(word: str, is_attached: bool) -> str:
     """Return the unit that one word names, without its plural; "" if it is none."""
     lower = word.lower()
     if lower in NO_UNITS or lower in NO_UNITS_IN_SENTENCES:
@@ -328,7 +328,7 @@ def _word_named(word: str, attached: bool) -> str:
         if stem in SYMBOLS and lower.endswith(ending) and (not ending or len(stem) > 2):
             # Capitals of short symbols are others: `5 M` is 5 million, `N` is a force.
             return "" if len(word) == 1 and word.isupper() and word != "L" else SYMBOLS[stem]
-    if attached or len(word) < 3:
+    if is_attached or len(word) < 3:
         return ""
     # `celsius`, `glass` and `axis` are no plurals.
     plural = len(lower) > 3 and not lower.endswith(("ss", "us", "is"))
@@ -341,7 +341,7 @@ def quantities(text: str) -> list[tuple[Fraction, str]] | None:
         return None
     parts = []
     for digits, words in QUANTITY.findall(text):
-        unit = _unit_named(words, attached=False)
+        unit = _unit_named(words, is_attached=False)
         if not unit:
             return None
         parts.append((Fraction(digits), unit))
@@ -351,15 +351,17 @@ def quantities(text: str) -> list[tuple[Fraction, str]] | None:
 # ----------------------------------------------------------------------------------------- numbers
 
 WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-SPACED = r"\d{1,3}(?: \d{3})+"
+SPACED_THOUSANDS = r"\d{1,3}(?: \d{3})+"
 """Thousands with blanks, in a number that stands alone: in `1 100/200` the blank means another."""
-NUMERAL = re.compile(rf"([-+]?) ?((?:{WHOLE}|{SPACED})(?:\.\d*)?|\.\d+)(?:[eE]([-+]?\d{{1,3}}))?")
+NUMERAL = re.compile(
+    rf"([-+]?) ?((?:{WHOLE}|{SPACED_THOUSANDS})(?:\.\d*)?|\.\d+)(?:[eE]([-+]?\d{{1,3}}))?"
+)
 SCIENTIFIC = re.compile(
     r"([-+]?\d+(?:\.\d*)?) ?(?:\\times|\\cdot|\*|x) ?10 ?\^ ?\{?([-+]?\d{1,3})\}?"
 )
 PART = rf"(?: ?\{{ ?([-+]?{WHOLE}) ?\}}| ?(\d))"
 FRACTION = re.compile(rf"([-+]?) ?(?:\\frac{PART}{PART}|([-+]?{WHOLE}) ?/ ?({WHOLE}))")
-MIXED = re.compile(rf"([-+]?) ?({WHOLE}) ?(?:(\\frac.+)|(?<= )({WHOLE} ?/ ?{WHOLE}))")
+MIXED_NUMBER = re.compile(rf"([-+]?) ?({WHOLE}) ?(?:(\\frac.+)|(?<= )({WHOLE} ?/ ?{WHOLE}))")
 
 
 @dataclass(frozen=True)
@@ -380,29 +382,29 @@ class Exact:
 def number(text: str) -> Exact | None:
     """Read an integer, decimal, fraction or mixed number; None for other texts."""
     text = " ".join(text.split())
-    if found := NUMERAL.fullmatch(text):
-        sign, digits, exponent = found.groups()
+    if match := NUMERAL.fullmatch(text):
+        sign, digits, exponent = match.groups()
         digits = digits.replace(",", "").replace(" ", "")
         value = Fraction(sign + digits) * Fraction(10) ** int(exponent or 0)
         decimals = 0 if exponent else len(digits.partition(".")[2])
         significant = len(digits.replace(".", "").lstrip("0"))
         return Exact(value, "numeral", True, decimals, significant)
-    if found := SCIENTIFIC.fullmatch(text):
-        return Exact(Fraction(found[1]) * Fraction(10) ** int(found[2]), "scientific")
-    if found := FRACTION.fullmatch(text):
-        return _fraction(found)
-    if found := MIXED.fullmatch(text):
-        rest = FRACTION.fullmatch((found[3] or found[4]).strip())
+    if match := SCIENTIFIC.fullmatch(text):
+        return Exact(Fraction(match[1]) * Fraction(10) ** int(match[2]), "scientific")
+    if match := FRACTION.fullmatch(text):
+        return _fraction(match)
+    if match := MIXED_NUMBER.fullmatch(text):
+        rest = FRACTION.fullmatch((match[3] or match[4]).strip())
         part = _fraction(rest) if rest and not rest[1] else None
         if part and 0 < part.value < 1:
-            value = _integer(found[2]) + part.value
-            return Exact(-value if found[1] == "-" else value, "mixed", part.reduced)
+            value = _integer(match[2]) + part.value
+            return Exact(-value if match[1] == "-" else value, "mixed", part.reduced)
     return None
 
 
-def _fraction(found: re.Match[str]) -> Exact | None:
+def _fraction(match: re.Match[str]) -> Exact | None:
     """Make a number of a match of `FRACTION`; None for a division by zero."""
-    sign, *parts = found.groups()
+    sign, *parts = match.groups()
     above, below = [_integer(part) for part in parts if part is not None]
     if below == 0:
         return None

@@ -96,13 +96,13 @@ class Dataset(RecordSource):
         return files
 
     def parts(
-        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]
     ) -> dict[str, list[Record]]:
         if "all" in files:
-            return {"all": self.records(config, "all", files["all"], skipped)}
+            return {"all": self.records(config, "all", files["all"], omissions)}
         parts = {}
         for split in self.files:
-            parts[split] = self.records(config, split, files.get(split, []), skipped)
+            parts[split] = self.records(config, split, files.get(split, []), omissions)
         if len(parts) == 1:
             # Only training questions are published: the core takes the other splits from them.
             [records] = parts.values()
@@ -121,9 +121,9 @@ class Dataset(RecordSource):
         return dataset
 
     def records(
-        self, config: DataConfig, split: str, files: list[Path], skipped: list[str]
+        self, config: DataConfig, split: str, files: list[Path], omissions: list[str]
     ) -> list[Record]:
-        """Read the records of a split; those that are left out are named in `skipped`.
+        """Read the records of a split; those that are left out are named in `omissions`.
 
         Raises AgentR1Error for corrupt ones.
         """
@@ -155,7 +155,7 @@ class Dataset(RecordSource):
             # In two splits, it would train on the test.
             raise ValueError(f"the id {record.id} a second time")
 
-        return list(self.checked(values, parse, where, config.skip_bad, skipped))
+        return list(self.checked(values, parse, where, config.skip_bad, omissions))
 
 
 HOTPOTQA = Dataset(

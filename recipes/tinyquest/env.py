@@ -103,9 +103,9 @@ class TinyQuest:
         """
         if not self.in_hand or box not in self.open_boxes or box not in self.boxes[self.room]:
             return self._no()
-        thing, into, wash = self.goal
+        goal_thing, into, wash = self.goal
         self.done = True
-        right_place = self.in_hand == thing and box == into
+        right_place = self.in_hand == goal_thing and box == into
         # Washing what need not be washed does no harm.
         self.solved = right_place and self.clean >= wash
         return "over"
@@ -130,7 +130,7 @@ class TinyQuest:
         open_boxes = [box for box in boxes if box in self.open_boxes]
         if not self.in_hand:
             for box in open_boxes:
-                moves += [("take", thing) for thing in boxes[box]]
+                moves += [("take", content) for content in boxes[box]]
             return moves
         if self.room == self.sink and not self.clean:
             moves.append(("wash", self.in_hand))
@@ -157,11 +157,11 @@ class TinyQuest:
         # A bool multiplies a text: "clean " for True, nothing for False.
         if self.in_hand:
             parts.append(f"carry {'clean ' * self.clean}{self.in_hand}")
-        thing, into, wash = self.goal
-        parts.append(f"want {'clean ' * wash}{thing} in {into}")
+        goal_thing, into, wash = self.goal
+        parts.append(f"want {'clean ' * wash}{goal_thing} in {into}")
         here = []
-        if self._lies_open(self.room, thing):
-            here.append(thing)
+        if self._lies_open(self.room, goal_thing):
+            here.append(goal_thing)
         if into in boxes:
             here.append(into)
         if here:
@@ -177,7 +177,7 @@ class TinyQuest:
 
     def _map(self) -> dict[str, str]:
         """Name the doors towards places that may be wanted next, or to new rooms."""
-        thing, into, wash = self.goal
+        goal_thing, into, wash = self.goal
         # What may be wanted next -> the rooms that are known to have it.
         rooms_of: dict[str, list[str]] = {}
         if self.in_hand:
@@ -185,7 +185,9 @@ class TinyQuest:
             if wash and not self.clean:
                 rooms_of["Sink"] = [room for room in self.visited_rooms if room == self.sink]
         else:
-            rooms_of[thing] = [room for room in self.visited_rooms if self._lies_open(room, thing)]
+            rooms_of[goal_thing] = [
+                room for room in self.visited_rooms if self._lies_open(room, goal_thing)
+            ]
         if not all(rooms_of.values()):
             # Something is not known yet: look into new rooms, and then into shut boxes.
             rooms_of["new"] = [room for room in self.doors if room not in self.visited_rooms]

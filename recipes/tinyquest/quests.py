@@ -82,21 +82,21 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
             for box, contents in boxes_of_room.items():
                 boxes.append(box)
                 things += contents
-        thing = rng.choice(things)
+        goal_thing = rng.choice(things)
         into = rng.choice(boxes)
         wash = len(marks) % 2 == 1
         # Only now: a check before these draws would give other quests for the same seed.
         if zlib.crc32(plan_of(house).encode()) % 5 not in CHECKSUMS[split]:
             continue
-        metadata = {"house": json.dumps(house), "thing": thing, "into": into, "wash": wash}
+        metadata = {"house": json.dumps(house), "thing": goal_thing, "into": into, "wash": wash}
         mark = json.dumps(metadata)
-        if mark in marks or len(solve(house, thing, into, wash)) not in PLAN_LENGTHS:
+        if mark in marks or len(solve(house, goal_thing, into, wash)) not in PLAN_LENGTHS:
             continue
         marks.add(mark)
         kind = "put"
         if wash:
             kind = "wash"
-        text = TASK_TEXTS[kind].format(thing=thing, into=into)
+        text = TASK_TEXTS[kind].format(thing=goal_thing, into=into)
         yield {"question": text, "kind": kind, "metadata": metadata}
 
 
@@ -111,10 +111,10 @@ def build_house(rng: random.Random) -> dict[str, Any]:
     boxes: dict[str, dict[str, list[str]]] = {room: {} for room in rooms}
     box_names = rng.sample(BOXES, BOX_COUNT)
     things = rng.sample(THINGS, BOX_COUNT)
-    for number, (box, thing) in enumerate(zip(box_names, things, strict=True)):
+    for number, (box, content) in enumerate(zip(box_names, things, strict=True)):
         # The first boxes go one into each room, so that no room is empty.
         room = rooms[number] if number < SIZE else rng.choice(rooms)
-        boxes[room][box] = [thing]
+        boxes[room][box] = [content]
     return {"start": rng.choice(rooms), "sink": rng.choice(rooms), "doors": doors, "boxes": boxes}
 
 

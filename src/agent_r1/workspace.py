@@ -159,19 +159,19 @@ class Workspace:
 
     # ----------------------------------------------------------------------------------- make, open
 
-    def make_data(self, released: str | None = None) -> None:
+    def make_data(self, release: str | None = None) -> None:
         """Make questions and passages (stage), or copy released ones.
 
-        `released`: a folder, or OWNER/NAME on the hub.
+        `release`: a folder, or OWNER/NAME on the hub.
         """
         config, source = self.config, source_of(self.config.data)
         folder, title = None, source.title(config.data)
-        if released:
+        if release:
             from agent_r1.data.release import find_release
 
             folder, title = (
-                find_release(released, config.data, config.seed, config.env.name),
-                f"from {released}",
+                find_release(release, config.data, config.seed, config.env.name),
+                f"from {release}",
             )
 
         def make(part: Path) -> str:

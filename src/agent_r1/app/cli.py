@@ -22,7 +22,7 @@ from agent_r1.app.parser import (
     AGENT,
     BACKEND,
     COMMANDS,
-    CONFIGURED,
+    CONFIG_OPTIONS,
     FROM_ANYWHERE,
     FROM_RUN,
     PROMPT,
@@ -188,16 +188,16 @@ def _config_of_run(a: Namespace) -> Config:
         code[place] = setting
     if a.trust_run:
         plugins.trust(code)
-    unnamed = []
+    unnamed_code = []
     for name, setting in code.items():
         # Of a start model's making, and of training; an evaluation runs neither.
         trains_only = setting.startswith("cold_start.")
         if not trains_only and not plugins.is_trusted(name):
-            unnamed.append(f"{setting}={name}")
-    if unnamed:
+            unnamed_code.append(f"{setting}={name}")
+    if unnamed_code:
         raise ConfigError(
-            f"the run {a.run} names code, and you did not: {', '.join(unnamed)}. Inspect it, and "
-            "if you trust it, name it on this command line, or add --trust-run",
+            f"the run {a.run} names code, and you did not: {', '.join(unnamed_code)}. Inspect it, "
+            "and if you trust it, name it on this command line, or add --trust-run",
             code="untrusted_code",
         )
     return config
@@ -208,7 +208,7 @@ def _config_of_run(a: Namespace) -> Config:
 
 @command(
     "doctor", "check that this machine can run a preset",
-    ["--preset smoke", "grpo --preset pocket trainer.recompute=true"], *CONFIGURED,
+    ["--preset smoke", "grpo --preset pocket trainer.recompute=true"], *CONFIG_OPTIONS,
     flag("--suggest-preset", "print only the preset for this machine's GPUs"),
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
@@ -224,7 +224,7 @@ def doctor(a: Namespace) -> int:
 @command(
     "gpu-check", "rehearse a verl preset with a tiny model, in about five minutes",
     ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
-    *CONFIGURED, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
+    *CONFIG_OPTIONS, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
 )  # fmt: skip
 def gpu_check(a: Namespace) -> None:
     config = _config(a)
@@ -239,7 +239,7 @@ def gpu_check(a: Namespace) -> None:
     ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release "
         "my-data",
      "--preset smoke --from my-data"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     option("--release", type=Path, metavar="FOLDER", help="also pack the data for publication: "
         "files, data card, SHA-256 hashes"),
     option("--from", dest="released", metavar="FOLDER|OWNER/NAME", help="verify and copy released "
@@ -261,7 +261,7 @@ def data(a: Namespace) -> None:
 
 @command(
     "index", "build the search index", ["--preset smoke", "--preset laptop --seed 3 "
-        "data.entities=1000"], *CONFIGURED,
+        "data.entities=1000"], *CONFIG_OPTIONS,
 )  # fmt: skip
 def index(a: Namespace) -> None:
     config = _config(a)
@@ -272,7 +272,8 @@ def index(a: Namespace) -> None:
 
 @command(
     "cold-start", "make the model that RL starts from",
-    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"], *CONFIGURED, *AGENT,
+    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"],
+    *CONFIG_OPTIONS, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = _config(a)
@@ -289,7 +290,7 @@ def cold_start(a: Namespace) -> None:
     ["--preset smoke", "grpo --preset laptop --seed 1 actor.lr=5e-4", "--preset laptop --resume",
      "--preset laptop --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
          "model.path=Qwen/Qwen2.5-3B-Instruct"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     RUN,
     flag("--resume", "continue from the run's newest checkpoint"),
     flag("--dry-run", "print the configuration, the stages, and estimates of memory, time and "
@@ -323,7 +324,7 @@ def train(a: Namespace) -> None:
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
      "--api https://api.example.com/v1 --model NAME --run mine --against runs/mine/eval.json",
      "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
     option("--model", action="append", metavar="PATH|OWNER/NAME", help="evaluate this model; give "
@@ -449,7 +450,9 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     )
 
 
-@command("report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIGURED, RUN)
+@command(
+    "report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIG_OPTIONS, RUN
+)
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
     from agent_r1.workspace import run_name
@@ -587,12 +590,12 @@ def new(a: Namespace) -> None:
     "tools", "list the agent's tools, or call one",
     ["--recipe my-task", "--recipe my-task --schema", "--recipe my-task --call calculate left=6 "
         "operation=* right=7"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     flag("--schema", "print the tools' JSON schemas, as the chat template gets them"),
     option("--call", nargs="+", metavar=("NAME", "argument=value"), help="call one tool"),
 )  # fmt: skip
 def tools(a: Namespace) -> int:
-    from agent_r1.env import offered_tools
+    from agent_r1.env import add_class_tools
     from agent_r1.inference import play
     from agent_r1.workspace import Workspace
 
@@ -600,14 +603,14 @@ def tools(a: Namespace) -> int:
     all_tools = Workspace(config).load_tools()
     if a.call:
         return 0 if play.call_by_hand(all_tools, a.call, config.env) else 1
-    play.show_tools(offered_tools(all_tools, config.env), a.schema)
+    play.show_tools(add_class_tools(all_tools, config.env), a.schema)
     return 0
 
 
 @command(
     "try", "play the agent by hand, and see each observation with its tokens, mask and reward",
     ["--recipe my-task", "--preset laptop --split val --index 7 --table"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     option("--split", default="train", choices=("train", "val", "test"), help="split of the "
         "question (default: train)"),
     option("--index", type=int, default=0, help="number of the question (default: 0)"),
@@ -623,7 +626,7 @@ def try_by_hand(a: Namespace) -> None:
     "search-server", "serve the search index to other processes (they set "
         "search.url=http://127.0.0.1:8100)",
     ["--preset laptop", "--preset laptop --port 8101"],
-    *CONFIGURED,
+    *CONFIG_OPTIONS,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
     option("--port", type=int, default=8100, help="port (default: 8100)"),
 )  # fmt: skip

@@ -421,7 +421,7 @@ def check_template(config: Config) -> Finding:
     try:
         from agent_r1.training.start_chat import describe_start_chat
 
-        text = describe_start_chat(config, cached=False)
+        text = describe_start_chat(config, use_cache=False)
     except AgentR1Error as error:
         detail, _, remedy = str(error).rpartition("; ")
         return Finding("fail", detail, remedy)

@@ -127,7 +127,7 @@ class GpuCheck:
 
     config: Config
     folder: Path
-    ended: AgentR1Error | None = None
+    launch_error: AgentR1Error | None = None
     preset: Config | None = None
     """The configuration in its real sizes; unset, the phase of real sizes uses small ones."""
 
@@ -142,9 +142,9 @@ class GpuCheck:
 
     def raise_ending(self, phase: str) -> None:
         """Raise the error of verl's first launch if it belongs to `phase`."""
-        said = (read_phase(self.run) or {"phase": ""})["phase"].partition(":")[0]
-        if self.ended and OWNER.get(said, START) == phase:
-            raise self.ended
+        phase_at_end = (read_phase(self.run) or {"phase": ""})["phase"].partition(":")[0]
+        if self.launch_error and OWNER.get(phase_at_end, START) == phase:
+            raise self.launch_error
 
     def first_step(self, phase: str = "") -> dict[str, Any]:
         """Return the first line of metrics.jsonl, unless verl's first launch failed in `phase`."""
@@ -186,17 +186,17 @@ def real_size(check: GpuCheck) -> str:
         shape = find_shape(config.model.path or "", Workspace(config).base_model)
     config = choose_attention(check.run, config, device)
     folder = check.folder / "real_size"
-    measured = real_update.measure(config, shape, device, folder)
+    measurement = real_update.measure(config, shape, device, folder)
     remove(folder / "model")
-    speed = measured["tokens"] / measured["seconds"]
-    done = f"{measured['tokens']:,} tokens a rank, {speed:,.0f} a second"
+    speed = measurement["tokens"] / measurement["seconds"]
+    done = f"{measurement['tokens']:,} tokens a rank, {speed:,.0f} a second"
     if small_here:
         return f"{done}; in a small size, because this is no GPU"
     parts = plan.gpu_memory(config, shape, find_gpu(config.verl.gpu))
     # Of PyTorch alone: CUDA's context and NCCL are outside its count.
-    planned = sum(training for _, training in parts.values()) - plan.CONTEXT
-    sizes = f"peak {measured['peak'] / GIB:.1f} GiB, planned {planned / GIB:.1f}"
-    if measured["peak"] > planned:
+    planned_peak = sum(training for _, training in parts.values()) - plan.CONTEXT
+    sizes = f"peak {measurement['peak'] / GIB:.1f} GiB, planned {planned_peak / GIB:.1f}"
+    if measurement["peak"] > planned_peak:
         raise AgentR1Error(f"{done}; {sizes}", code="more_memory_than_planned")
     return f"{done}; {sizes}"
 
@@ -206,19 +206,22 @@ def launch(check: GpuCheck) -> str:
     try:
         stages.run_train(check.config, "check", resume=False, plain=True)
     except AgentR1Error as error:
-        check.ended = error
+        check.launch_error = error
     check.raise_ending(START)
-    used = [name for name, on in FEATURES.items() if on(check.verl_config)]
-    parts = ", ".join(used) or "one rank in float32"
+    features = [name for name, on in FEATURES.items() if on(check.verl_config)]
+    parts = ", ".join(features) or "one rank in float32"
     return f"up on {check.verl_config.trainer.device}; used: {parts}"
 
 
 def sampling(check: GpuCheck) -> str:
     line = check.first_step(SAMPLING)
-    lost, apart = line["rollout/lost_episodes"], line["training/rollout_logprobs_diff_mean"]
-    if lost or not apart <= MOST_APART:  # negated, so that NaN fails
+    lost_episodes, apart = (
+        line["rollout/lost_episodes"],
+        line["training/rollout_logprobs_diff_mean"],
+    )
+    if lost_episodes or not apart <= MOST_APART:  # negated, so that NaN fails
         raise AgentR1Error(
-            f"{lost:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's",
+            f"{lost_episodes:.0f} episodes lost; log-probabilities {apart:.1e} from the trainer's",
             code="wrong_log_probs",
         )
     speed = line["perf/agent_tokens_per_s"]
@@ -247,14 +250,14 @@ FEATURES: dict[str, Callable[[DictConfig], bool]] = {
 
 def checkpoint(check: GpuCheck) -> str:
     line = check.first_step(CHECKPOINT)
-    found = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
+    manifests = [verify_checkpoint(check.run.checkpoints / f"step_{step:06d}") for step in (1, 2)]
     if line["checkpoint/unverified"]:
         raise AgentR1Error(
             "the converted model differs from the trained one by more than rounding",
             code="wrong_conversion",
         )
     files, apart = (
-        sum(len(manifest["files"]) for manifest in found),
+        sum(len(manifest["files"]) for manifest in manifests),
         line["checkpoint/logprob_diff_mean"],
     )
     distance = f"the converted model is {apart:.1e} from the trained one"
@@ -265,10 +268,10 @@ def weight_sync(check: GpuCheck) -> str:
     """Compare step 2's samples with the weights after step 1 and the start model's."""
     check.first_step(SYNC)
     records = read_jsonl(check.run.path / "rollouts" / "step_000002.jsonl")
-    sampled = [row for record in records for row in record["rows"]][:8]
+    sampled_rows = [row for record in records for row in record["rows"]][:8]
     rows = [
         {"ids": row["input_ids"], "logprobs": row["logprobs"], "mask": row["action_mask"]}
-        for row in sampled
+        for row in sampled_rows
     ]
     models = check.run.checkpoints / "step_000001" / "model", Workspace(check.config).start_model
     dtype = getattr(torch, check.verl_config.actor_rollout_ref.actor.fsdp_config.dtype)
@@ -292,7 +295,7 @@ def resume(check: GpuCheck) -> str:
     return f"from step_000001; {weight_sync(check)}"
 
 
-def exported(check: GpuCheck) -> str:
+def compare_export(check: GpuCheck) -> str:
     target = export(check.run.latest_checkpoint(), check.config, check.folder / "export")
     most = json.loads((target / RECORD).read_text())["max_logprob_difference"]
     return f"log-probabilities at most {most:.1e} from the checkpoint's"
@@ -302,9 +305,9 @@ def evaluation(check: GpuCheck) -> str:
     card = stages.run_eval(
         check.config, check.folder / "export", check.run.path / "eval.json", "evaluation"
     )
-    if lost := card["stop_reasons"].get("error", 0):
+    if failures := card["stop_reasons"].get("error", 0):
         raise AgentR1Error(
-            f"{lost} of {card['n']} episodes ended with an error", code="episodes_failed"
+            f"{failures} of {card['n']} episodes ended with an error", code="episodes_failed"
         )
     engines = f", {gpus} engines of vLLM" if (gpus := gpus_for(check.config.trainer)) > 1 else ""
     return f"{card['n']} questions, greedy and sampled, {card['wall_seconds']:.0f} s{engines}"
@@ -390,7 +393,7 @@ PHASES = (
     ),
     Phase(
         "export",
-        exported,
+        compare_export,
         "the exported model is not the trained one",
         "install the pinned transformers again",
     ),
@@ -409,35 +412,35 @@ PHASES = (
 def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
     """Run the phases (default: all) and print each finding. After a failure the others are not
     run."""
-    found: list[dict[str, Any]] = []
+    findings: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"
         busy = False
         try:
-            if broken := [one["phase"] for one in found if one["status"] == "failed"]:
-                raise NotRun(f"{broken[0]} failed")
-            seen = phase.look(check)
+            if failed_phases := [one["phase"] for one in findings if one["status"] == "failed"]:
+                raise NotRun(f"{failed_phases[0]} failed")
+            observation = phase.look(check)
         except NotRun as reason:
-            status, seen = "not run", str(reason)
+            status, observation = "not run", str(reason)
         except Exception as error:  # GPU libraries raise many kinds
-            status, seen = "failed", str(error)
+            status, observation = "failed", str(error)
             # Another run holds a lock: that sentence says all, and nothing here is broken.
             busy = getattr(error, "code", "") == "locked"
             if not isinstance(error, AgentR1Error):
-                seen = f"{type(error).__name__}: {first_line(error)}"
+                observation = f"{type(error).__name__}: {first_line(error)}"
                 traceback.print_exc()
-        found.append(
+        findings.append(
             {
                 "phase": phase.name,
                 "status": status,
-                "seen": seen,
+                "seen": observation,
                 "seconds": time.perf_counter() - began,
             }
         )
         if status == "failed" and not busy:
-            found[-1] |= {"means": phase.means, "remedy": phase.remedy}
-        say(f"{status:8} {phase.name}: {seen}")
-    return found
+            findings[-1] |= {"means": phase.means, "remedy": phase.remedy}
+        say(f"{status:8} {phase.name}: {observation}")
+    return findings
 
 
 def small(config: Config) -> Config:
@@ -466,7 +469,7 @@ def small(config: Config) -> Config:
     )
 
 
-def measured_setup(config: Config) -> dict[str, Any]:
+def describe_setup(config: Config) -> dict[str, Any]:
     """Return everything that a result depends on. Its fingerprint is the key."""
     package = Path(__file__).parents[1]
     files = sorted(path for path in package.rglob("*") if path.suffix in (".py", ".yaml"))
@@ -502,7 +505,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
     """
     if config.engine != "verl":
         return say("gpu-check: not needed, this preset does not train with verl")
-    about = measured_setup(config)
+    about = describe_setup(config)
     folder = (home() / "artifacts" / f"gpu-check-{fingerprint(about)}").resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with hold_lock(folder.with_name(f".lock-{folder.name}")):

@@ -151,8 +151,8 @@ def open_run(
         overrides.append(f"{key}={text}")
     config = load_config(str(preset_or_path), overrides, algorithm=algorithm, seed=seed)
     raise_file_limit()
-    opened = Run(config, run_name(config, run), resume)
+    opened_run = Run(config, run_name(config, run), resume)
     from agent_r1.training.run_dir import RunDir, check_same_settings
 
-    check_same_settings(RunDir(opened.workspace.run(opened.name)), config)
-    return opened
+    check_same_settings(RunDir(opened_run.workspace.run(opened_run.name)), config)
+    return opened_run

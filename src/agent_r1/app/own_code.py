@@ -11,7 +11,7 @@ from typing import Any
 
 from agent_r1.config import Config, user_code_names
 from agent_r1.config.plugins import import_object, is_user_code
-from agent_r1.env import brings_tools, offered_tools
+from agent_r1.env import add_class_tools, brings_tools
 from agent_r1.ground.errors import ConfigError
 from agent_r1.tool import make_tools
 
@@ -41,4 +41,4 @@ def check_own(config: Config) -> None:
         )
     own: dict[str, Any] = make_tools([name for name in config.env.tools if is_user_code(name)])
     others = (name.rpartition(".")[2] for name in config.env.tools if not is_user_code(name))
-    offered_tools(own | dict.fromkeys(others), config.env)
+    add_class_tools(own | dict.fromkeys(others), config.env)

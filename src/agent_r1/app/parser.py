@@ -62,7 +62,7 @@ RECIPE = option(
     metavar="FOLDER",
     help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe",
 )
-CONFIGURED = (
+CONFIG_OPTIONS = (
     option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
     RECIPE,
     option("--seed", type=int, help="random seed of all stages (default: 0)"),
@@ -186,13 +186,13 @@ class _Parser(argparse.ArgumentParser):
             message = message.replace(match[0], match[0] + nearest(match[1], choices))
         super().error(message)
 
-    def refuse(self, unknown: list[str]) -> NoReturn:
+    def refuse(self, words: list[str]) -> NoReturn:
         """Exit with an error that names the unknown words and the nearest option."""
-        word = unknown[0].partition("=")[0]
+        word = words[0].partition("=")[0]
         options: list[str] = []
         for action in self._actions:
             options += action.option_strings
-        self.error(f"unrecognized arguments: {' '.join(unknown)}{nearest(word, options)}")
+        self.error(f"unrecognized arguments: {' '.join(words)}{nearest(word, options)}")
 
 
 def _add_recipes(argv: list[str]) -> None:

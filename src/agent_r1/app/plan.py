@@ -79,7 +79,7 @@ PACKAGES_BYTES, HUB_BYTES, KERNELS_BYTES = 11 * GIB, 2 * GIB, GIB
 kernels of one program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Vector widths of bge and e5."""
-INDEXED, INDEX_HOURS = 5_233_329, (0.3, 1.5)
+INDEXED_PASSAGES, INDEX_HOURS = 5_233_329, (0.3, 1.5)
 """Hours to download and encode that many passages and to build their graph. An estimate;
 proportional to the passages."""
 
@@ -97,25 +97,25 @@ def states(config: Config, shape: Shape) -> tuple[float, float]:
 
     verl's critic has no adapters.
     """
-    actor = 4 * shape.parameters + 8 * shape.learnt(config.actor.lora_rank)
+    actor = 4 * shape.parameters + 8 * shape.count_trained_weights(config.actor.lora_rank)
     return actor, 12 * shape.parameters * (config.algorithm_has("critic"))
 
 
 def gpu_memory(config: Config, shape: Shape, gpu: Gpu) -> dict[str, tuple[float, float]]:
     """Return by part the bytes on each GPU, as (while sampling, while training)."""
     v, tokens = config.verl, config.trainer.max_tokens_per_microbatch
-    learnt = shape.learnt(config.actor.lora_rank)
+    trained_weights = shape.count_trained_weights(config.actor.lora_rank)
     actor, critic = (part / v.ranks for part in states(config, shape))
     # Weights and gradients in bfloat16, and gradients in float32 for the sum over ranks: an FSDP
     # unit's peak at the end of backward. Embeddings and output are one unit, by far the largest.
-    gathered = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
+    gathered_bytes = 8 * (shape.layer + shape.vocab * shape.hidden * (1 if shape.tied else 2))
     return {
         "actor: weights, Adam": (0, max(actor, critic))
         if v.offload
         else (actor, actor),  # one is at work, the larger counts
         **({"critic: weights, Adam": (0, 0) if v.offload else (critic, critic)} if critic else {}),
-        "gradients": (0, 4 * (shape.parameters if critic else learnt) / v.ranks),
-        "gathered embeddings, layer": (0, gathered if v.ranks > 1 else gathered / 2),
+        "gradients": (0, 4 * (shape.parameters if critic else trained_weights) / v.ranks),
+        "gathered embeddings, layer": (0, gathered_bytes if v.ranks > 1 else gathered_bytes / 2),
         f"activations of {tokens:,} tokens": (
             0,
             2 * tokens * (shape.layers * shape.hidden + layer_width(shape)),
@@ -150,7 +150,7 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
         if config.trainer.max_tokens_per_microbatch > context
         else ""
     )
-    found = {
+    problems = {
         f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation "
         f"of {context} tokens; raise "
         "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(
@@ -165,7 +165,7 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
         f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller "
         "model": training > limit,
     }
-    return [problem for problem, found_it in found.items() if found_it]
+    return [problem for problem, applies in problems.items() if applies]
 
 
 def index_memory(config: Config) -> float:
@@ -197,7 +197,7 @@ def host_memory_parts(config: Config, shape: Shape) -> dict[str, float]:
 
 def disk(config: Config, shape: Shape) -> dict[str, float]:
     """Return by part the bytes of disk, at most."""
-    kept = config.trainer.keep_checkpoints
+    checkpoints = config.trainer.keep_checkpoints
     return {
         "packages": PACKAGES_BYTES,
         "the hub's cache": HUB_BYTES + 2 * shape.parameters,
@@ -205,7 +205,7 @@ def disk(config: Config, shape: Shape) -> dict[str, float]:
         "index": passage_count(config)
         * (2 * 4 * width(config) + GRAPH),  # vectors twice: in vectors.npy and in FAISS's graph
         "warm-started model": 4 * shape.parameters * bool(config.cold_start.warm_steps),
-        f"checkpoints, {kept} kept and one being written": (kept + 1)
+        f"checkpoints, {checkpoints} kept and one being written": (checkpoints + 1)
         * checkpoint_bytes(config, shape),
     }
 
@@ -246,33 +246,39 @@ def width(config: Config) -> int:
 def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
     """Return the seconds of each part of a step with the assumed HotpotQA episodes."""
     r, e, v, ppo = config.rollout, config.env, config.verl, config.algorithm_has("critic")
-    episodes, said, read, length = lengths(config)
-    sampled = episodes + config.greedy_episodes
+    episodes, sampled_tokens, read_tokens, length = lengths(config)
+    sampled_episodes = episodes + config.greedy_episodes
     rate = gpu.flops * MULTIPLY * min(1, math.sqrt(shape.hidden / WIDE))
     forward = episodes * length * shape.forward(length) / v.ranks / rate
 
     here = (
-        sampled * v.tensor_parallel / v.ranks
+        sampled_episodes * v.tensor_parallel / v.ranks
     )  # episodes per server, and how many it decodes at a time
     slots = min(
         here,
         r.max_concurrent_episodes,
         max(1, conversations(config, shape, gpu) * r.max_context / length),
     )
-    room = r.max_context - PROMPT_TOKENS - (e.max_turns - 1) * read / max(1, EPISODE_TURNS - 1)
-    longest = max(said, min(LONGEST * said, e.max_turns * r.max_tokens_per_turn, room))
-    tokens = max(longest, here * said / slots)  # two batches of episodes decode one after the other
-    together = here * said / tokens  # mean batch size, which falls as episodes end
-    traffic = 2 * shape.multiplied + together * (PROMPT_TOKENS + length) / 2 * shape.cache
+    room = (
+        r.max_context - PROMPT_TOKENS - (e.max_turns - 1) * read_tokens / max(1, EPISODE_TURNS - 1)
+    )
+    longest = max(
+        sampled_tokens, min(LONGEST * sampled_tokens, e.max_turns * r.max_tokens_per_turn, room)
+    )
+    tokens = max(
+        longest, here * sampled_tokens / slots
+    )  # two batches of episodes decode one after the other
+    together = here * sampled_tokens / tokens  # mean batch size, which falls as episodes end
+    traffic = 2 * shape.matmul_weights + together * (PROMPT_TOKENS + length) / 2 * shape.cache
     token = (
-        max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.multiplied / rate)
+        max(traffic / (gpu.bandwidth * STREAM), together * 2 * shape.matmul_weights / rate)
         / v.tensor_parallel
     )
 
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
         # A group's prompt is read once (prefix cache).
-        "sampling: reading": (r.prompts_per_step * PROMPT_TOKENS + sampled * read)
+        "sampling: reading": (r.prompts_per_step * PROMPT_TOKENS + sampled_episodes * read_tokens)
         * shape.forward(length)
         / v.ranks
         / rate,
@@ -292,27 +298,33 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
 def lengths(config: Config) -> tuple[int, float, float, float]:
     """Return episodes per step, and the tokens of a mean episode: (sampled, read, all)."""
     turns = min(EPISODE_TURNS, config.env.max_turns)
-    said = turns * min(TURN_TOKENS, config.rollout.max_tokens_per_turn)
-    read = (turns - 1) * min(config.search.top_k * PASSAGE_TOKENS, config.env.tool_max_chars / 4)
+    sampled_tokens = turns * min(TURN_TOKENS, config.rollout.max_tokens_per_turn)
+    read_tokens = (turns - 1) * min(
+        config.search.top_k * PASSAGE_TOKENS, config.env.tool_max_chars / 4
+    )
     return (
         config.rollout.prompts_per_step * config.rollout.samples_per_prompt,
-        said,
-        read,
-        PROMPT_TOKENS + said + read,
+        sampled_tokens,
+        read_tokens,
+        PROMPT_TOKENS + sampled_tokens + read_tokens,
     )
 
 
 def run_hours(config: Config, shape: Shape, step: dict[str, float]) -> dict[str, float]:
     """Return the computed hours of each part of a run. `INDEX_HOURS` come once before it."""
     t, d = config.trainer, config.data
-    published = [*getattr(source_of(d), "counts", {}).values()] or [0]
-    asked = d.test or published[-1]  # 0 means all held-out questions, the last count
+    published_counts = [*getattr(source_of(d), "counts", {}).values()] or [0]
+    questions = d.test or published_counts[-1]  # 0 means all held-out questions, the last count
     sampling = sum(value for name, value in step.items() if name.startswith("sampling"))
     return {
         "training": t.steps * sum(step.values()) / 3600,
         # Before and after training: greedy, and 1,000 at temperature 1, at the speed of a step's
         # sampling.
-        "evaluations": 2 * (asked + min(asked, 1000)) / lengths(config)[0] * sampling / 3600,
+        "evaluations": 2
+        * (questions + min(questions, 1000))
+        / lengths(config)[0]
+        * sampling
+        / 3600,
         # Every rank writes its shards and one rank merges them, at 1 GB/s.
         "checkpoints": math.ceil(t.steps / t.save_every)
         * 2
@@ -439,7 +451,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
-    index = [hours * passage_count(config) / INDEXED for hours in INDEX_HOURS]
+    index = [hours * passage_count(config) / INDEXED_PASSAGES for hours in INDEX_HOURS]
     times = slower(v.gpu)
     low, high = sum(hours.values()) + index[0], times * sum(hours.values()) + index[1]
     price = "--gpu-hour PRICE converts them to money"

@@ -38,7 +38,7 @@ def local_shape(config: Config) -> Shape:
     m = config.model
     if m.path:
         return find_shape(m.path, Workspace(config).base_model)
-    head, tied = m.hidden_size // m.heads, True
+    head, has_tied_embeddings = m.hidden_size // m.heads, True
     return Shape(
         m.layers,
         m.hidden_size,
@@ -47,12 +47,12 @@ def local_shape(config: Config) -> Shape:
         head,
         m.intermediate_size,
         m.vocab_size,
-        tied,
+        has_tied_embeddings,
         m.max_position,
     )
 
 
-def kept(shape: Shape) -> int:
+def count_kept_numbers(shape: Shape) -> int:
     """Count the numbers per token that a layer keeps for backward.
 
     They are the inputs of norms, products and attention.
@@ -74,8 +74,8 @@ def local_memory(config: Config, shape: Shape, itemsize: int = 4) -> dict[str, f
 
     def update(tokens: int) -> dict[str, float]:
         layers = (
-            shape.layers * (shape.hidden if t.recompute else kept(shape))
-            + kept(shape) * t.recompute
+            shape.layers * (shape.hidden if t.recompute else count_kept_numbers(shape))
+            + count_kept_numbers(shape) * t.recompute
         )
         logits = LOGIT_COPIES * min(tokens * shape.vocab, LOGITS) + shape.vocab * shape.hidden
         return {

@@ -28,7 +28,7 @@ from agent_r1.app.plan import check_conversion
 from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
-from agent_r1.env import make_env, offered_tools
+from agent_r1.env import add_class_tools, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
@@ -105,17 +105,17 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     if path := config.model.path:
         check_local_model(path)
         # A stage fetches these models, and repairs damaged ones.
-        fetched = hub.is_repo_name(path) or tables.scheme_of(path)
-        if not fetched and not paths.cold_start.exists():
+        is_fetched = hub.is_repo_name(path) or tables.scheme_of(path)
+        if not is_fetched and not paths.cold_start.exists():
             check_network(config, paths.base_model)
     check_start_chat(config)
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     """Train with RL (stage)."""
-    saved = run_dir(config, name).path / "config.yaml"
-    if resume and saved.exists():
-        config = keep_stored(config, from_yaml(saved))
+    config_file = run_dir(config, name).path / "config.yaml"
+    if resume and config_file.exists():
+        config = keep_stored(config, from_yaml(config_file))
     paths = Workspace(config)
     run = RunDir(paths.run(name))
     preflight(paths, run, resume)
@@ -142,7 +142,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
             model,
             paths.load_tools(),
             questions=paths.load_rows("train"),
-            val=paths.load_rows("val"),
+            val_rows=paths.load_rows("val"),
             plain=plain,
         )
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
@@ -245,18 +245,18 @@ def run_eval(
         if samples > 1:
             check_scores(greedy, threshold)
         # One pass: the first samples are those of an evaluation with one sample.
-        sampled = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
+        samples_of_few = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
     if samples > 1:
-        name = scores(sampled)["score_name"]
-        facts["reliability"] = reliability(sampled, name, 1.0, threshold)
-    sampled = first_samples(sampled)
-    kept = {k: v for k, v in scores(sampled).items() if k not in ("sub_em", "f1")}
+        name = scores(samples_of_few)["score_name"]
+        facts["reliability"] = reliability(samples_of_few, name, 1.0, threshold)
+    samples_of_few = first_samples(samples_of_few)
+    card_scores = {k: v for k, v in scores(samples_of_few).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
         greedy,
         "test",
         start,
-        sampled={"temperature": 1.0, "n": len(sampled)} | kept,
+        sampled={"temperature": 1.0, "n": len(samples_of_few)} | card_scores,
         **facts,
     )
     (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -277,8 +277,8 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
     The seconds are None if there was no cold start.
     """
-    noted = seconds_file(Workspace(config).cold_start)
-    cold = float(noted.read_text()) if noted.exists() else None
+    file = seconds_file(Workspace(config).cold_start)
+    cold = float(file.read_text()) if file.exists() else None
     return time_to(AGENT_SCORE, run.metrics.read(), config.rollout, config.algorithm) | {
         "cold_start_seconds": cold
     }
@@ -337,11 +337,11 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         chat = byte_chat()
         wide = {"max_context": 10**6, "max_tokens_per_turn": NO_LIMIT}
         rollout = rollout.model_copy(update=wide)
-    shown = offered_tools(tools, config.env)
+    agent_tools = add_class_tools(tools, config.env)
     play_by_hand(
         rows[index],
         chat,
-        shown,
+        agent_tools,
         rollout,
         config.env,
         lambda row: make_env(row, tools, config.env),

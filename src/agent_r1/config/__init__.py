@@ -8,7 +8,7 @@ from typing import Any
 
 from agent_r1.ground.imports import import_attribute
 
-LOADED = (
+LAZY_NAMES = (
     "ALGORITHMS",
     "ENGINES",
     "Config",
@@ -28,6 +28,6 @@ LOADED = (
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LOADED:
+    if name not in LAZY_NAMES:
         raise AttributeError(f"module 'agent_r1.config' has no attribute {name!r}")
     return import_attribute(f"agent_r1.config.load:{name}")

@@ -27,7 +27,7 @@ from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
-from agent_r1.config.renamed import RENAMED, copy_sections, translate_keys
+from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
 from agent_r1.config.settings import Engine, OutsideFingerprint
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
@@ -220,12 +220,12 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     layer = copy_sections(layer)
     settings = all_settings()
-    for key in (*settings.code, *settings.files, *settings.trusted):
+    for key in (*settings.code, *settings.files, *settings.trusted_fields):
         section, name = key.split(".")
         values = layer.get(section)
         if not isinstance(values, dict) or name not in values:
             continue
-        if key in settings.trusted and key not in settings.code:
+        if key in settings.trusted_fields and key not in settings.code:
             plugins.trust(_strings(values[name]))
             continue
         resolve = _resolve_code if key in settings.code else _resolve_file
@@ -269,7 +269,7 @@ def trusted_settings(config: Config) -> dict[str, str]:
     """Return setting -> command or address, for `Trusted` settings that are not at their
     default."""
     places = {}
-    for key, field in all_settings().trusted.items():
+    for key, field in all_settings().trusted_fields.items():
         value = _value(config, key)
         if value == field.default:
             continue
@@ -349,7 +349,7 @@ def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for name, value in layer.items():
             both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            if both and name not in all_settings().replaced:
+            if both and name not in all_settings().replaced_tables:
                 value = _merge(result[name], value)
             result[name] = value
     return result
@@ -401,10 +401,10 @@ def _resolve_auto(config: Config) -> Config:
     return config
 
 
-def keep_stored(config: Config, stored: Config) -> Config:
+def keep_stored(config: Config, stored_config: Config) -> Config:
     """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
-    kept = [f"{setting}={_value(stored, setting)}" for setting in config.replaced_auto]
-    return apply_overrides(config, kept) if kept else config
+    overrides = [f"{setting}={_value(stored_config, setting)}" for setting in config.replaced_auto]
+    return apply_overrides(config, overrides) if overrides else config
 
 
 def _explain(error: ValidationError) -> ConfigError:
@@ -415,7 +415,7 @@ def _explain(error: ValidationError) -> ConfigError:
     kind = first["type"]
     context = first.get("ctx", {})
     if kind == "extra_forbidden":
-        new = RENAMED.get(key)
+        new = RENAMED_SETTINGS.get(key)
         if isinstance(new, str):
             hint = f"; it is {new} now"
         else:

@@ -25,7 +25,7 @@ from typing import Any
 from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.ground.imports import import_attribute, import_by_name
 
-_trusted: set[str] = set()
+_trusted_names: set[str] = set()
 
 
 def is_user_code(name: str) -> bool:
@@ -54,17 +54,17 @@ def absolute(name: str, folder: Path) -> str:
 
 def trust(names: Iterable[str]) -> None:
     """Trust these names: the user gave them here or in the parent process."""
-    _trusted.update(names)
+    _trusted_names.update(names)
 
 
 def is_trusted(name: str) -> bool:
     """Return whether the user gave this name."""
-    return name in _trusted
+    return name in _trusted_names
 
 
 def check_trusted(name: str, setting: str) -> None:
     """Raise ConfigError unless the user named `name` here. Also used for shell commands."""
-    if name not in _trusted:
+    if name not in _trusted_names:
         raise ConfigError(
             f"{setting}={name} is code that a run or a model named, not you; inspect it, and if "
             "you trust it, "
@@ -95,7 +95,7 @@ def import_object(name: str, setting: str) -> Any:
     library, and an error keeps its traceback. User-defined code is also found in the working
     directory, and its errors are one line.
     """
-    is_trusted = name in _trusted
+    is_trusted = name in _trusted_names
     place, _, attribute = split_scheme(name)[1].rpartition(":")
     if not is_trusted and not place.endswith(".py"):
         return import_attribute(name)
@@ -145,7 +145,7 @@ def error_location(error: BaseException) -> str:
     """Return `file, line 7: ` of the user's failing line, or nothing if there is none."""
     if isinstance(error, SyntaxError):
         return f"{error.filename}, line {error.lineno}: "
-    files = [split_scheme(name)[1].rpartition(":")[0] for name in _trusted if ".py:" in name]
+    files = [split_scheme(name)[1].rpartition(":")[0] for name in _trusted_names if ".py:" in name]
     folders = {Path(file).parent for file in files}
     frames = [
         f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent in folders

@@ -16,7 +16,7 @@ class Dropped(NamedTuple):
     default: Any
 
 
-RENAMED: dict[str, str | Dropped] = {
+RENAMED_SETTINGS: dict[str, str | Dropped] = {
     "actor.mask_tool_tokens": Dropped(True),
     "actor.ablation_normalizer": Dropped("masked"),
     "rollout.top_p": Dropped(1.0),
@@ -40,7 +40,7 @@ NEW_PREFIXES = {
 def translate_keys(values_of_run: dict[str, Any]) -> dict[str, Any]:
     """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
     result = copy_sections(values_of_run)
-    for old, new in RENAMED.items():
+    for old, new in RENAMED_SETTINGS.items():
         section, _, key = old.partition(".")
         values = result.get(section)
         if not isinstance(values, dict) or key not in values:

@@ -98,7 +98,7 @@ class DeclaredSettings:
                 self.fields[f"{section}.{name}"] = field
         self.code = self._with_mark(settings.NamesCode)
         self.files = self._with_mark(settings.NamesFile)
-        self.trusted = self._with_mark(settings.Trusted)
+        self.trusted_fields = self._with_mark(settings.Trusted)
         values = {
             key: get_args(field.annotation)[1]
             for key, field in self.fields.items()
@@ -107,7 +107,7 @@ class DeclaredSettings:
         shares = {
             key for key, value in values.items() if getattr(value, "__origin__", value) is float
         }
-        self.replaced = {key.partition(".")[2] for key in shares}
+        self.replaced_tables = {key.partition(".")[2] for key in shares}
         """Tables of numbers, which are shares: a later layer replaces all of them."""
         self.tables = values.keys() - shares
         """Other tables, whose entries are set one by one: `env.mcp.NAME=COMMAND`."""

@@ -104,9 +104,9 @@ def check_corpus(corpus: str) -> None:
 
 
 def corpus_passages(
-    corpus: str, records: Iterable[Any], skip_bad: bool, skipped: list[str]
+    corpus: str, records: Iterable[Any], skip_bad: bool, omissions: list[str]
 ) -> Iterator[Passage]:
-    """Yield the passages of `data.corpus`, and name omitted ones in `skipped`. Raise AgentR1Error
+    """Yield the passages of `data.corpus`, and name omitted ones in `omissions`. Raise AgentR1Error
     for corrupt data."""
     if corpus in tables.names("corpus"):
         facts = tables.entry_of("corpus", corpus, "data.corpus")
@@ -118,7 +118,7 @@ def corpus_passages(
         yield from read_folder(Path(corpus))
     else:
         for passages in parse_records(
-            json_records(Path(corpus)), parse_passages, corpus, skip_bad, skipped
+            json_records(Path(corpus)), parse_passages, corpus, skip_bad, omissions
         ):
             yield from passages
 

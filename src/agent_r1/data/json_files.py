@@ -85,13 +85,13 @@ def parse_records(
     parse: Callable[[Any], T | None],
     where: str,
     skip_bad: bool,
-    skipped: list[str],
+    omissions: list[str],
     remedy: str = "get the file again or fix it (docs/data.md shows the form)",
 ) -> Iterator[T]:
     """Yield `parse(value)` of each record, without None.
 
-    `parse` raises ValueError for a corrupt record, which is named in `skipped`. Raises AgentR1Error
-    at the end for corrupt records unless `skip_bad`, or if there are no others.
+    `parse` raises ValueError for a corrupt record, which is named in `omissions`. Raises
+    AgentR1Error at the end for corrupt records unless `skip_bad`, or if there are no others.
     """
     records = 0
     corrupt = []
@@ -126,7 +126,7 @@ def parse_records(
         raise AgentR1Error(
             f"{where} has no usable record; is it the right file?", code="no_records"
         )
-    skipped.extend(f"{where}: {one}" for one in corrupt)
+    omissions.extend(f"{where}: {one}" for one in corrupt)
 
 
 def _reason(error: ValueError) -> str:

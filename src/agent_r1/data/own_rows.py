@@ -82,9 +82,9 @@ class OwnQuestion(BaseModel):
         if not isinstance(value, dict):
             return value
         return {
-            key: item if key == "metadata" else _whole_numbers(item)
-            for key, item in value.items()
-            if item is not None
+            key: field_value if key == "metadata" else _whole_numbers(field_value)
+            for key, field_value in value.items()
+            if field_value is not None
         }
 
     @property
@@ -118,26 +118,28 @@ class OwnQuestion(BaseModel):
 
     def extra(self) -> dict[str, Any]:
         """Return the row's further data. Parquet cannot store an empty object."""
-        known = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
+        facts = {"kind": self.kind, "metadata": self.metadata, "supporting": self.supporting}
         if self.context is not None:
-            known["source_line"] = self._place  # for the message about a context that is too long
-        return {key: value for key, value in known.items() if value}
+            facts["source_line"] = self._place  # for the message about a context that is too long
+        return {key: value for key, value in facts.items() if value}
 
 
 def _is_finite(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(_is_finite(item) for item in value.values())
+        return all(_is_finite(element) for element in value.values())
     if isinstance(value, list):
-        return all(_is_finite(item) for item in value)
+        return all(_is_finite(element) for element in value)
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def _whole_numbers(value: Any) -> Any:
     """Write whole numbers as integers, and drop missing elements: [3.0, null] is [3]."""
     if isinstance(value, list):
-        return [_whole_numbers(item) for item in value if item is not None]
+        return [_whole_numbers(element) for element in value if element is not None]
     if isinstance(value, dict):
-        return {key: _whole_numbers(item) for key, item in value.items() if item is not None}
+        return {
+            key: _whole_numbers(element) for key, element in value.items() if element is not None
+        }
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, Decimal) and value == value.to_integral_value():
@@ -178,9 +180,9 @@ def _file(folder: Path, split: str) -> Path:
 
 
 def splits_of(
-    config: DataConfig, files: dict[str, Path], seed: int, skipped: list[str]
+    config: DataConfig, files: dict[str, Path], seed: int, omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
-    """Read or make the questions of each split, or of all. Omitted ones are named in `skipped`.
+    """Read or make the questions of each split, or of all. Omitted ones are named in `omissions`.
 
     Raises AgentR1Error naming a bad line; ConfigError for too few questions.
     """
@@ -191,10 +193,11 @@ def splits_of(
             for split, count in counts.items()
         }
         give_metadata_one_type(questions)
-        return _without_held_out(questions, skipped)
+        return _without_held_out(questions, omissions)
     places: dict[str, str] = {}
     questions = {
-        name: read_questions(path, config.skip_bad, skipped, places) for name, path in files.items()
+        name: read_questions(path, config.skip_bad, omissions, places)
+        for name, path in files.items()
     }
     give_metadata_one_type(questions)
     if "own" in questions:
@@ -210,7 +213,7 @@ def splits_of(
 
 
 def read_questions(
-    path: Path, skip_bad: bool, skipped: list[str], places: dict[str, str]
+    path: Path, skip_bad: bool, omissions: list[str], places: dict[str, str]
 ) -> list[OwnQuestion]:
     """Read the questions of a file.
 
@@ -231,8 +234,8 @@ def read_questions(
     values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
     keys = ", ".join(OwnQuestion.model_fields)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE}; its keys are {keys})"
-    placed = ((place, (place, value)) for place, value in values)
-    return list(parse_records(placed, parse, str(path), skip_bad, skipped, remedy))
+    values_with_places = ((place, (place, value)) for place, value in values)
+    return list(parse_records(values_with_places, parse, str(path), skip_bad, omissions, remedy))
 
 
 def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
@@ -251,11 +254,11 @@ def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
                 if kind == "float":
                     floats.add(key)
                     kind = "number"
-                known, first_place = first.setdefault(key, (kind, place))
-                if known != kind:
+                first_kind, first_place = first.setdefault(key, (kind, place))
+                if first_kind != kind:
                     raise AgentR1Error(
-                        f"{key} is a {known} in {first_place} and a {kind} in {place}; give each "
-                        "key of the metadata one type in all questions",
+                        f"{key} is a {first_kind} in {first_place} and a {kind} in {place}; give "
+                        "each key of the metadata one type in all questions",
                         code="mixed_metadata",
                     )
     for entries in questions.values():
@@ -269,12 +272,12 @@ def _types(value: Any, key: str) -> Iterator[tuple[str, str]]:
         return
     if isinstance(value, dict):
         yield key, "object"
-        for name, item in value.items():
-            yield from _types(item, f"{key}.{name}")
+        for name, element in value.items():
+            yield from _types(element, f"{key}.{name}")
     elif isinstance(value, list):
         yield key, "list"
-        for item in value:
-            yield from _types(item, f"{key}[]")
+        for element in value:
+            yield from _types(element, f"{key}[]")
     elif isinstance(value, bool):
         yield key, "truth value"
     elif isinstance(value, int):
@@ -290,15 +293,17 @@ def _types(value: Any, key: str) -> Iterator[tuple[str, str]]:
 def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
     """Return the value with floats for the integers of those keys."""
     if isinstance(value, dict):
-        return {name: _with_floats(item, f"{key}.{name}", floats) for name, item in value.items()}
+        return {
+            name: _with_floats(element, f"{key}.{name}", floats) for name, element in value.items()
+        }
     if isinstance(value, list):
-        return [_with_floats(item, f"{key}[]", floats) for item in value]
+        return [_with_floats(element, f"{key}[]", floats) for element in value]
     is_integer = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if is_integer and key in floats else value
 
 
 def _without_held_out(
-    questions: dict[str, list[OwnQuestion]], skipped: list[str]
+    questions: dict[str, list[OwnQuestion]], omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
     """Remove val and test questions from train, and test questions from val. Raise ConfigError if
     none remains."""
@@ -312,7 +317,7 @@ def _without_held_out(
             key = (question_key(question.question), others)
             keys.append(key)
             if key in held_out:
-                skipped.append(f"{split}: {key[0][:80]!r} is held out")
+                omissions.append(f"{split}: {key[0][:80]!r} is held out")
             else:
                 rest[split].append(question)
         if not rest[split]:
@@ -339,7 +344,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         ) from None
     for number, value in enumerate(values, 1):
         # pandas writes a missing number as NaN, in a column of floats.
-        yield f"row {number}", {key: item for key, item in value.items() if item == item}
+        yield f"row {number}", {key: cell for key, cell in value.items() if cell == cell}
 
 
 def _questions_from_function(name: str, seed: int, split: str, count: int) -> list[OwnQuestion]:
@@ -382,9 +387,9 @@ class OwnRows(RecordSource):
         return {part: [path] for part, path in source_files(config).items()}
 
     def parts(
-        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]
     ) -> dict[str, list[OwnQuestion]]:
-        return splits_of(config, {part: path for part, (path,) in files.items()}, seed, skipped)
+        return splits_of(config, {part: path for part, (path,) in files.items()}, seed, omissions)
 
     def asked(self, config: DataConfig, record: OwnQuestion) -> Asked:
         return Asked(

@@ -15,12 +15,12 @@ from agent_r1.core import Message
 _THINK = "Think first, between <think> and </think>."
 _SHORT = "as short as it can be: a name, a date, a number, yes or no."
 _ANSWER = f"When you know the answer, write it between <answer> and </answer>, {_SHORT}"
-_SEARCHED = (
+_SEARCH_HINT = (
     "let what you read tell you what to search for next: most questions take two searches or more."
 )
 INSTRUCTIONS = (
-    f"You answer questions with the help of a search tool. {_THINK} Then search, and {_SEARCHED} "
-    f"{_ANSWER}"
+    f"You answer questions with the help of a search tool. {_THINK} Then search, and "
+    f"{_SEARCH_HINT} {_ANSWER}"
 )
 """For models that follow instructions; the laptop's tiny model knows its one task without any."""
 
@@ -47,7 +47,7 @@ def instructions(tools: Iterable[str], describes_format: bool = False) -> str:
     """Write instructions for a model that was not trained here and has no rows."""
     searches = tables.any_entry_has("tool", tools, "index")
     if describes_format and searches:
-        task = f"You answer questions with the help of a search tool; {_SEARCHED}"
+        task = f"You answer questions with the help of a search tool; {_SEARCH_HINT}"
         return f"{task} Your answer is {_SHORT}"
     if describes_format:
         return f"You answer questions. Your answer is {_SHORT}"

@@ -37,10 +37,10 @@ class RecordSource(Source):
 
     @abstractmethod
     def parts(
-        self, config: DataConfig, files: dict[str, list[Path]], seed: int, skipped: list[str]
+        self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]
     ) -> dict[str, list[Any]]:
         """Read the records, each with `question`, `kind` and `paragraphs`, and name omitted ones in
-        `skipped`.
+        `omissions`.
 
         One part is divided into the splits. Of two, the second is the test set. Three are train,
         val and test.
@@ -53,13 +53,13 @@ class RecordSource(Source):
     def make(self, config: DataConfig, seed: int) -> Made:
         files = self.local_files(config)
         corpora.check_corpus(config.corpus)
-        skipped: list[str] = []
-        splits = self.parts(config, files, seed, skipped)
+        omissions: list[str] = []
+        splits = self.parts(config, files, seed, omissions)
         (first, records), *held_out = splits.items()
         if not held_out:
-            splits = split_one(config, f"{seed}/{first}", records, skipped)
+            splits = split_one(config, f"{seed}/{first}", records, omissions)
         elif len(held_out) == 1:
-            splits = split_two(config, seed, records, held_out[0][1], skipped)
+            splits = split_two(config, seed, records, held_out[0][1], omissions)
         local: list[Path] = []
         for part in files.values():
             local += part
@@ -75,18 +75,18 @@ class RecordSource(Source):
             everyone += records
         manifest = {
             "sources": {str(path.resolve()): sha256(path) for path in local},
-            "skipped": skipped,  # grows while the passages are written
+            "skipped": omissions,  # grows while the passages are written
             "splits": sizes,
         }
         return Made(
             questions,
-            corpora.corpus_passages(config.corpus, everyone, config.skip_bad, skipped),
+            corpora.corpus_passages(config.corpus, everyone, config.skip_bad, omissions),
             manifest,
         )
 
 
-def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
-    """Keep records whose questions are new, here and in `held_out`; name the others in `skipped`.
+def different(records: list[Any], omissions: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
+    """Keep records whose questions are new, here and in `held_out`; name the others in `omissions`.
 
     GSM8K has no ids, and elsewhere one question may have two ids. Split by id, it could be in train
     and test.
@@ -96,7 +96,7 @@ def different(records: list[Any], skipped: list[str], held_out: Iterable[Any] = 
     for record in records:
         key = _key(record)
         if key in keys:
-            skipped.append(f"{record.question[:80]!r} is asked twice")
+            omissions.append(f"{record.question[:80]!r} is asked twice")
             continue
         keys.add(key)
         first_ones.append(record)
@@ -109,10 +109,10 @@ def _key(record: Any) -> str:
 
 
 def split_one(
-    config: DataConfig, seed: str, records: list[Any], skipped: list[str]
+    config: DataConfig, seed: str, records: list[Any], omissions: list[str]
 ) -> dict[str, list[Any]]:
     """Draw three samples without overlap."""
-    records = different(records, skipped)
+    records = different(records, omissions)
     if not config.test:
         raise ConfigError(
             "data.test=0 takes the whole validation set, and a single file has none; set it to a "
@@ -130,10 +130,10 @@ def split_one(
 
 
 def split_two(
-    config: DataConfig, seed: int, train: list[Any], test: list[Any], skipped: list[str]
+    config: DataConfig, seed: int, train: list[Any], test: list[Any], omissions: list[str]
 ) -> dict[str, list[Any]]:
     """Draw train and val from the training set; test is the published validation set."""
-    train = different(train, skipped, test)
+    train = different(train, omissions, test)
     sample = _draw(train, config.train + config.val, f"{seed}/train", "train and val")
     if config.test:
         test = _draw(test, config.test, f"{seed}/test", "test")

@@ -38,11 +38,11 @@ __all__ = [
     "Dialect",
     "HermesToolEnv",
     "Outcome",
+    "add_class_tools",
     "brings_tools",
     "dialect_of",
     "environment",
     "make_env",
-    "offered_tools",
     "wants_answers",
     "without_tools",
 ]
@@ -84,7 +84,7 @@ def _environment_maker(
     return tables.resolve("adapter", "methods", "env.name")(environment_class, name)
 
 
-def offered_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
+def add_class_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:
     """Add the tools of a plain class to `tools`. A server's tools are known only in its episodes.
 
     Raises ConfigError for two tools of one name.

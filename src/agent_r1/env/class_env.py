@@ -57,10 +57,10 @@ from agent_r1.tool.base import BaseTool, OneThread, ToolCall, ends_run
 from agent_r1.tool.function import FunctionTool
 
 Maker = Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]
-RESERVED = ("reset", "get_reward", "close")
+RESERVED_METHODS = ("reset", "get_reward", "close")
 ENV_ATTRIBUTES = ("done", "truncated", "reward", "reward_parts", "score", "score_name")
 """Attributes that are read. A public method would be a tool, so these are values or properties."""
-TAKEN = (
+TAKEN_SCORE_NAMES = (
     "em",
     "sub_em",
     "f1",
@@ -74,42 +74,43 @@ TAKEN = (
 """Names that a user-defined score cannot have, because they have another meaning."""
 
 
-def as_environment(found: Any, name: str) -> Maker:
-    """Make an environment of `found`: an AgentEnv class, or a plain class in a `MethodsEnv`.
+def as_environment(candidate: Any, name: str) -> Maker:
+    """Make an environment of `candidate`: an AgentEnv class, or a plain class in a `MethodsEnv`.
 
-    `name` is the user's name for it. Raises ConfigError, before anything runs, if `found` does not
-    fit the contract.
+    `name` is the user's name for it. Raises ConfigError, before anything runs, if `candidate` does
+    not fit the contract.
     """
     owner = f"environment {name}"
-    if isinstance(found, BaseTool):
+    if isinstance(candidate, BaseTool):
         raise ConfigError(
-            f"{owner} is the tool {found.name!r}; put it into env.tools, and name a class here",
+            f"{owner} is the tool {candidate.name!r}; put it into env.tools, and name a class here",
             code="wrong_code",
         )
-    if not isinstance(found, type):
+    if not isinstance(candidate, type):
         raise ConfigError(
-            f"{owner} is not a class but {_what(found)}; name a class, of which each episode makes "
-            "one object",
+            f"{owner} is not a class but {_what(candidate)}; name a class, of which each episode "
+            "makes one object",
             code="wrong_code",
         )
-    if missing := sorted(getattr(found, "__abstractmethods__", ())):
+    if missing := sorted(getattr(candidate, "__abstractmethods__", ())):
         raise ConfigError(
-            f"{owner}: {found.__name__} has no {' and no '.join(missing)}; it needs them, or "
+            f"{owner}: {candidate.__name__} has no {' and no '.join(missing)}; it needs them, or "
             "another base class",
             code="missing_method",
         )
-    ours = issubclass(found, AgentEnv)
+    ours = issubclass(candidate, AgentEnv)
     try:
-        inspect.signature(found).bind(*(({}, EnvConfig()) if ours else ()))
+        inspect.signature(candidate).bind(*(({}, EnvConfig()) if ours else ()))
     except (TypeError, ValueError) as error:
-        wanted = "takes (tools, config)" if ours else "needs no arguments: give them defaults"
+        expectation = "takes (tools, config)" if ours else "needs no arguments: give them defaults"
         raise ConfigError(
-            f"{owner}: {found.__name__}(...) {error}; wanted is a constructor that {wanted}",
+            f"{owner}: {candidate.__name__}(...) {error}; wanted is a constructor that "
+            f"{expectation}",
             code="wrong_signature",
         ) from None
-    return (
-        found if ours else functools.partial(MethodsEnv, owner, found, method_tools(owner, found))
-    )
+    if ours:
+        return candidate
+    return functools.partial(MethodsEnv, owner, candidate, method_tools(owner, candidate))
 
 
 # ------------------------------------------------------------------------------------- the contract
@@ -118,46 +119,50 @@ def as_environment(found: Any, name: str) -> Maker:
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
     """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong
     class."""
-    wanted = "see docs/tutorial/your-own-environment.md"
+    tutorial_hint = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:
         raise ConfigError(
             f"{owner}: {cls.__name__} has no method reset (its public methods: "
             f"{', '.join(public) or 'none'}); an "
-            f"environment begins an episode with reset(self, **row), {wanted}",
+            f"environment begins an episode with reset(self, **row), {tutorial_hint}",
             code="missing_method",
         )
     if wrong := [n for n in ENV_ATTRIBUTES if n in public]:
         raise ConfigError(
             f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make "
             "it an attribute or a "
-            f"property, {wanted}",
+            f"property, {tutorial_hint}",
             code="method_for_attribute",
         )
     name = inspect.getattr_static(cls, "score_name", "score")
-    if not isinstance(name, str) or not name.isidentifier() or name in TAKEN:
+    if not isinstance(name, str) or not name.isidentifier() or name in TAKEN_SCORE_NAMES:
         raise ConfigError(
             f"{owner}: score_name={name!r} cannot name a user-defined score; choose a word that is "
             "not one of "
-            f"{', '.join(TAKEN)}",
+            f"{', '.join(TAKEN_SCORE_NAMES)}",
             code="name_taken",
         )
     refuse_gymnasium(owner, cls, public)
-    if "close" in public and _required(_bound(cls, "close")):
+    if "close" in public and _list_required(_bound(cls, "close")):
         raise ConfigError(
             f"{owner}: close takes no arguments; it releases what the object holds, at the end",
             code="wrong_signature",
         )
-    if "get_reward" in public and set(_required(bound := _bound(cls, "get_reward"))) - {"answer"}:
-        raise ConfigError(
-            f"{owner}: get_reward takes no argument, or `answer`, not {inspect.signature(bound)}",
-            code="wrong_signature",
-        )
-    kept = (staticmethod, type)  # helpers and inner classes
+    if "get_reward" in public:
+        get_reward = _bound(cls, "get_reward")
+        if set(_list_required(get_reward)) - {"answer"}:
+            signature = inspect.signature(get_reward)
+            raise ConfigError(
+                f"{owner}: get_reward takes no argument, or `answer`, not {signature}",
+                code="wrong_signature",
+            )
+    non_tool_types = (staticmethod, type)  # helpers and inner classes
     tools = [
         n
         for n in public
-        if n not in RESERVED and not isinstance(inspect.getattr_static(cls, n), kept)
+        if n not in RESERVED_METHODS
+        and not isinstance(inspect.getattr_static(cls, n), non_tool_types)
     ]
     return tuple(MethodTool(_bound(cls, n), f"{owner}, method {n}") for n in tools)
 
@@ -181,11 +186,11 @@ def refuse_gymnasium(owner: str, cls: type, public: list[str]) -> None:
 
 def _bound(cls: type, name: str) -> Callable[..., Any]:
     """Bind a method to the class in place of an object, for its signature."""
-    found = getattr(cls, name)
-    return found if inspect.ismethod(found) else types.MethodType(found, cls)
+    attribute = getattr(cls, name)
+    return attribute if inspect.ismethod(attribute) else types.MethodType(attribute, cls)
 
 
-def _required(function: Callable[..., Any]) -> list[str]:
+def _list_required(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     parameters = inspect.signature(function).parameters.values()
     return [p.name for p in parameters if p.default is p.empty and p.kind not in kinds]
@@ -215,7 +220,7 @@ class MethodsEnv(WorldEnv):
         self.methods = methods
         self.world: Any = None
         """The object of the episode, once it has begun."""
-        self._opened: Any = None
+        self._instance: Any = None
         """The same object from its construction on: `reset` may fail and still hold a browser."""
         # One thread per object: SQLite connections, browsers and the like belong to the thread that
         # made them.
@@ -227,10 +232,10 @@ class MethodsEnv(WorldEnv):
         return bool(getattr(self.world, "done", False))
 
     async def reset(self, row: Row) -> Observation:
-        self._opened = await self.call(self.cls)
-        world = self._opened
+        self._instance = await self.call(self.cls)
+        world = self._instance
         facts = {**row, "max_turns": self.config.max_turns, **self.facts(row)}
-        text = await self.call(world.reset, **self._known(world.reset, facts))
+        text = await self.call(world.reset, **self._select_arguments(world.reset, facts))
         if not isinstance(text, str | None):
             raise AgentR1Error(
                 f"{self.owner}: reset returned {_what(text)}; it returns text for the agent, or "
@@ -251,11 +256,11 @@ class MethodsEnv(WorldEnv):
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
         """Return the calls of a turn. A class may read an action from a turn's plain text."""
         calls = super().extract_tool_calls(text)
-        read = getattr(self.cls, "_call_from_text", None)
-        if calls or read is None:
+        action_reader = getattr(self.cls, "_call_from_text", None)
+        if calls or action_reader is None:
             return calls
         self.final_turn = text
-        return [replace(read(self.answer()), end=len(text))]
+        return [replace(action_reader(self.answer()), end=len(text))]
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
         if hasattr(self.cls, "_call_from_text"):
@@ -282,7 +287,7 @@ class MethodsEnv(WorldEnv):
             return Outcome()
         outcome = Outcome(await self._reward(stop_reason), metrics=self.calls_by_tool())
         for name, value in dict(getattr(self.world, "reward_parts", {})).items():
-            if name in TAKEN:
+            if name in TAKEN_SCORE_NAMES:
                 raise AgentR1Error(
                     f"{self.owner}: reward_parts[{name!r}] has a reserved name; rename it",
                     code="name_taken",
@@ -297,9 +302,9 @@ class MethodsEnv(WorldEnv):
     async def close(self) -> None:
         """End the episode: call the object's `close` once, at most as long as a tool."""
         super().close()
-        opened = self._opened
-        self._opened = None
-        close = getattr(opened, "close", None)
+        instance = self._instance
+        self._instance = None
+        close = getattr(instance, "close", None)
         try:
             # After a method that hangs, `close` waits in the thread, and nothing waits for it.
             if callable(close) and self.broken:
@@ -348,7 +353,7 @@ class MethodsEnv(WorldEnv):
         answer = self.answer() if stop_reason is StopReason.ANSWERED else ""
         try:
             async with asyncio.timeout(self.config.tool_timeout_s):
-                arguments = self._known(self.world.get_reward, {"answer": answer})
+                arguments = self._select_arguments(self.world.get_reward, {"answer": answer})
                 reward = await self.call(self.world.get_reward, **arguments)
         except TimeoutError:
             raise AgentR1Error(
@@ -358,18 +363,20 @@ class MethodsEnv(WorldEnv):
             ) from None
         return self._number(reward, "get_reward returned")
 
-    def _known(self, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+    def _select_arguments(
+        self, function: Callable[..., Any], values: dict[str, Any]
+    ) -> dict[str, Any]:
         """Select the arguments that `function` takes; with a `**row`, all of them."""
         parameters = inspect.signature(function).parameters
-        missing = [name for name in _required(function) if name not in given]
+        missing = [name for name in _list_required(function) if name not in values]
         if missing:
             raise AgentR1Error(
                 f"{self.owner}: {function.__name__} requires {missing[0]!r}, which the row lacks; "
-                f"the row has {', '.join(given)}",
+                f"the row has {', '.join(values)}",
                 code="missing_column",
             )
         everything = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-        return {name: value for name, value in given.items() if everything or name in parameters}
+        return {name: value for name, value in values.items() if everything or name in parameters}
 
     def _number(self, value: Any, what: str) -> float:
         if not isinstance(value, numbers.Real):

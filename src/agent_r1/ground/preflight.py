@@ -81,13 +81,13 @@ def check_driver() -> Finding:
     if not cards:
         return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
     card, driver = min(cards, key=lambda pair: int(pair[1]))
-    seen = f"{len(cards)} x {card}, driver {driver}"
+    observation = f"{len(cards)} x {card}, driver {driver}"
     if int(driver) >= DRIVER:
-        return "ok", seen, ""
+        return "ok", observation, ""
     if has_compat():
-        return "ok", seen + ", with CUDA's compatibility libraries", ""
-    seen += f"; CUDA 13 needs driver {DRIVER}"
-    return "fail", seen, driver_remedy(card, in_container())
+        return "ok", observation + ", with CUDA's compatibility libraries", ""
+    observation += f"; CUDA 13 needs driver {DRIVER}"
+    return "fail", observation, driver_remedy(card, in_container())
 
 
 # --------------------------------------------------------------------------------- system libraries
@@ -98,15 +98,15 @@ def check_glibc() -> Finding:
         words = (os.confstr("CS_GNU_LIBC_VERSION") or "").split()
     except (AttributeError, OSError, ValueError):
         words = []
-    found = re.match(r"(\d+)\.(\d+)", words[-1] if words else "")
-    if not found:
+    version_match = re.match(r"(\d+)\.(\d+)", words[-1] if words else "")
+    if not version_match:
         return "unknown", "the C library's version is not known", ""
-    version = (int(found.group(1)), int(found.group(2)))
-    seen = f"glibc {version[0]}.{version[1]}"
+    version = (int(version_match.group(1)), int(version_match.group(2)))
+    observation = f"glibc {version[0]}.{version[1]}"
     if version >= GLIBC:
-        return "ok", seen, ""
+        return "ok", observation, ""
     remedy = "use Ubuntu 22.04 or newer, or Docker (./speedrun.sh)"
-    return "fail", f"{seen}, the packages are for {GLIBC[0]}.{GLIBC[1]}", remedy
+    return "fail", f"{observation}, the packages are for {GLIBC[0]}.{GLIBC[1]}", remedy
 
 
 def check_libstdcxx() -> Finding:
@@ -162,13 +162,13 @@ def check_compiler(python_headers: str | None = None) -> Finding:
 
 def check_headers() -> Finding:
     """Look for Python.h of Python 3.12; a Python that uv brings has its own."""
-    found = output(
+    include_folder = output(
         "python3.12", "-c", "import sysconfig; print(sysconfig.get_path('include'))"
     ).strip()
-    if not found:
+    if not include_folder:
         return "ok", "no Python 3.12 here; uv's has its headers", ""
-    status, seen, remedy = check_compiler(found)
-    return status, seen, remedy and "install build-essential and python3.12-dev"
+    status, observation, remedy = check_compiler(include_folder)
+    return status, observation, remedy and "install build-essential and python3.12-dev"
 
 
 # ---------------------------------------------------------------------------------- disk, network
@@ -192,14 +192,14 @@ def check_disk(environment: str) -> Finding:
         disk = folder.stat().st_dev
         first_folder, sum_of_needs = disks.get(disk, (folder, 0))
         disks[disk] = (first_folder, sum_of_needs + need)
-    seen = []
+    observations = []
     enough = True
     for folder, need in disks.values():
         free = shutil.disk_usage(str(folder)).free / 2**30
-        seen.append(f"{free:.0f} GiB free at {folder}, {need} needed")
+        observations.append(f"{free:.0f} GiB free at {folder}, {need} needed")
         enough = enough and free >= need
     remedy = "free space, or set AGENT_R1_VENV, PIP_CACHE_DIR and TMPDIR to a larger disk"
-    return ("ok" if enough else "fail"), "; ".join(seen), "" if enough else remedy
+    return ("ok" if enough else "fail"), "; ".join(observations), "" if enough else remedy
 
 
 def check_network() -> Finding:
@@ -235,12 +235,14 @@ def run_checks(environment: str) -> list[tuple[str, Finding]]:
 
 def main(arguments: list[str]) -> int:
     """Print a line per check, and return 1 if one failed."""
-    failed = 0
-    for name, (status, seen, remedy) in run_checks(arguments[0] if arguments else ".venv-gpu"):
+    failures = 0
+    for name, (status, observation, remedy) in run_checks(
+        arguments[0] if arguments else ".venv-gpu"
+    ):
         arrow = "  -> " + remedy if remedy and status != "ok" else ""
-        print(f"{status:7}  {name}: {seen}{arrow}", flush=True)
-        failed += status == "fail"
-    return 1 if failed else 0
+        print(f"{status:7}  {name}: {observation}{arrow}", flush=True)
+        failures += status == "fail"
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

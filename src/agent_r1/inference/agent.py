@@ -26,7 +26,7 @@ from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plu
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
-from agent_r1.env import dialect_of, offered_tools
+from agent_r1.env import add_class_tools, dialect_of
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -128,7 +128,7 @@ def open_agent(
                 server.name,
                 chat.stop_ids,
                 server.diagnose,
-                seeded=gpus == 0,  # a chat has few requests
+                use_seeds=gpus == 0,  # a chat has few requests
             )
         else:
             policy = _in_process(model, chat, config.rollout, config.trainer)
@@ -188,9 +188,9 @@ def find_card(model: Path) -> dict[str, Any] | None:
     It is in the model's folder, or in the folder of its run. A run's card is about its last
     checkpoint, so it does not count for an earlier one.
     """
-    shipped = model / "eval.json"
-    if shipped.is_file():
-        return json.loads(shipped.read_text(encoding="utf-8"))
+    card_file = model / "eval.json"
+    if card_file.is_file():
+        return json.loads(card_file.read_text(encoding="utf-8"))
     folders = model.resolve().parents  # runs/NAME/checkpoints/step_000220/model
     if len(folders) < 3 or not (folders[2] / "eval.json").is_file():
         return None
@@ -214,7 +214,7 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     if lead:
         prompt = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"'
     r = c.rollout
-    tools = offered_tools(agent.tools, c.env)
+    tools = add_class_tools(agent.tools, c.env)
     if temperature is None:
         temperature = r.temperature
     return (

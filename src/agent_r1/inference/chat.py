@@ -73,20 +73,20 @@ class Repl:
         resources: ExitStack,
         seed: int = 0,
         as_json: bool = False,
-        typed: bool = True,
+        is_interactive: bool = True,
     ):
         self.agent = agent
         self.screen = screen
         self.as_json = as_json
-        self.typed = typed
+        self.is_interactive = is_interactive
         """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
         ignored."""
-        self.known = load_test_questions(agent.config)
+        self.test_rows = load_test_questions(agent.config)
         self.world = only_world(agent)
-        self.suggestions = suggest(self.known)
-        self.conversation = Conversation(agent, self.known, seed, None if as_json else screen)
-        self.failed: str | None = None
-        """The last failure, if any; a script that is not typed exits with it."""
+        self.suggestions = suggest(self.test_rows)
+        self.conversation = Conversation(agent, self.test_rows, seed, None if as_json else screen)
+        self.failure: str | None = None
+        """The last failure, if any; a script exits with it."""
         # One event loop for all questions. Its `run` turns Ctrl-C into a cancelled episode, and
         # only that.
         self._runner = resources.enter_context(asyncio.Runner())
@@ -109,7 +109,7 @@ class Repl:
             self.attempt(line, lambda: self.ask_suggested(int(line)))
         elif line:
             self.attempt(line, lambda: self.ask(line))
-        elif self.typed:
+        elif self.is_interactive:
             self.screen.note("type a question, or /help")
         return name != "/quit"
 
@@ -118,21 +118,21 @@ class Repl:
         try:
             return action()
         except KeyboardInterrupt:
-            if not self.typed:
+            if not self.is_interactive:
                 raise
-            self.failed = "interrupted; the conversation is as it was before"
+            self.failure = "interrupted; the conversation is as it was before"
         except AgentR1Error as error:
-            self.failed = str(error)
+            self.failure = str(error)
         # A bug of ours, of a library or of a tool must not end the conversation.
         except Exception as error:
-            self.failed = f"{type(error).__name__}: {error}"
+            self.failure = f"{type(error).__name__}: {error}"
         if self.as_json:
             print(
-                json.dumps({"question": line[:1000], "answer": None, "error": self.failed}),
+                json.dumps({"question": line[:1000], "answer": None, "error": self.failure}),
                 flush=True,
             )
         else:
-            self.screen.note(self.failed)
+            self.screen.note(self.failure)
 
     def command(self, name: str) -> None:
         if name not in self.commands:
@@ -160,7 +160,7 @@ class Repl:
             self.screen.note(OUTSIDE)
         exchange = self._runner.run(self.conversation.ask(question))
         reason = no_answer(exchange, self.agent)
-        self.failed = reason or self.failed
+        self.failure = reason or self.failure
         if self.as_json:
             print(json.dumps(exchange_record(exchange, self.agent)), flush=True)
             return
@@ -246,11 +246,11 @@ class Repl:
         if not part:
             return
         self.screen.say(f"in the evaluation, {reliability_line(part)}", "dim")
-        questions = [question_of(row) for row in self.known]
-        asked = self.last().question
+        questions = [question_of(row) for row in self.test_rows]
+        question = self.last().question
         same_data = card.get("data") == Workspace(self.agent.config).data.name
-        if same_data and asked in questions[: part["questions"]]:
-            right = part["right"][questions.index(asked)]
+        if same_data and question in questions[: part["questions"]]:
+            right = part["right"][questions.index(question)]
             self.screen.say(f"of this question, {right} of {part['samples']} were right", "dim")
 
     def clear(self) -> None:
@@ -370,8 +370,8 @@ def run_chat(
                 # The console is quiet once its reader is gone, as in `agent-r1 chat | head`.
                 if console.quiet or not repl.handle(line):
                     break
-    if repl.failed:
-        raise AgentR1Error(repl.failed, code="chat_failed")
+    if repl.failure:
+        raise AgentR1Error(repl.failure, code="chat_failed")
 
 
 class _PipeConsole(Console):

@@ -228,7 +228,7 @@ def play_rows(
 
 
 def full_card(
-    agent: Agent, trajectories: list[Trajectory], split: str, started: float, **facts: Any
+    agent: Agent, trajectories: list[Trajectory], split: str, start_time: float, **facts: Any
 ) -> Card:
     """Make the eval card, with its provenance."""
     c = agent.config
@@ -242,7 +242,7 @@ def full_card(
         split=split,
         seed=c.seed,
         retriever=retriever,
-        started=started,
+        start_time=start_time,
     )
     if condition:
         card |= condition_of(condition).report(trajectories, c.seed)
@@ -274,8 +274,8 @@ def _evaluate(
     finished_scores = [t.score for t in before]
     with ExitStack() as stack:
         file = stack.enter_context(records.open("a")) if records else None
-        unplayed = len(rows) * samples - len(before)
-        advance = stack.enter_context(progress("evaluating", unplayed))
+        remaining_samples = len(rows) * samples - len(before)
+        advance = stack.enter_context(progress("evaluating", remaining_samples))
 
         def on_done(trajectory: Trajectory) -> None:
             finished_scores.append(trajectory.score)

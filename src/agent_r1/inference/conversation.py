@@ -69,7 +69,7 @@ class Conversation(AgentEnvLoop):
     """Ask the agent and remember. `known` questions keep their rows, and so get a reward."""
 
     def __init__(
-        self, agent: Agent, known: list[Row], seed: int = 0, watcher: Watcher | None = None
+        self, agent: Agent, known_rows: list[Row], seed: int = 0, watcher: Watcher | None = None
     ):
         r = agent.config.rollout
         env = agent.config.env
@@ -85,13 +85,13 @@ class Conversation(AgentEnvLoop):
         self.temperature = r.temperature
         self.memory = not agent.starts_from_nothing
         """Whether a question continues the conversation, or begins a new one."""
-        self._known = {row["prompt"][-1]["content"]: row for row in known}
+        self._rows_by_question = {row["prompt"][-1]["content"]: row for row in known_rows}
         # The same messages before the question as in training: a system message, if the task has
         # one.
         if agent.lead is not None:
             self._leading_messages = agent.lead
-        elif known:
-            self._leading_messages = known[0]["prompt"][:-1]
+        elif known_rows:
+            self._leading_messages = known_rows[0]["prompt"][:-1]
         else:
             describes_format = dialect_of(env).describes_format
             prompt = messages(agent.config.data.data_source, "", describes_format=describes_format)
@@ -151,7 +151,11 @@ class Conversation(AgentEnvLoop):
         )
         trajectory = await self.run(task, sampling)
         return Exchange(
-            question, trajectory, time.perf_counter() - begin, question in self._known, start
+            question,
+            trajectory,
+            time.perf_counter() - begin,
+            question in self._rows_by_question,
+            start,
         )
 
     def _row(self, question: str, follow_up: bool = False) -> Row:
@@ -163,7 +167,7 @@ class Conversation(AgentEnvLoop):
             "extra_info": {"index": 0, "split": "chat"},
             "agent_name": self.agent.config.env.name,
         }
-        row = self._known.get(question, new_row)
+        row = self._rows_by_question.get(question, new_row)
         prompt: list[Message] = [{"role": "user", "content": question}]
         if not follow_up:
             prompt = self._leading_messages + prompt

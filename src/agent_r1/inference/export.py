@@ -195,12 +195,12 @@ def _write_settings(part: Path, config: Config) -> None:
     (part / SETTINGS_FILE).write_text(to_yaml(config))
     chat = load_chat(part)
     file = part / "generation_config.json"
-    published = bounds.read_json(file) if file.is_file() else {}
-    ends = published.get("eos_token_id") or []
+    generation_config = bounds.read_json(file) if file.is_file() else {}
+    ends = generation_config.get("eos_token_id") or []
     ends = ends if isinstance(ends, list) else [ends]
     # Other programs need what the model's authors wrote, such as a repetition penalty; the sampling
     # is that of the training.
-    generation = published | {
+    generation = generation_config | {
         "do_sample": True,
         "temperature": config.rollout.temperature,
         "top_p": 1.0,
@@ -208,7 +208,7 @@ def _write_settings(part: Path, config: Config) -> None:
         "eos_token_id": sorted({*ends, *chat.stop_ids}),
         "pad_token_id": chat.tokenizer.pad_token_id,
     }
-    if "top_k" in published:
+    if "top_k" in generation_config:
         generation["top_k"] = 0  # the training sampled from all tokens
     file.write_text(json.dumps(generation, indent=2) + "\n")
 
@@ -274,10 +274,10 @@ commands above read it. The chat template in this folder is the one that the mod
 
     {command}
 """
-PACKAGED = (
+PACKAGE_SENTENCE = (
     " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
 )
-SHOWN = (
+CARD_KEYS = (
     *(
         "dataset",
         "split",
@@ -301,16 +301,16 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
     if config is None:
         return (HEAD + NO_RUN_NOTE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
-    measured = checkpoint.name == last and (run / "eval.json").is_file()
-    card = json.loads((run / "eval.json").read_text()) if measured else {}
+    has_card = checkpoint.name == last and (run / "eval.json").is_file()
+    card = json.loads((run / "eval.json").read_text()) if has_card else {}
     scheme = tables.scheme_of(config.model.path)
     table = [
         "| evaluation | |",
         "|---|---|",
-        *(f"| {key} | {card[key]} |" for key in SHOWN if key in card),
+        *(f"| {key} | {card[key]} |" for key in CARD_KEYS if key in card),
     ]
     return (HEAD + MODEL_CARD).format(
-        name=run.name if measured else checkpoint.name,
+        name=run.name if has_card else checkpoint.name,
         gap=gap,
         tokens=tokens,
         tools=", ".join(config.env.tools) or "none",
@@ -319,7 +319,7 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         preset=config.preset,
         seed=config.seed,
         start=config.model.path or "a cold start of a tiny model made from scratch",
-        package=PACKAGED.format(**scheme.described(config.model.path)) if scheme else "",
-        evaluation="\n".join(table) if measured else "This checkpoint was not evaluated.",
+        package=PACKAGE_SENTENCE.format(**scheme.describe(config.model.path)) if scheme else "",
+        evaluation="\n".join(table) if has_card else "This checkpoint was not evaluated.",
         command=train_command(config),
     )

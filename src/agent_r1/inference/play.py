@@ -58,11 +58,16 @@ class _ByHand(AgentEnvLoop, Policy):
     """Run the episode loop with a person as its policy."""
 
     def __init__(
-        self, chat: ChatFormat, limits: Limits, make_env, dialect: Dialect, read: Callable[[], str]
+        self,
+        chat: ChatFormat,
+        limits: Limits,
+        make_env,
+        dialect: Dialect,
+        read_line: Callable[[], str],
     ):
         super().__init__(self, chat, limits, make_env)
         self.dialect = dialect
-        self.read = read
+        self.read_line = read_line
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         ids = super().observe(steps, observation)
@@ -79,7 +84,7 @@ class _ByHand(AgentEnvLoop, Policy):
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        text = await asyncio.to_thread(self.read)
+        text = await asyncio.to_thread(self.read_line)
         if not text.strip():
             raise EOFError
         ids = self.chat.turn_ids(text, self.dialect.end_token(text))
@@ -142,11 +147,11 @@ def play_by_hand(
     dialect = dialect_of(env)
     console().print(how_to(dialect, tools), markup=False)
 
-    def read() -> str:
+    def read_line() -> str:
         console().print("\n[bold]your turn>[/] ", end="")
         return expand(sys.stdin.readline(), tools, dialect)
 
-    loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, dialect, read)
+    loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, dialect, read_line)
     try:
         trajectory = asyncio.run(
             loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn))

@@ -56,23 +56,23 @@ def print_power(difference: float, files: list[Path]) -> None:
     """
     cards = [read_card(file) for file in files]
     check_cards(cards)
-    for measured in measure(cards):
-        runs = ", ".join(f"{mean:.3f}" for mean in measured.means)
+    for measurement in measure(cards):
+        runs = ", ".join(f"{mean:.3f}" for mean in measurement.means)
         interval = ""
-        if measured.interval:
-            low, high = measured.interval
+        if measurement.interval:
+            low, high = measurement.interval
             interval = f" (95 % over runs and questions: {low:.3f} to {high:.3f})"
-        say(f"{measured.name}: mean {fmean(measured.means):.3f}{interval}, runs {runs}")
+        say(f"{measurement.name}: mean {fmean(measurement.means):.3f}{interval}, runs {runs}")
         say(
-            f"  standard deviation between runs {math.sqrt(measured.between_runs):.3f} (at most "
-            f"{math.sqrt(measured.upper):.3f}), between questions "
-            f"{math.sqrt(measured.between_questions):.3f}"
+            f"  standard deviation between runs {math.sqrt(measurement.between_runs):.3f} (at most "
+            f"{math.sqrt(measurement.upper):.3f}), between questions "
+            f"{math.sqrt(measurement.between_questions):.3f}"
         )
         say("  questions per run | seeds per recipe | if runs differ as much as they may")
         for questions in QUESTIONS:
-            by_questions = measured.between_questions / questions
-            likely = seeds_needed(difference, measured.between_runs + by_questions)
-            careful = seeds_needed(difference, measured.upper + by_questions)
+            by_questions = measurement.between_questions / questions
+            likely = seeds_needed(difference, measurement.between_runs + by_questions)
+            careful = seeds_needed(difference, measurement.upper + by_questions)
             say(f"  {questions:17} | {_count(likely):>16} | {_count(careful)}")
     say(
         f"for a difference of {difference:g} between two recipes, other seeds and questions for "
@@ -111,8 +111,8 @@ def read_card(file: Path) -> dict[str, Any]:
     """Read an eval card. Raises AgentR1Error for another file."""
     try:
         card = json.loads(file.read_text(encoding="utf-8"))
-        needed = (card["score"], card["score_ci95"], card["n"], card["score_name"])
-        if None in needed:
+        values = (card["score"], card["score_ci95"], card["n"], card["score_name"])
+        if None in values:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError):
         raise AgentR1Error(
@@ -152,10 +152,12 @@ def measure(cards: list[dict[str, Any]]) -> list[Measured]:
     means = [card["score"] for card in cards]
     of_questions = fmean(_variance_of_score(card) for card in cards)
     by_question = of_questions / fmean(card["n"] for card in cards)
-    measured = [_measured(cards[0]["score_name"], means, of_questions, by_question, same_questions)]
+    measurements = [
+        _split_variance(cards[0]["score_name"], means, of_questions, by_question, same_questions)
+    ]
     parts = [card["reliability"] for card in cards if card.get("reliability")]
     if len(parts) < len(cards) or len({(p["samples"], p["temperature"]) for p in parts}) > 1:
-        return measured
+        return measurements
     k = max(k for k in KS if k <= parts[0]["samples"])
     for key in (f"mean@{k}", f"pass^{k}"):
         runs = [values_of(part, key) for part in parts]
@@ -163,8 +165,10 @@ def measure(cards: list[dict[str, Any]]) -> list[Measured]:
         of_questions = fmean(variance(run) for run in runs)
         by_question = fmean(variance(run) / len(run) for run in runs)
         interval = interval_over_runs(runs, same_questions)
-        measured.append(_measured(key, means, of_questions, by_question, same_questions, interval))
-    return measured
+        measurements.append(
+            _split_variance(key, means, of_questions, by_question, same_questions, interval)
+        )
+    return measurements
 
 
 def _variance_of_score(card: dict[str, Any]) -> float:
@@ -175,7 +179,7 @@ def _variance_of_score(card: dict[str, Any]) -> float:
     return ((high - low) / 2 / 1.96) ** 2 * card["n"]
 
 
-def _measured(
+def _split_variance(
     name: str,
     means: list[float],
     of_questions: float,

@@ -170,4 +170,4 @@ def describe_name(text: str | None) -> dict[str, str] | None:
     scheme = tables.scheme_of(text)
     if not scheme:
         return None
-    return scheme.described(text)
+    return scheme.describe(text)

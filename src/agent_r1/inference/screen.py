@@ -37,7 +37,7 @@ class Screen(Watcher):
     def __init__(self, console: Console, env: EnvConfig):
         self.console = console
         self.env = env
-        self._shown: list[str] = []
+        self._part_texts: list[str] = []
         """Printed text of each part of the running turn."""
 
     def say(self, text: str, style: str = "") -> None:
@@ -64,20 +64,20 @@ class Screen(Watcher):
     def _write(self, parts: list[tuple[str, str]]) -> None:
         for number, (kind, text) in enumerate(part for part in parts if part[0] != "tool_call"):
             label, style = LABELS[kind]
-            if number == len(self._shown):
+            if number == len(self._part_texts):
                 if number:
                     self.console.print()
-                self._shown.append("")
+                self._part_texts.append("")
                 self.console.print(Text(label, style), end="", soft_wrap=True)
             self.console.print(
-                Text(clean(text[len(self._shown[number]) :]), style), end="", soft_wrap=True
+                Text(clean(text[len(self._part_texts[number]) :]), style), end="", soft_wrap=True
             )
-            self._shown[number] = text
+            self._part_texts[number] = text
 
     def end_turn(self) -> None:
-        if self._shown:
+        if self._part_texts:
             self.console.print()
-        self._shown = []
+        self._part_texts = []
 
 
 def call_text(call: dict[str, Any]) -> Text:

@@ -189,9 +189,9 @@ def why_unparsed(model: Path, dialect: Dialect) -> str | None:
     name = dialect.tool_parser
     if name is None:
         return f"vLLM has no parser for {type(dialect).__name__}"
-    known = load_tokenizer(model).get_vocab() if dialect.tool_parser_needs else {}
+    vocabulary = load_tokenizer(model).get_vocab() if dialect.tool_parser_needs else {}
     for token in dialect.tool_parser_needs:
-        if token not in known:
+        if token not in vocabulary:
             return f"vLLM's parser {name} requires the token {token}, which this model lacks"
     # Its parser of Harmony belongs to the architecture.
     if dialect.control_tokens and read_config(model).get("model_type") != "gpt_oss":
@@ -219,7 +219,7 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
 def _wait(server: VllmServer) -> None:
     """Wait until /health succeeds."""
     begin = time.monotonic()
-    told = begin
+    last_notice = begin
     with httpx.Client(trust_env=False, timeout=2.0) as client:
         while True:
             seconds = time.monotonic() - begin
@@ -233,8 +233,8 @@ def _wait(server: VllmServer) -> None:
             with contextlib.suppress(httpx.HTTPError):
                 if client.get(f"http://127.0.0.1:{server.port}/health").status_code == 200:
                     return
-            if time.monotonic() - told > TELL_EVERY_S:
-                told = time.monotonic()
+            if time.monotonic() - last_notice > TELL_EVERY_S:
+                last_notice = time.monotonic()
                 say(f"  vLLM is loading, {seconds:.0f} s so far")
             time.sleep(0.25)
 
@@ -299,26 +299,28 @@ def vllm_python() -> str:
 
     Raises AgentR1Error if there is none.
     """
-    named = os.environ.get("AGENT_R1_VLLM")
-    if named and not os.access(named, os.X_OK):
+    executable = os.environ.get("AGENT_R1_VLLM")
+    if executable and not os.access(executable, os.X_OK):
         raise AgentR1Error(
-            f"AGENT_R1_VLLM={named} is not a program; give the bin/python of an environment with "
-            "vLLM",
+            f"AGENT_R1_VLLM={executable} is not a program; give the bin/python of an environment "
+            "with vLLM",
             code="missing_vllm",
         )
-    if not named and importlib.util.find_spec("vllm") is None:
+    if not executable and importlib.util.find_spec("vllm") is None:
         raise AgentR1Error(
             f"vLLM is not installed here; {INSTALL}; chat and eval work without it: --backend "
             "local",
             code="missing_vllm",
         )
-    return named or sys.executable
+    return executable or sys.executable
 
 
 def _cause(log: Path) -> str:
     """Return the last line of a log that names an error itself."""
     lines = log.read_text(errors="replace").splitlines()[-400:]
-    found = [match for line in lines if (match := _ERROR.search(line)) and "root cause" not in line]
-    if found:
-        return f"{found[-1][1]}: {found[-1][2]}"[:300]
+    matches = [
+        match for line in lines if (match := _ERROR.search(line)) and "root cause" not in line
+    ]
+    if matches:
+        return f"{matches[-1][1]}: {matches[-1][2]}"[:300]
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")

@@ -18,17 +18,17 @@ SERVER = "vllm.entrypoints.openai.api_server"
 
 def make_parser_of_calls(words: list[str]) -> None:
     """Make the parser that `words`, the server's options, name. Raises what the parser raises."""
-    options = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    options.add_argument("--model")
-    options.add_argument("--tool-call-parser")
-    chosen, _ = options.parse_known_args(words)
-    if chosen.tool_call_parser is None:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--model")
+    parser.add_argument("--tool-call-parser")
+    options, _ = parser.parse_known_args(words)
+    if options.tool_call_parser is None:
         return
     from transformers import AutoTokenizer
     from vllm.tool_parsers import ToolParserManager
 
-    make_parser = ToolParserManager.get_tool_parser(chosen.tool_call_parser)
-    make_parser(AutoTokenizer.from_pretrained(chosen.model))
+    make_parser = ToolParserManager.get_tool_parser(options.tool_call_parser)
+    make_parser(AutoTokenizer.from_pretrained(options.model))
 
 
 # vLLM's engine is a process of its own, which imports this file under another name.

@@ -34,8 +34,8 @@ def normalize_answer(text: str) -> str:
 def exact_match(answer: str, targets: list[str]) -> float:
     """Return 1.0 if the normalised answer equals any normalised target, else 0.0 (also without
     targets)."""
-    normalized = _comparable(answer)
-    return float(any(normalized == _comparable(target) for target in targets))
+    comparable_answer = _comparable(answer)
+    return float(any(comparable_answer == _comparable(target) for target in targets))
 
 
 def _comparable(text: str) -> str:
@@ -75,11 +75,11 @@ def sub_em(answer: str, targets: list[str]) -> float:
     Many papers report this as EM. It is far more generous ("no" is in "norway"), so never compare
     the two. A target that normalises to nothing matches only an equal answer.
     """
-    normalized = normalize_answer(answer)
+    normalized_answer = normalize_answer(answer)
     if exact_match(answer, targets):
         return 1.0
     for target in targets:
         part = normalize_answer(target)
-        if part and part in normalized:
+        if part and part in normalized_answer:
             return 1.0
     return 0.0

@@ -63,8 +63,8 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
-        added = tokenizer.added_tokens_decoder.items()
-        self.control_ids: dict[str, int] = {token.content: index for index, token in added}
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        self.control_ids: dict[str, int] = {token.content: index for index, token in added_tokens}
         """Every special or added token. Encoded data never contains one."""
         # Text may have characters that the vocabulary lacks.
         self._control_set = frozenset(self.control_ids.values()) - {tokenizer.unk_token_id}
@@ -73,7 +73,7 @@ class ChatFormat:
             index: token for token, index in self.control_ids.items()
         }
         # A control token that takes no blanks next to it: text is encoded after it.
-        plain = [token.content for _, token in added if not (token.lstrip or token.rstrip)]
+        plain = [token.content for _, token in added_tokens if not (token.lstrip or token.rstrip)]
         self._fence = plain[0] if plain else ""
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
@@ -99,7 +99,7 @@ class ChatFormat:
         """Sampling one of these ends the turn, for every policy."""
         parts, _ = self.template.prompt([{"role": "user", "content": "?"}])
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in parts)
-        self._opened = re.search(r"(<think>\s*)?\Z", opening)[0]
+        self._opening = re.search(r"(<think>\s*)?\Z", opening)[0]
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
 
     def _end_before(self, role: str) -> int:
@@ -154,8 +154,8 @@ class ChatFormat:
         # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before
         # a result, `<|user|>` before a question. If the other one was sampled, the right one
         # follows.
-        closed = action_ids[-1:] == ids[:1] or not self._other_ends.isdisjoint(action_ids[-1:])
-        return ids[1:] if closed else ids
+        is_closed = action_ids[-1:] == ids[:1] or not self._other_ends.isdisjoint(action_ids[-1:])
+        return ids[1:] if is_closed else ids
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
         """Encode text without control tokens, and split any tag of the template inside it.
@@ -171,7 +171,7 @@ class ChatFormat:
         # Cut a control token's characters in two. Whole, `<|im_end|>` on a web page would become
         # the token, end the tool's turn and let the page speak as the user (lesson 2).
         cuts, start = [0], 0
-        while match := self.template.guarded.search(text, start):
+        while match := self.template.guard_pattern.search(text, start):
             start = match.start() + 1
             if match[0] in self.control_ids:
                 # The tokenizer finds control tokens within one string only, so one cut is enough.
@@ -182,9 +182,9 @@ class ChatFormat:
                 cuts += range(start, match.end())
         ids: list[int] = []
         for begin, end in pairwise([*sorted(set(cuts)), len(text)]):
-            left = before if begin == 0 else self._fence
-            right = after if end == len(text) else ""
-            ids += self._encode(text[begin:end], left, right)
+            fence_before = before if begin == 0 else self._fence
+            fence_after = after if end == len(text) else ""
+            ids += self._encode(text[begin:end], fence_before, fence_after)
         return tuple(ids)
 
     def encode_trusted(self, text: str) -> list[int]:
@@ -215,8 +215,8 @@ class ChatFormat:
     def turn_text(self, ids: list[int]) -> str:
         """Decode a sampled turn, with the template's opening and without the end token."""
         # The end token is no text: `finish_reason` tells whether the turn ended by itself.
-        ended = bool(ids) and ids[-1] in self.stop_ids
-        return self._opened + self.decode(ids[:-1] if ended else ids)
+        has_end_token = bool(ids) and ids[-1] in self.stop_ids
+        return self._opening + self.decode(ids[:-1] if has_end_token else ids)
 
     # --------------------------------------------------------------------------------------- inside
 
@@ -258,7 +258,7 @@ class ChatFormat:
                 if number % 2:
                     text += contents[int(piece)]
                     continue
-                for tag in self.template.guarded.finditer(piece):
+                for tag in self.template.guard_pattern.finditer(piece):
                     template_tags.add(len(text) + tag.start())
                 text += piece
             # Between two text runs there is always a control token.

@@ -35,7 +35,7 @@ from agent_r1.rollout.template_facts import check_tools, study
 from agent_r1.rollout.template_probe import TOOLS
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
-ASKED = {"role": "user", "content": "Where is Oslo?"}
+QUESTION = {"role": "user", "content": "Where is Oslo?"}
 ARGUMENTS = {"query": "007", "count": 12}
 """Arguments of the call that is compared: a text that looks like a number, and a number."""
 
@@ -64,18 +64,18 @@ class _ProbeTool(BaseTool):
 # --------------------------------------------------------------------------------------- a call
 
 
-def written_call(chat: ChatFormat) -> str | None:
+def render_call(chat: ChatFormat) -> str | None:
     """Return a turn with a call as the template writes it, or None."""
     name = TOOLS[0]["function"]["name"]
     turn = study(chat.template).turn([name], ARGUMENTS)
     try:
-        text = chat.template.render([ASKED, turn], TOOLS, opens=False)
-        opened = chat.template.render([ASKED], TOOLS)
+        text = chat.template.render([QUESTION, turn], TOOLS, opens=False)
+        prompt = chat.template.render([QUESTION], TOOLS)
     except ConfigError:
         return None
     # Not within a control token: `<｜Assistant｜>` and a call's `<｜tool` share a beginning.
-    shared = re.sub(r"<[^<>]*\Z", "", os.path.commonprefix([text, opened]))
-    text = text[len(shared) :]
+    common_prefix = re.sub(r"<[^<>]*\Z", "", os.path.commonprefix([text, prompt]))
+    text = text[len(common_prefix) :]
     if name not in text:
         return None
     # The turn without its end.
@@ -97,15 +97,15 @@ def template_dialects() -> dict[str, Dialect]:
 
     The core's are first, then those of recipes in the order of their tables.
     """
-    found: dict[str, Dialect] = {}
+    dialects: dict[str, Dialect] = {}
     for name in tables.names("env"):
-        made = environment(name)
-        if not (isinstance(made, type) and issubclass(made, BaseToolEnv)):
+        maker = environment(name)
+        if not (isinstance(maker, type) and issubclass(maker, BaseToolEnv)):
             continue
-        known = [type(dialect) for dialect in found.values()]
-        if made.dialect.system_prompt({}) is None and type(made.dialect) not in known:
-            found[name] = made.dialect
-    return found
+        dialect_types = [type(dialect) for dialect in dialects.values()]
+        if maker.dialect.system_prompt({}) is None and type(maker.dialect) not in dialect_types:
+            dialects[name] = maker.dialect
+    return dialects
 
 
 def fitting(chat: ChatFormat) -> list[str] | None:
@@ -114,18 +114,18 @@ def fitting(chat: ChatFormat) -> list[str] | None:
     None if the template neither writes a call nor shows one that a dialect reads.
     """
     dialects = template_dialects()
-    turn = written_call(chat)
+    turn = render_call(chat)
     if turn is not None:
         return [name for name, dialect in dialects.items() if reads(dialect, turn)]
     # Some templates show tools and the form of a call, but write no call of a conversation.
     try:
-        told = chat.template.render([ASKED], TOOLS)
+        prompt = chat.template.render([QUESTION], TOOLS)
     except ConfigError:
         return None
     tool = _ProbeTool()
     names = []
     for name, dialect in dialects.items():
-        if any(not call.error for call in dialect.calls(told, {tool.name: tool})):
+        if any(not call.error for call in dialect.calls(prompt, {tool.name: tool})):
             names.append(name)
     return names or None
 
@@ -148,41 +148,41 @@ def choose(chat: ChatFormat) -> str:
 # ------------------------------------------------------------------------------------- the check
 
 
-def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True) -> str:
+def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, use_cache: bool = True) -> str:
     """Compare template and dialect. Return one sentence, which says what is exact.
 
     Args:
         tools: Whether the agent has tools.
-        cached: Whether the result may be kept in a file.
+        use_cache: Whether the result may be kept in a file.
 
     Raises ConfigError with the first difference and a remedy.
     """
     study(chat.template)  # also if the result is known: the chat format needs the facts
     dialect = dialect_of(env)
     file = _cache_file(chat, env.name, dialect, tools)
-    known = _read_result(file)
-    if known is None:
+    result = _read_result(file)
+    if result is None:
         try:
-            known = Result(_examine(chat, env.name, dialect, tools))
+            result = Result(_examine(chat, env.name, dialect, tools))
         except ConfigError as error:
-            known = Result(str(error), error.code)
-        if cached:
-            _keep(file, known)
-    error = known
+            result = Result(str(error), error.code)
+        if use_cache:
+            _keep(file, result)
+    error = result
     if error.code:
         raise ConfigError(error.text, code=error.code)
-    return known.text
+    return result.text
 
 
 def _examine(chat: ChatFormat, name: str, dialect: Dialect, tools: bool) -> str:
-    shown = tools and dialect.system_prompt({}) is None
-    if shown:
+    shows_tools = tools and dialect.system_prompt({}) is None
+    if shows_tools:
         check_tools(chat.template)
         _check_results(chat, name, dialect)
-    sentence = template_probe.examine(chat, results=shown)
-    made = environment(name)
-    ours = isinstance(made, type) and issubclass(made, BaseToolEnv)
-    if not (shown and ours):
+    sentence = template_probe.examine(chat, results=shows_tools)
+    maker = environment(name)
+    ours = isinstance(maker, type) and issubclass(maker, BaseToolEnv)
+    if not (shows_tools and ours):
         return sentence
     names = fitting(chat)
     if names is None:

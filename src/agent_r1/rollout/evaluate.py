@@ -74,9 +74,9 @@ def eval_card(
     split: str,
     seed: int,
     retriever: str,
-    started: float,
+    start_time: float,
 ) -> dict[str, Any]:
-    """Make the evaluation card. `started` is time.perf_counter() at the start."""
+    """Make the evaluation card. `start_time` is time.perf_counter() at the start."""
     n = len(trajectories)
 
     def total(name: str) -> float:
@@ -118,7 +118,7 @@ def eval_card(
         "questions_hash": questions_hash(trajectories),
         "question_scores": [score_of(t, averages["score_name"]) for t in trajectories],
         "prompt_hash": prompt_hash(trajectories),
-        "wall_seconds": round(time.perf_counter() - started, 2),
+        "wall_seconds": round(time.perf_counter() - start_time, 2),
         "by_kind": kinds,
     }
 

@@ -59,12 +59,12 @@ def save_model(
     folder: Path,
     eos_token_id: int | list[int],
     pad_token_id: int,
-    published: dict[str, Any] | None = None,
+    start_generation: dict[str, Any] | None = None,
 ) -> None:
     """Write config.json, generation_config.json and model.safetensors in the format of
     `transformers`.
 
-    `published`: keys of the start model's generation_config.json, which stay where ours say
+    `start_generation`: keys of the start model's generation_config.json, which stay where ours say
     nothing. Raises OSError or SafetensorError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ def save_model(
     if isinstance(s.rope_scaling, RopeScaling):
         config["rope_scaling"] = {"rope_type": "llama3", **dataclasses.asdict(s.rope_scaling)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = (published or {}) | {
+    generation = (start_generation or {}) | {
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
         "do_sample": True,

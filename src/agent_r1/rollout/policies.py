@@ -130,15 +130,15 @@ class ServerPolicy(Policy):
         model: str,
         stop_ids: tuple[int, ...],
         diagnose: Callable[[], str | None] | None = None,
-        seeded: bool = True,
+        use_seeds: bool = True,
     ):
         """`diagnose` returns why the server died, or None while it lives (see
         `serve.VllmServer.diagnose`).
 
-        `seeded=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one after
-        the other.
+        `use_seeds=False` omits the seeds of requests: on a GPU, vLLM samples seeded requests one
+        after the other.
         """
-        self.seeded = seeded
+        self.use_seeds = use_seeds
         self.url = url
         self.model = model
         self.stop_ids = frozenset(stop_ids)
@@ -159,7 +159,7 @@ class ServerPolicy(Policy):
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "seed": None
-            if sampling.seed is None or not self.seeded
+            if sampling.seed is None or not self.use_seeds
             else sampling.seed % 2**63,  # ours have 64 bits, vLLM's a sign
             "stop_token_ids": sorted(self.stop_ids),
             # Set explicitly: generation_config.json of published models often has a repetition

@@ -116,8 +116,8 @@ class Rollouts:
         self.rollout = rollout
 
     def play(self, step: int) -> Played:
-        chosen, played, metrics = self.choose(step)
-        return Played(chosen, played, metrics | self.policy.stats.mean_entropy())
+        batch_episodes, all_episodes, metrics = self.choose(step)
+        return Played(batch_episodes, all_episodes, metrics | self.policy.stats.mean_entropy())
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
         """Return the episodes to learn from, all that were played, and measurements. By default,
@@ -203,11 +203,11 @@ class Greedy(Rollouts):
         self.episodes = inner.episodes
 
     def play(self, step: int) -> Played:
-        played = self.inner.play(step)
+        episodes = self.inner.play(step)
         scores = {t.group_id: greedy_score(t) for t in self.episodes(step, samples=1, greedy=True)}
-        for trajectory in played.chosen:
+        for trajectory in episodes.chosen:
             trajectory.extra[GREEDY] = scores[trajectory.group_id]
-        return played
+        return episodes
 
 
 def greedy_score(greedy: Trajectory) -> float:

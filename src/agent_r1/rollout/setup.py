@@ -57,7 +57,7 @@ def make_loop(
     return make_flow(policy, chat, lambda row: make_env(row, tools, env), rollout, env)
 
 
-def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = True) -> str:
+def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, use_cache: bool = True) -> str:
     """Return one sentence on what is exact with this model and dialect.
 
     Raises ConfigError if the model cannot write this dialect, is not shown its tools, or has a chat
@@ -73,4 +73,4 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, cached: bool = 
             "env.name=hermes",
             code="missing_control_tokens",
         )
-    return check_fit(chat, env, tools, cached)
+    return check_fit(chat, env, tools, use_cache)

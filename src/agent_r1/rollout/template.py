@@ -77,7 +77,7 @@ class Facts:
     and the names of their calls to a conversation, and to the text between the turn and its end."""
 
 
-KNOWN: dict[tuple[str, ...], Facts] = {}
+KNOWN_FACTS: dict[tuple[str, ...], Facts] = {}
 """`template_key` -> facts of a template."""
 
 
@@ -98,15 +98,15 @@ class Template:
         self.source = tokenizer.chat_template
         """One template, or several by name, such as `default` and `tool_use`."""
         self.key = template_key(self.source, control_ids)
-        self.guarded = _any_of({*control_ids, *self._tags_beside_data()})
+        self.guard_pattern = _any_of({*control_ids, *self._tags_beside_data()})
         """What data must not spell: control tokens, and the tags in which the template encloses
         data."""
-        self.hidden = re.compile(f"{self.guarded.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
+        self.hidden = re.compile(f"{self.guard_pattern.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
 
     @property
     def facts(self) -> Facts:
-        return KNOWN.get(self.key, Facts())
+        return KNOWN_FACTS.get(self.key, Facts())
 
     # ---------------------------------------------------------------------------------- one render
 
@@ -162,7 +162,7 @@ class Template:
 
     def prompt(self, messages: list[Message], tools: Tools = None) -> Skeleton:
         """Return the skeleton of a conversation up to the point where the agent speaks."""
-        return self._filled(messages, tools, None)
+        return self._fill_skeleton(messages, tools, None)
 
     def continuation(
         self, messages: list[Message], tools: Tools = None, calls: Sequence[str] = ()
@@ -172,35 +172,35 @@ class Template:
         `calls`: names of the calls that `messages` answer.
         """
         if not (self.facts.record and _have_results(messages)):
-            return self._filled(messages, tools, ())
+            return self._fill_skeleton(messages, tools, ())
         names = [name or "unknown" for name in calls] or [m.get("name", "tool") for m in messages]
-        return self._filled(messages, tools, tuple(names))
+        return self._fill_skeleton(messages, tools, tuple(names))
 
-    def _filled(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
+    def _fill_skeleton(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
         contents = [str(message["content"]) for message in messages]
         roles = tuple(message["role"] for message in messages)
         key = (roles, json.dumps(tools) if tools else None, calls)
         if key not in self._skeletons:
             self._skeletons[key] = self._shape(messages, tools, calls)
-        parts, spelled = self._skeletons[key]
-        copied = parts, [*spelled, *contents]
+        parts, tool_texts = self._skeletons[key]
+        plain_copy = parts, [*tool_texts, *contents]
         # Not if a content is empty: `content or ''` is a copy, `if content` is not.
         if self.facts.copies and all(contents):
-            return copied
-        shown, texts = self._hide_tools(tools)
-        marked = [self._hide(content, texts) for content in contents]
+            return plain_copy
+        hidden_tools, texts = self._hide_tools(tools)
+        hidden_contents = [self._hide(content, texts) for content in contents]
         try:
-            rendered = self._parts(_with(messages, marked), shown, calls)
+            hidden_parts = self._parts(_with(messages, hidden_contents), hidden_tools, calls)
             # Changed by the template, a content could become a control token: `<|IM_END|>` in lower
             # case. A twin without letters cannot; it only shows which turns are left out.
-            if _controls(rendered) != _controls(parts):
+            if _controls(hidden_parts) != _controls(parts):
                 twins = [re.sub(r"\S", "-", content) for content in contents]
-                twin = self._parts(_with(messages, twins), shown, calls)
-                if _controls(rendered) != _controls(twin):
-                    return copied
+                twin = self._parts(_with(messages, twins), hidden_tools, calls)
+                if _controls(hidden_parts) != _controls(twin):
+                    return plain_copy
         except ConfigError:  # a template may refuse a text, and a page must not end an episode
-            return copied
-        return rendered, texts
+            return plain_copy
+        return hidden_parts, texts
 
     def _hide(self, text: str, texts: list[str]) -> str:
         """Replace each control token or tag by a placeholder, and append it to `texts`."""
@@ -223,9 +223,9 @@ class Template:
 
         Raises ConfigError for a template that drops a message.
         """
-        shown, texts = self._hide_tools(tools)
+        hidden_tools, texts = self._hide_tools(tools)
         marks = [placeholder(len(texts) + i) for i in range(len(messages))]
-        parts = self._parts(_with(messages, marks), shown, calls)
+        parts = self._parts(_with(messages, marks), hidden_tools, calls)
         for message, mark in zip(messages, marks, strict=True):
             if not any(mark in part for part in parts if isinstance(part, str)):
                 raise self.drops(message["role"])
@@ -263,13 +263,13 @@ class Template:
         # longer ones.
         turn = {"role": "assistant", "content": TURN}
         conversation = [{"role": "user", "content": "?"}, turn, *messages]
-        skipped = ""
+        turn_end = ""
         if calls and self.facts.record:
-            conversation, skipped = self.facts.record(messages, calls)
+            conversation, turn_end = self.facts.record(messages, calls)
         _, mark, after = self.render(conversation, tools).rpartition(TURN)
         if not mark:
             raise self.drops("assistant")
-        return after.removeprefix(skipped)
+        return after.removeprefix(turn_end)
 
 
 def _have_results(messages: list[Message]) -> bool:

@@ -1,6 +1,6 @@
 """Find out what a chat template needs, by reading and rendering it once.
 
-In: a `Template`. Out: its `Facts`, noted in `template.KNOWN`, and a `Study`, with which
+In: a `Template`. Out: its `Facts`, noted in `template.KNOWN_FACTS`, and a `Study`, with which
 `template_probe.py` and `dialect_fit.py` write turns as the template wants them. `load_chat` and
 `check_dialect` study each template; the training loop only uses the facts.
 """
@@ -21,9 +21,9 @@ from jinja2 import nodes
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.template import KNOWN, TURN, Facts, Template, placeholder
+from agent_r1.rollout.template import KNOWN_FACTS, TURN, Facts, Template, placeholder
 
-ASKED: Message = {"role": "user", "content": "?"}
+QUESTION: Message = {"role": "user", "content": "?"}
 
 
 def study(template: Template) -> Study:
@@ -31,20 +31,22 @@ def study(template: Template) -> Study:
 
     Raises ConfigError for a template that reads no texts.
     """
-    found = Study(template)
-    if template.key not in KNOWN:
-        found.refuse_parts()
+    template_study = Study(template)
+    if template.key not in KNOWN_FACTS:
+        template_study.refuse_parts()
         source = template.source
         copies = isinstance(source, str) and only_copies(source)
-        KNOWN[template.key] = Facts(copies, found.record if found.needs_call else None)
-    return found
+        KNOWN_FACTS[template.key] = Facts(
+            copies, template_study.record if template_study.needs_call else None
+        )
+    return template_study
 
 
-def studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
+def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
     """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
     if getattr(tokenizer, "chat_template", None):
-        added = tokenizer.added_tokens_decoder.items()
-        study(Template(tokenizer, {token.content: index for index, token in added}))
+        added_tokens = tokenizer.added_tokens_decoder.items()
+        study(Template(tokenizer, {token.content: index for index, token in added_tokens}))
     return ChatFormat(tokenizer, end_ids)
 
 
@@ -53,7 +55,7 @@ def check_tools(template: Template) -> None:
     name = "probe_shown"
     parameters = {"type": "object", "properties": {}}
     tool = {"name": name, "description": "A tool.", "parameters": parameters}
-    if name not in template.render([ASKED], [{"type": "function", "function": tool}]):
+    if name not in template.render([QUESTION], [{"type": "function", "function": tool}]):
         raise ConfigError(
             f"the chat template of {template.model} does not show the tools to the model; use a "
             "model whose template does, describe them in the prompt (env.name=react), or use none "
@@ -76,12 +78,12 @@ def only_copies(template: str) -> bool:
         child: node for node in tree.find_all(nodes.Node) for child in node.iter_child_nodes()
     }
     copies = 0
-    for read in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        name = read.attr if isinstance(read, nodes.Getattr) else read.arg
+    for access in tree.find_all((nodes.Getattr, nodes.Getitem)):
+        name = access.attr if isinstance(access, nodes.Getattr) else access.arg
         if getattr(name, "value", name) != "content":
             continue
         # Up through `'user\n' + content + '\n'` and `content or ''`; a filter or a test ends it.
-        above: Any = read
+        above: Any = access
         while isinstance(parent[above], nodes.Add | nodes.Or):
             above = parent[above]
         copies += isinstance(parent[above], nodes.Output)
@@ -114,20 +116,20 @@ class Study:
         """
         result = [{"role": "tool", "content": placeholder(0)}]
         turn = {"role": "assistant", "content": TURN}
-        plain = self._after([ASKED, turn, *result], "")
-        conversation, skipped = self.record(result, ["probe"])
-        recorded = self._after(conversation, skipped)
-        return recorded is not None and recorded != plain
+        plain = self._after([QUESTION, turn, *result], "")
+        conversation, turn_end = self.record(result, ["probe"])
+        after_record = self._after(conversation, turn_end)
+        return after_record is not None and after_record != plain
 
-    def _after(self, conversation: list[Message], skipped: str) -> str | None:
+    def _after(self, conversation: list[Message], turn_end: str) -> str | None:
         """Render what follows the turn; None if the template refuses or drops the result."""
         text = ""
         with contextlib.suppress(ConfigError):
             text = self.template.render(conversation).rpartition(TURN)[2]
-        return text.removeprefix(skipped) if placeholder(0) in text else None
+        return text.removeprefix(turn_end) if placeholder(0) in text else None
 
     @cached_property
-    def left_open(self) -> bool:
+    def lacks_end_token(self) -> bool:
         """Whether no token of its own ends a turn, only the next role's token (GLM)."""
         return self.template.control.search(self._alone(())) is None
 
@@ -150,16 +152,16 @@ class Study:
 
     def record(self, messages: list[Message], names: Sequence[str]) -> tuple[list[Message], str]:
         """Make a conversation of a turn with these calls and their results: `Facts.record`."""
-        conversation = [ASKED, self.turn(names), *self.results(messages, names)]
+        conversation = [QUESTION, self.turn(names), *self.results(messages, names)]
         # After a call's arguments come brackets and tags; the turn ends with the last control token
         # that is there, whatever follows.
         alone = self._alone(tuple(names))
         with_reply = ""
         with contextlib.suppress(ConfigError):
             with_reply = self.template.render(conversation).rpartition(TURN)[2]
-        shared = os.path.commonprefix([alone, with_reply])
-        ends = [match.start() for match in self.template.control.finditer(shared)]
-        if self.left_open or not ends:
+        common_prefix = os.path.commonprefix([alone, with_reply])
+        ends = [match.start() for match in self.template.control.finditer(common_prefix)]
+        if self.lacks_end_token or not ends:
             return conversation, alone
         return conversation, alone[: max(ends)]
 
@@ -169,7 +171,7 @@ class Study:
             turn = self.turn(names) if names else {"role": "assistant", "content": TURN}
             text = ""
             with contextlib.suppress(ConfigError):
-                text = self.template.render([ASKED, turn], opens=False)
+                text = self.template.render([QUESTION, turn], opens=False)
             self._ends[names] = text.rpartition(TURN)[2]
         return self._ends[names]
 
@@ -194,19 +196,19 @@ class Study:
         for form in (("", False), (None, False), ("", True), (None, True), (TURN, False)):
             turn = _turn_with_calls(["probe"], {"value": TURN}, *form)
             with contextlib.suppress(ConfigError):
-                if TURN in self.template.render([ASKED, turn], opens=False):
+                if TURN in self.template.render([QUESTION, turn], opens=False):
                     return form
         return "", False
 
     def results(self, messages: list[Message], names: Sequence[str]) -> list[Message]:
         """Write messages as the results of structured calls of these names, in order."""
-        written = []
+        result_messages = []
         for number, message in enumerate(messages):
             if number < len(names) and message["role"] not in ("system", "user", "assistant"):
                 mine = {"role": "tool", "name": names[number], "tool_call_id": _call_id(number)}
                 message = message | mine
-            written.append(message)
-        return written
+            result_messages.append(message)
+        return result_messages
 
 
 def _turn_with_calls(

@@ -64,7 +64,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     },
 ]
-_SAID = "Qzj{}wx"
+_TURN_TEXT = "Qzj{}wx"
 """What the agent says in its turn of that number: no template writes it."""
 _THOUGHT = re.compile(r"\s*<[^<>]*(think|thought|channel)[^<>]*>.*", re.DOTALL)
 
@@ -103,7 +103,7 @@ def examine(chat: ChatFormat, results: bool, system: bool = True) -> str:
 
     Raises ConfigError for a difference.
     """
-    studied = study(chat.template)
+    template_study = study(chat.template)
     notes: list[str] = []
     conversations = [*WORDS, *(SYSTEM if system else ()), *(RESULTS if results else ())]
     contents = list(CONTENTS)
@@ -112,7 +112,7 @@ def examine(chat: ChatFormat, results: bool, system: bool = True) -> str:
         # the others two in turn.
         some = contents if conversation in (WORDS[0], RESULTS[0]) else contents[number::6]
         for name in some:
-            _compare(chat, studied, conversation, name, notes)
+            _compare(chat, template_study, conversation, name, notes)
     notes += _exceptions(chat.template)
     return f"exact but for {' and '.join(notes)}" if notes else "exact"
 
@@ -136,33 +136,36 @@ def _compare(
             messages.append(_turn(study, number - 1, calls))
         messages += study.results(reply, calls) if study.needs_call else reply
         whole = chat.template.render(messages, tools)
-        expected = chat.tokenizer(whole, add_special_tokens=False)["input_ids"]
+        template_ids = chat.tokenizer(whole, add_special_tokens=False)["input_ids"]
         if number == 0:
-            _same(chat, where, chat.prompt_ids(reply, tools), expected)
+            _same(chat, where, chat.prompt_ids(reply, tools), template_ids)
         else:
             ours = chat.continuation_ids(reply, closed=False, calls=calls, tools=tools)
             # It begins with the token that ends the turn, and with nothing of the turn itself.
             ends = ours[0] in chat.control_ids.values()
-            _same(chat, where, ours, expected[-len(ours) :] if ends else [])
+            _same(chat, where, ours, template_ids[-len(ours) :] if ends else [])
         history.append(whole)
         _check_history(chat.template, where, history, notes)
 
 
 def _turn(study: Study, number: int, calls: list[str]) -> Message:
-    said = _SAID.format(number)
+    answer = _TURN_TEXT.format(number)
     if calls and study.needs_call:
-        return study.turn(calls, {"query": said})
-    return {"role": "assistant", "content": said}
+        return study.turn(calls, {"query": answer})
+    return {"role": "assistant", "content": answer}
 
 
-def _same(chat: ChatFormat, where: str, ours: list[int], expected: list[int]) -> None:
-    if ours == expected:
+def _same(chat: ChatFormat, where: str, ours: list[int], template_ids: list[int]) -> None:
+    if ours == template_ids:
         return
-    start = len(os.path.commonprefix([ours, expected]))
-    found, wanted = (chat.decode(ids[max(0, start - 4) : start + 12]) for ids in (ours, expected))
+    start = len(os.path.commonprefix([ours, template_ids]))
+    our_text, template_text = (
+        chat.decode(ids[max(0, start - 4) : start + 12]) for ids in (ours, template_ids)
+    )
     raise ConfigError(
         f"the chat template of {chat.template.model} cannot be followed turn by turn "
-        f"({where}): {wanted!r} would become {found!r}; use a model with another template",
+        f"({where}): {template_text!r} would become {our_text!r}; use a model with another "
+        "template",
         code="template_not_exact",
     )
 
@@ -172,28 +175,31 @@ def _check_history(template: Template, where: str, history: list[str], notes: li
     now = history[-1]
     begin = 0
     for number, before in enumerate(history[:-1]):
-        end = now.find(_SAID.format(number), begin)
+        end = now.find(_TURN_TEXT.format(number), begin)
         # From the turn before to this one; `before` ends where the agent begins to speak.
-        wanted = before if number == 0 else before.rpartition(_SAID.format(number - 1))[2]
-        found = now[begin:end]
-        shared = len(os.path.commonprefix([found, wanted]))
-        lost = wanted[shared:]
-        if end >= 0 and lost and _bare(found).startswith(_bare(wanted)):
+        earlier_text = (
+            before if number == 0 else before.rpartition(_TURN_TEXT.format(number - 1))[2]
+        )
+        present_text = now[begin:end]
+        common_length = len(os.path.commonprefix([present_text, earlier_text]))
+        lost_text = earlier_text[common_length:]
+        if end >= 0 and lost_text and _bare(present_text).startswith(_bare(earlier_text)):
             # Hermes-3 adds a line break to a result as soon as another message follows.
             note = "blanks around earlier messages"
-        elif end < 0 or (lost and not _THOUGHT.fullmatch(lost)):
+        elif end < 0 or (lost_text and not _THOUGHT.fullmatch(lost_text)):
             raise ConfigError(
                 f"the chat template of {template.model} writes earlier messages another way when "
-                f"the conversation goes on ({where}): {lost[:40]!r} becomes "
-                f"{found[shared : shared + 40]!r}; use a model with another template",
+                f"the conversation goes on ({where}): {lost_text[:40]!r} becomes "
+                f"{present_text[common_length : common_length + 40]!r}; use a model with another "
+                "template",
                 code="template_rewrites_history",
             )
         else:
             # Qwen3 puts an empty thought before the turn that is to be written, and no other.
-            note = f"{lost.strip()!r} before earlier turns, which were sampled after it"
-        if lost and note not in notes:
+            note = f"{lost_text.strip()!r} before earlier turns, which were sampled after it"
+        if lost_text and note not in notes:
             notes.append(note)
-        begin = now.rfind(_SAID.format(number)) + len(_SAID.format(number))
+        begin = now.rfind(_TURN_TEXT.format(number)) + len(_TURN_TEXT.format(number))
 
 
 def _bare(text: str) -> str:
@@ -203,10 +209,10 @@ def _bare(text: str) -> str:
 def _exceptions(template: Template) -> list[str]:
     """List what of a sampled turn the template would change. It stays as it was sampled."""
     notes = []
-    asked = [{"role": "user", "content": "?"}]
+    question = [{"role": "user", "content": "?"}]
 
     def turn(content: str) -> str:
-        messages = [*asked, {"role": "assistant", "content": content}, *asked]
+        messages = [*question, {"role": "assistant", "content": content}, *question]
         return template.render(messages)
 
     with contextlib.suppress(ConfigError):

@@ -325,7 +325,7 @@ class SentenceTransformerEncoder(Encoder):
             ) from None
         try:
             scheme = tables.scheme_of(self.name)
-            name = str(scheme.fetched(self.name)) if scheme else self.name
+            name = str(scheme.fetch(self.name)) if scheme else self.name
             return SentenceTransformer(name)
         except (OSError, ValueError) as error:
             raise AgentR1Error(

@@ -138,14 +138,14 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         body = RetrieveRequest.model_validate_json(await read_body(request))
         results = []
         for hits in await find(body.queries, body.topk or SearchConfig().top_k):
-            found: list[dict[str, Any]] = []
+            documents: list[dict[str, Any]] = []
             for hit in hits:
                 document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
                 if body.return_scores:
-                    found.append({"document": document, "score": hit.score})
+                    documents.append({"document": document, "score": hit.score})
                 else:
-                    found.append(document)
-            results.append(found)
+                    documents.append(document)
+            results.append(documents)
         return {"result": results}
 
     @app.post("/search")

@@ -247,8 +247,8 @@ def _refusal(
     if call.error is not None:
         return ToolErrorKind.MALFORMED_CALL, call.error
     if tool is None:
-        known = ", ".join(sorted(tools)) or "none"
-        return ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {quote(call.name)}; available: {known}"
+        names = ", ".join(sorted(tools)) or "none"
+        return ToolErrorKind.UNKNOWN_TOOL, f"unknown tool {quote(call.name)}; available: {names}"
     wrong = tool.validator.complaint(call.arguments)
     return None if wrong is None else (ToolErrorKind.INVALID_ARGUMENTS, f"{tool.name}: {wrong}")
 

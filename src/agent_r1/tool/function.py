@@ -33,7 +33,7 @@ from agent_r1.ground.errors import ConfigError, first_line
 from agent_r1.tool.base import BaseTool
 
 SCALARS = (str, int, float, bool, type(None), Any, dict)
-SUPPORTED = (
+SUPPORTED_TYPES = (
     "str, int, float, bool, None, Any, Literal[...], list[...], dict[str, ...], unions of these"
 )
 
@@ -54,11 +54,11 @@ class FunctionTool(BaseTool):
 
     @property
     def body(self) -> Callable[..., Any]:
-        return _written(self.function)
+        return _unwrap(self.function)
 
     @property
     def is_async(self) -> bool:
-        return inspect.iscoroutinefunction(_written(self.function))
+        return inspect.iscoroutinefunction(_unwrap(self.function))
 
     def execute(self, args: dict[str, Any]) -> Any:
         return self.function(**args)  # for an async function a coroutine, which `call_tool` awaits
@@ -76,7 +76,7 @@ def tool(function: Callable[..., Any]) -> FunctionTool:
 # ------------------------------------------------------------------------- the function's own parts
 
 
-def _written(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function that has the annotations, the docstring and the lines of code.
 
     Of a `functools.partial` it is the function inside; of an object, its method `__call__`.
@@ -101,19 +101,19 @@ def _docstring_of(function: Callable[..., Any]) -> str:
     """Return the docstring of the function; of an object, its class's if `__call__` has none."""
     while isinstance(function, functools.partial):
         function = function.func
-    written = _written(function)
-    own = inspect.getdoc(written)
+    inner = _unwrap(function)
+    own = inspect.getdoc(inner)
     # Every class inherits a `__call__` with Python's docstring: "Call self as a function."
-    if written is not function and (not own or own == inspect.getdoc(type.__call__)):
+    if inner is not function and (not own or own == inspect.getdoc(type.__call__)):
         own = inspect.getdoc(type(function))
     return own or ""
 
 
 def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, Any]]:
     """Return the description and the JSON schema of the parameters."""
-    written = _written(function)
+    inner = _unwrap(function)
     try:
-        hints = typing.get_type_hints(written)
+        hints = typing.get_type_hints(inner)
         signature = inspect.signature(function)
     except NameError as error:
         raise ConfigError(
@@ -127,46 +127,48 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
             code="bad_annotation",
         ) from None
     # What a `functools.partial` has set already is no matter for the agent.
-    fixed = _fixed_names(function)
+    preset_names = _find_preset_names(function)
     parameters = {
-        name: parameter for name, parameter in signature.parameters.items() if name not in fixed
+        name: parameter
+        for name, parameter in signature.parameters.items()
+        if name not in preset_names
     }
     _check(parameters, hints, owner)
-    description, described = read_docstring(_docstring_of(function), list(parameters))
-    undescribed = [name for name in parameters if name not in described]
-    if undescribed or not description:
+    description, descriptions = read_docstring(_docstring_of(function), list(parameters))
+    lacking_names = [name for name in parameters if name not in descriptions]
+    if lacking_names or not description:
         lack = "there is no docstring"
         if description:
-            lack = f"the docstring does not describe {', '.join(undescribed)}"
+            lack = f"the docstring does not describe {', '.join(lacking_names)}"
         raise ConfigError(
             f"{owner}: {lack}; write a docstring that says what it does and, under 'Args:', a line "
             "'name: ...' for each parameter",
             code="bad_docstring",
         )
-    if strangers := described.keys() - signature.parameters.keys() - fixed:
+    if strangers := descriptions.keys() - signature.parameters.keys() - preset_names:
         raise ConfigError(
             f"{owner}: the docstring describes {', '.join(sorted(strangers))}, but it has no such "
             "parameter; fix the name, or indent a continued line that begins with 'word:'",
             code="bad_docstring",
         )
     properties = {}
-    required = []
+    required_names = []
     for name, parameter in parameters.items():
         properties[name] = TypeAdapter(hints[name]).json_schema()
-        properties[name]["description"] = described[name]
+        properties[name]["description"] = descriptions[name]
         if parameter.default is parameter.empty:
-            required.append(name)
-    closed = {"required": required, "additionalProperties": False}
-    return description, {"type": "object", "properties": properties, **closed}
+            required_names.append(name)
+    constraints = {"required": required_names, "additionalProperties": False}
+    return description, {"type": "object", "properties": properties, **constraints}
 
 
-def _fixed_names(function: Callable[..., Any]) -> set[str]:
+def _find_preset_names(function: Callable[..., Any]) -> set[str]:
     """Return the parameters that a `functools.partial` has set, by name or by position."""
     if not isinstance(function, functools.partial):
         return set()
     inside = inspect.signature(function.func).parameters
-    left = inspect.signature(function).parameters
-    return set(function.keywords) | (inside.keys() - left.keys())
+    open_parameters = inspect.signature(function).parameters
+    return set(function.keywords) | (inside.keys() - open_parameters.keys())
 
 
 def _check(parameters: dict[str, inspect.Parameter], hints: dict[str, Any], owner: str) -> None:
@@ -186,7 +188,7 @@ def _check(parameters: dict[str, inspect.Parameter], hints: dict[str, Any], owne
         if not _has_json_form(hints[name]):
             raise ConfigError(
                 f"{owner}: parameter {name!r} has the type {hints[name]}, which has no JSON form; "
-                f"use {SUPPORTED}",
+                f"use {SUPPORTED_TYPES}",
                 code="bad_annotation",
             )
 
@@ -228,18 +230,18 @@ def read_docstring(docstring: str, parameters: list[str]) -> tuple[str, dict[str
         description = DESCRIPTION_END.split(docstring)[0]
         if parameters:
             description = PARAMETERS.split(description)[0]
-        parsed = docstring_parser.parse(
+        parsed_docstring = docstring_parser.parse(
             _google_section(docstring, parameters), DocstringStyle.GOOGLE
         )
     else:
-        parsed = _in_another_style(docstring)
-        description = parsed.description or ""
-    described = {}
-    for entry in parsed.params:
+        parsed_docstring = _in_another_style(docstring)
+        description = parsed_docstring.description or ""
+    descriptions = {}
+    for entry in parsed_docstring.params:
         # NumPy's style describes several parameters in one entry: `a, b : int`.
         for name in entry.arg_name.split(","):
-            described[name.strip().lstrip("*")] = " ".join((entry.description or "").split())
-    return " ".join(description.split()), described
+            descriptions[name.strip().lstrip("*")] = " ".join((entry.description or "").split())
+    return " ".join(description.split()), descriptions
 
 
 def _in_another_style(docstring: str) -> docstring_parser.Docstring:
@@ -248,11 +250,11 @@ def _in_another_style(docstring: str) -> docstring_parser.Docstring:
     best.short_description = DESCRIPTION_END.split(docstring)[0]
     for style in OTHER_STYLES:
         try:
-            parsed = docstring_parser.parse(docstring, style)
+            candidate = docstring_parser.parse(docstring, style)
         except docstring_parser.ParseError:
             continue
-        if len(parsed.params) > len(best.params):
-            best = parsed
+        if len(candidate.params) > len(best.params):
+            best = candidate
     return best
 
 

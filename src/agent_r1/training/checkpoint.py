@@ -144,15 +144,15 @@ def verify_checkpoint(path: Path, remedy: str = PREVIOUS) -> dict[str, Any]:
                 code="other_format",
             )
         check_file_names(path, files)
-        damaged = [name for name, digest in files.items() if sha256(path / name) != digest]
+        damaged_files = [name for name, digest in files.items() if sha256(path / name) != digest]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise AgentR1Error(
             f"{path} is not a complete checkpoint ({type(error).__name__}: {error}); {remedy}",
             code="damaged_checkpoint",
         ) from None
-    if damaged:
+    if damaged_files:
         raise AgentR1Error(
-            f"{path} is damaged: {damaged[0]} does not match its checksum; {remedy}",
+            f"{path} is damaged: {damaged_files[0]} does not match its checksum; {remedy}",
             code="damaged_checkpoint",
         )
     return manifest

@@ -98,7 +98,7 @@ class Dashboard:
         self._last: Mapping[str, Any] = {}
         self._transcript: list[tuple[str, Text]] = []  # speaker, text
         self._note = ""
-        self._painted = -math.inf
+        self._last_paint = -math.inf
         self._began = time.monotonic()  # start of the current step
         self._terminal: list | None = None  # the terminal's settings before the live view
         self._lines = list(history)
@@ -209,8 +209,8 @@ class Dashboard:
     # -------------------------------------------------------------------------------- the live view
 
     def _paint(self, now: bool = False) -> None:
-        if self._live and (now or time.monotonic() - self._painted >= _SECONDS_BETWEEN_PAINTS):
-            self._painted = time.monotonic()
+        if self._live and (now or time.monotonic() - self._last_paint >= _SECONDS_BETWEEN_PAINTS):
+            self._last_paint = time.monotonic()
             self._live.update(self._view(), refresh=True)
 
     def _view(self) -> Group:

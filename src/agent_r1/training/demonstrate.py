@@ -75,7 +75,7 @@ RECORDED_EXAMPLE = (
 """One line of recorded demonstrations."""
 
 
-CAPITALISED = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+CAPITALISED_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
 """Matches a name: consecutive words with capitals."""
 
 
@@ -330,7 +330,7 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
     return episodes
 
 
-def _message(message: dict[str, Any], spoken: Dialect) -> Message:
+def _message(message: dict[str, Any], dialect: Dialect) -> Message:
     """Read a recorded message. Structured calls are written in the dialect."""
     role = message["role"]
     content = message.get("content") or ""
@@ -341,7 +341,7 @@ def _message(message: dict[str, Any], spoken: Dialect) -> Message:
         arguments = function["arguments"]
         if isinstance(arguments, str):
             arguments = json.loads(arguments)
-        turn = spoken.write_turn(ToolCall(function["name"], arguments)) or ""
+        turn = dialect.write_turn(ToolCall(function["name"], arguments)) or ""
         # The thought of a demonstrator that has none; the recorded one is in the content.
         content += turn.removeprefix("<think>go on</think>")
     return {"role": role, "content": content}
@@ -411,8 +411,10 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
             f"system\ntools: {tool_names}",
             *(f"{m['role']}\n{m['content']}" for m in episode.messages),
         ):
-            names.update(CAPITALISED.findall(text))
-            yield from filter(None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED.sub("\0", text)))
+            names.update(CAPITALISED_NAME.findall(text))
+            yield from filter(
+                None, re.split(r"(\d)|<[a-z_/]+>|\0", CAPITALISED_NAME.sub("\0", text))
+            )
     for _ in range(20):  # frequent enough that names are not the first to lose their tokens
         yield from sorted(names)
 

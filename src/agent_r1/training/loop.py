@@ -217,7 +217,7 @@ def update_critic(
     critic = config.critic
     means = Means()
     # Before the update: afterwards it would say how well V was fitted, not how well it predicted.
-    explained = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
+    explained_var = explained_variance(batch.values_BT, batch.returns_BT, batch.mask_BT)
     shuffle_seed = derive_seed(config.seed, "critic", step)
     for minibatch_B in minibatches(batch, critic.minibatches, critic.epochs, shuffle_seed):
         # Counted over the minibatch, not over a micro-batch: the gradients of its micro-batches
@@ -241,7 +241,7 @@ def update_critic(
             learner.critic, learner.critic_optimizer, critic.grad_clip, f"step {step}: the critic"
         )
         means.finish_update({"critic/grad_norm": norm})
-    return means.result() | {"critic/vf_explained_var": explained, "critic/lr": critic.lr}
+    return means.result() | {"critic/vf_explained_var": explained_var, "critic/lr": critic.lr}
 
 
 def update_actor(

@@ -68,17 +68,19 @@ def policy_loss(
     ratio_BT = ratios(log_ratio_BT, mask_BT)
 
     # Two losses per token; the maximum is taken per token, never of the sums.
-    unclipped_BT = -advantages_BT * ratio_BT
-    clipped_BT = -advantages_BT * ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss_BT = torch.maximum(unclipped_BT, clipped_BT)
-    bounded_BT = torch.zeros_like(mask_BT)
+    unclipped_loss_BT = -advantages_BT * ratio_BT
+    clipped_loss_BT = -advantages_BT * ratio_BT.clamp(1.0 - clip_low, 1.0 + clip_high)
+    loss_BT = torch.maximum(unclipped_loss_BT, clipped_loss_BT)
+    is_bounded_BT = torch.zeros_like(mask_BT)
     if clip_dual > 1.0:
         # With A = -1 and a ratio of 50, the loss would be 50: as much as 50 tokens have together.
         bound_BT = -advantages_BT * clip_dual
-        bounded_BT = (advantages_BT < 0) & (loss_BT > bound_BT)
-        loss_BT = torch.where(bounded_BT, bound_BT, loss_BT)
+        is_bounded_BT = (advantages_BT < 0) & (loss_BT > bound_BT)
+        loss_BT = torch.where(is_bounded_BT, bound_BT, loss_BT)
 
-    means = _masked_means(mask_BT, clipped_BT > unclipped_BT, bounded_BT, -log_ratio_BT)
+    means = _average_over_mask(
+        mask_BT, clipped_loss_BT > unclipped_loss_BT, is_bounded_BT, -log_ratio_BT
+    )
     names = ("actor/pg_clipfrac", "actor/pg_clipfrac_lower", "actor/ppo_kl")
     return loss_BT, dict(zip(names, means, strict=True))
 
@@ -107,10 +109,10 @@ def value_loss(
     # The value before any update of this step is the centre, as the ratio's denominator is for the
     # policy: several minibatches may then use the same returns.
     clipped_values_BT = values_BT.clamp(old_values_BT - value_clip, old_values_BT + value_clip)
-    unclipped_BT = (values_BT - returns_BT).square()
-    clipped_BT = (clipped_values_BT - returns_BT).square()
-    (clipfrac,) = _masked_means(mask_BT, clipped_BT > unclipped_BT)
-    return 0.5 * torch.maximum(unclipped_BT, clipped_BT), {"critic/vf_clipfrac": clipfrac}
+    unclipped_loss_BT = (values_BT - returns_BT).square()
+    clipped_loss_BT = (clipped_values_BT - returns_BT).square()
+    (clipfrac,) = _average_over_mask(mask_BT, clipped_loss_BT > unclipped_loss_BT)
+    return 0.5 * torch.maximum(unclipped_loss_BT, clipped_loss_BT), {"critic/vf_clipfrac": clipfrac}
 
 
 # -------------------------------------------------------------------------------------- aggregation
@@ -127,8 +129,11 @@ def loss_normalizer(
     """
     length_B = mask_BT.bool().sum(dim=1)
     # A row in which nothing was sampled has no loss, so it must not count as an episode either.
-    acted_B = length_B > 0
-    episodes = float(acted_B.sum() if trajectory_B is None else len(trajectory_B[acted_B].unique()))
+    has_action_B = length_B > 0
+    if trajectory_B is None:
+        episodes = float(has_action_B.sum())
+    else:
+        episodes = float(len(trajectory_B[has_action_B].unique()))
     return {
         "token-mean": float(length_B.sum()),
         "seq-mean-token-mean": episodes,
@@ -227,7 +232,7 @@ def kl_penalty(logprobs_BT: Tensor, ref_logprobs_BT: Tensor, estimator: str) -> 
 # ------------------------------------------------------------------------------------------- inside
 
 
-def _masked_means(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:
+def _average_over_mask(mask_BT: Tensor, *columns_BT: Tensor) -> list[float]:
     """Average each tensor over the mask, for logs, with one transfer from the device."""
     totals = torch.stack([torch.where(mask_BT, x.detach().float(), 0.0).sum() for x in columns_BT])
     return (totals / mask_BT.sum().clamp(min=1)).tolist()

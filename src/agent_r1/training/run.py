@@ -56,7 +56,7 @@ def run_training(
     start_model: Path,
     tools: dict[str, BaseTool],
     questions: list[Row],
-    val: list[Row],
+    val_rows: list[Row],
     plain: bool,
 ) -> Path:
     """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's
@@ -92,12 +92,12 @@ def run_training(
                 parts=parts,
                 plain=plain,
             ) as dashboard,
-            graceful_interrupt(dashboard.finishing) as interrupted,
+            graceful_interrupt(dashboard.finishing) as signals,
         ):
 
             def validate(policy: LocalPolicy) -> dict[str, float]:
                 loop = make_loop(policy, chat, tools, config.rollout, config.env)
-                return validation(loop, val, config.rollout, config.seed)
+                return validation(loop, val_rows, config.rollout, config.seed)
 
             recorder = _Recorder(
                 run,
@@ -108,7 +108,7 @@ def run_training(
                 dashboard,
                 track,
                 limit,
-                interrupted,
+                signals,
             )
             env_of = partial(make_env, tools=tools, config=config.env)
             train(
@@ -179,7 +179,7 @@ class _Recorder:
     dashboard: Dashboard
     track: Track
     limit: TimeLimit
-    interrupted: list[int]  # signals received; see `graceful_interrupt`
+    signals: list[int]  # received so far; see `graceful_interrupt`
 
     def step(self, metrics: dict[str, float], trajectories: list[Trajectory], batch: Batch) -> None:
         step = self.learner.step
@@ -200,9 +200,9 @@ class _Recorder:
         if self.trainer.stop_on_collapse:
             stop_and_roll_back(self.run)
         over = self.limit.would_exceed() and step < self.trainer.steps
-        if self.interrupted or over:
+        if self.signals or over:
             self.save(self.learner)
-            why = "" if self.interrupted else self.limit.message
+            why = "" if self.signals else self.limit.message
             raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
     def save(self, learner: Learner) -> None:
@@ -253,18 +253,18 @@ def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:
         folder,
         ends if len(ends) > 1 else ends[0],
         chat.tokenizer.pad_token_id,
-        published_generation(chat),
+        read_generation_config(chat),
     )
     save_tokenizer(chat.tokenizer, folder)
 
 
-def published_generation(chat: ChatFormat) -> dict[str, Any]:
+def read_generation_config(chat: ChatFormat) -> dict[str, Any]:
     """Return what generation_config.json of the start model says, such as a repetition penalty."""
     file = Path(chat.tokenizer.name_or_path or "", "generation_config.json")
     if not chat.tokenizer.name_or_path or not file.is_file():
         return {}
-    found = bounds.read_json(file)
-    return found if isinstance(found, dict) else {}
+    generation_config = bounds.read_json(file)
+    return generation_config if isinstance(generation_config, dict) else {}
 
 
 @contextmanager
@@ -301,10 +301,10 @@ def graceful_interrupt(acknowledge: Callable[[], None] = lambda: None) -> Iterat
 
 
 class TimeLimit:
-    """`trainer.max_hours`, checked after each step. `started` is in seconds since 1970."""
+    """`trainer.max_hours`, checked after each step. `start_time` is in seconds since 1970."""
 
-    def __init__(self, hours: float, started: float):
-        self.end = started + 3600 * hours if hours else float("inf")
+    def __init__(self, hours: float, start_time: float):
+        self.end = start_time + 3600 * hours if hours else float("inf")
         self.message = f"trainer.max_hours={hours:g} would be over in the next step; "
         self.last = time.time()
         self.longest = 0.0

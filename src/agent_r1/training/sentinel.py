@@ -26,7 +26,7 @@ FIRST = 3
 """Steps until the first check."""
 SPAN = 5
 """Steps per compared mean."""
-AGREED = 3
+AGREED_STEPS = 3
 """Steps in a row that may teach nothing."""
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
@@ -63,11 +63,11 @@ class Sign:
 
 
 def _sign(
-    name: str, seen: str, step: int, *, collapse: bool = False, stop_reason: str = ""
+    name: str, evidence: str, step: int, *, collapse: bool = False, stop_reason: str = ""
 ) -> Sign:
     """Make a sign with the meaning and the remedy of its cause."""
     cause = BY_SIGN[name]
-    return Sign(name, seen, cause.meaning, cause.remedy, step, collapse, stop_reason)
+    return Sign(name, evidence, cause.meaning, cause.remedy, step, collapse, stop_reason)
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:
@@ -124,15 +124,15 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
     for reason, observation in OBSERVATIONS.items():
         share = _mean(lines, f"stop/{reason}")
         if share >= 0.5:
-            seen = f"{share:.0%} of the episodes {observation}"
-            reasons.append(_sign(f"zero: {reason}", seen, step, stop_reason=reason))
+            evidence = f"{share:.0%} of the episodes {observation}"
+            reasons.append(_sign(f"zero: {reason}", evidence, step, stop_reason=reason))
     share_invalid = _mean(lines, "tool_calls/invalid_rate")
     if _mean(lines, "tool_calls/mean") == 0:
-        seen = "no tool was called in 100% of the episodes"
-        reasons.append(_sign("zero: no call", seen, step))
+        evidence = "no tool was called in 100% of the episodes"
+        reasons.append(_sign("zero: no call", evidence, step))
     elif share_invalid >= 0.5:
-        seen = f"{share_invalid:.0%} of the calls could not be run"
-        reasons.append(_sign("zero: invalid calls", seen, step))
+        evidence = f"{share_invalid:.0%} of the calls could not be run"
+        reasons.append(_sign("zero: invalid calls", evidence, step))
     gap = _mean(lines, SAMPLER_GAP)
     if gap > 0.2:
         reasons.append(_gap(gap, step))
@@ -145,14 +145,14 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _agreement(lines: Sequence[Line]) -> list[Sign]:
-    last = lines[-AGREED:]
-    if len(last) < AGREED or any(line.get("groups/zero_advantage") != 1 for line in last):
+    last = lines[-AGREED_STEPS:]
+    if len(last) < AGREED_STEPS or any(line.get("groups/zero_advantage") != 1 for line in last):
         return []
     score = _mean(last, "critic/score/mean")
-    seen = f"in {AGREED} consecutive steps, all samples of each group had equal scores"
+    evidence = f"in {AGREED_STEPS} consecutive steps, all samples of each group had equal scores"
     # With the best reward that it has had, the run is solved and has not collapsed.
     collapse = score <= 0 or score < _best(lines) - 0.05
-    return [_sign("groups agree", seen, lines[-1][STEP_KEY], collapse=collapse)]
+    return [_sign("groups agree", evidence, lines[-1][STEP_KEY], collapse=collapse)]
 
 
 def _collapse(lines: Sequence[Line]) -> list[Sign]:
@@ -164,8 +164,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
     best = _best(lines)
     fall = max(0.1, 0.5 * (best - _mean(start, "critic/score/mean")))
     if best - score > max(fall, NOISE * _deviation(lines) * (2 / SPAN) ** 0.5):
-        seen = f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)"
-        collapses.append(_sign("reward falls", seen, step, collapse=True))
+        evidence = f"the reward fell from {best:.2f} to {score:.2f} (means of {SPAN} steps)"
+        collapses.append(_sign("reward falls", evidence, step, collapse=True))
     has_entropy = all("actor/entropy" in line for line in now)
     if has_entropy and _mean(now, "actor/entropy") < 1e-3 and score < best - 0.05:
         collapses.append(_sign("entropy", "the entropy fell to zero", step, collapse=True))
@@ -176,8 +176,8 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
         before = _mean(start, key)
         after = _mean(now, key)
         if after > 2 * before + least and score <= best - 0.05:
-            seen = f"{after:.1f} {name}, {before:.1f} at first"
-            collapses.append(_sign(name, seen, step, collapse=True))
+            evidence = f"{after:.1f} {name}, {before:.1f} at first"
+            collapses.append(_sign(name, evidence, step, collapse=True))
     gap = _mean(now, SAMPLER_GAP)
     if gap > max(0.1, 5 * (lines[0].get(SAMPLER_GAP) or 0.0)):
         collapses.append(_gap(gap, step))
@@ -198,11 +198,11 @@ def _leak(lines: Sequence[Line]) -> list[Sign]:
     # memory a rise.
     if a_step < 0.02 or now > 0.9 * means[0] or min(drops) < 0.6 * fmean(drops):
         return []
-    seen = (
+    evidence = (
         f"the machine's free memory falls by {1024 * a_step:.0f} MiB per step, and {now:.1f} GiB "
         f"are left, enough for {now / a_step:.0f} more steps"
     )
-    return [_sign("host memory", seen, lines[-1][STEP_KEY])]
+    return [_sign("host memory", evidence, lines[-1][STEP_KEY])]
 
 
 def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
@@ -221,13 +221,13 @@ def _slow_sampling(lines: Sequence[Line]) -> list[Sign]:
         return []
     if last_speed > SLOW * first_speed or last_length < 0.7 * first_length:
         return []
-    seen = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
-    return [_sign("slow sampling", seen, lines[-1][STEP_KEY])]
+    evidence = f"{last_speed:.0f} sampled tokens per second, {first_speed:.0f} at the start"
+    return [_sign("slow sampling", evidence, lines[-1][STEP_KEY])]
 
 
 def _gap(gap: float, step: int) -> Sign:
-    seen = f"sampler and trainer differed by {gap:.2f} nats per token"
-    return _sign("sampler", seen, step, collapse=True)
+    evidence = f"sampler and trainer differed by {gap:.2f} nats per token"
+    return _sign("sampler", evidence, step, collapse=True)
 
 
 def _any_reward(line: Line) -> bool:

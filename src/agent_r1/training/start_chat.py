@@ -18,21 +18,21 @@ from agent_r1.training.tiny_model import byte_chat, chat_with_tools, load_chat
 from agent_r1.workspace import Workspace, check_local_model
 
 
-def check_start_chat(config: Config, cached: bool = True) -> str:
+def check_start_chat(config: Config, use_cache: bool = True) -> str:
     """Return one sentence on what is exact. Raise AgentR1Error if the template cannot be used.
 
-    `cached`: whether the result may be kept in a file.
+    `use_cache`: whether the result may be kept in a file.
     """
     chat = start_chat(config)
     if chat is None:
         return "the chat template of a package is checked after its conversion"
-    return check_dialect(chat, config.env, bool(config.env.tools), cached)
+    return check_dialect(chat, config.env, bool(config.env.tools), use_cache)
 
 
-def describe_start_chat(config: Config, cached: bool = True) -> str:
+def describe_start_chat(config: Config, use_cache: bool = True) -> str:
     """Return the same sentence for a plan. Without a network, the template was not seen."""
     try:
-        return check_start_chat(config, cached)
+        return check_start_chat(config, use_cache)
     except AgentR1Error as error:
         if error.code != "download_failed":
             raise

@@ -35,8 +35,8 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
-from agent_r1.rollout.template import KNOWN, Facts, template_key
-from agent_r1.rollout.template_facts import check_tools, studied_chat
+from agent_r1.rollout.template import KNOWN_FACTS, Facts, template_key
+from agent_r1.rollout.template_facts import check_tools, make_studied_chat
 from agent_r1.training.settings import TinyModelConfig
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
@@ -90,7 +90,7 @@ CHAT_TEMPLATE = """\
 
 
 # A test studies it; each other template is studied when its model is loaded.
-KNOWN[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
+KNOWN_FACTS[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -198,7 +198,7 @@ def load_chat(folder: Path) -> ChatFormat:
             f"{path} cannot be read ({first_line(error)}); make or download the model again",
             code="damaged_model",
         ) from None
-    return studied_chat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
+    return make_studied_chat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
 
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
@@ -288,4 +288,4 @@ def chat_with_tools(folder: Path) -> ChatFormat:
     from agent_r1.training.chat_tools import tools_template
 
     tokenizer.chat_template = tools_template()
-    return studied_chat(tokenizer)
+    return make_studied_chat(tokenizer)

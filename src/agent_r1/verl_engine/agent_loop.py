@@ -41,10 +41,10 @@ class VerlPolicy(Policy):
     It records which weights sampled the episode.
     """
 
-    def __init__(self, client, stop_ids: tuple[int, ...], seeded: bool):
+    def __init__(self, client, stop_ids: tuple[int, ...], use_seeds: bool):
         self.client = client
         self.stop_ids = stop_ids
-        self.seeded = seeded
+        self.use_seeds = use_seeds
         self.versions: list[int] = []
         self.seconds = 0.0
 
@@ -59,7 +59,7 @@ class VerlPolicy(Policy):
             "logprobs": True,
             "stop_token_ids": list(self.stop_ids),
         }
-        if self.seeded and sampling.seed is not None:
+        if self.use_seeds and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**63
         start = time.perf_counter()
         try:
@@ -110,7 +110,7 @@ class AgentR1Loop(AgentLoopBase):
         self.run_path = Path(run)
         # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do
         # not repeat there anyway.
-        self.seeded = trainer_config.config.trainer.device == "cpu"
+        self.use_seeds = trainer_config.config.trainer.device == "cpu"
         self.config, self.chat, self.tools = _open_shared(
             run, trainer_config.config.actor_rollout_ref.model.path
         )
@@ -121,7 +121,7 @@ class AgentR1Loop(AgentLoopBase):
         c = self.config
         training = sampling_params["temperature"] > 0
         step = int(row["global_steps"])
-        policy = VerlPolicy(self.client, self.chat.stop_ids, self.seeded)
+        policy = VerlPolicy(self.client, self.chat.stop_ids, self.use_seeds)
         loop = make_loop(policy, self.chat, self.tools, c.rollout, c.env)
         question = {
             **row,

@@ -240,8 +240,8 @@ def replace_unknown_logprobs(
     and how many have none. Raises AgentR1Error if their share exceeds NAN_SHARE.
     """
     action_BT = mask_BT.bool()
-    unknown_BT = action_BT & ~sampler_BT.isfinite()
-    count = int(unknown_BT.sum())
+    is_unknown_BT = action_BT & ~sampler_BT.isfinite()
+    count = int(is_unknown_BT.sum())
     share = count / max(1, int(action_BT.sum()))
     if share > NAN_SHARE:
         raise AgentR1Error(
@@ -252,8 +252,8 @@ def replace_unknown_logprobs(
         )
     # Also outside of actions, where NaN times a mask of 0 would still be NaN.
     trainer_BT = trainer_BT.to(sampler_BT.dtype)
-    repaired_BT = torch.where(sampler_BT.isfinite(), sampler_BT, trainer_BT)
-    return repaired_BT, action_BT & ~unknown_BT, count
+    full_logprobs_BT = torch.where(sampler_BT.isfinite(), sampler_BT, trainer_BT)
+    return full_logprobs_BT, action_BT & ~is_unknown_BT, count
 
 
 class SamplerWatch:

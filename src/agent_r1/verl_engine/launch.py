@@ -63,7 +63,7 @@ CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the
 start."""
 POLL_S = 0.5
-UNVERIFIED = (
+UNVERIFIED_NOTE = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
     "explains "
     "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
@@ -259,13 +259,13 @@ def watch(
             if new_state != state:
                 state = new_state
                 last_change = time.monotonic()
-                child.shared |= files_in_shared_memory(run_processes(child.mark))
+                child.shared_files |= files_in_shared_memory(run_processes(child.mark))
                 lines = run.metrics.read()
                 for line in lines[line_count:]:
                     dashboard.step(line)
                     track(line)
                     if line.get("checkpoint/unverified"):
-                        dashboard.note(UNVERIFIED)
+                        dashboard.note(UNVERIFIED_NOTE)
                 line_count = len(lines)
             if time.monotonic() - last_change > patience:
                 raise AgentR1Error(
@@ -290,7 +290,7 @@ class Child:
     process: subprocess.Popen
     mark: str
     scratch: Path
-    shared: set[Path] = field(default_factory=set)
+    shared_files: set[Path] = field(default_factory=set)
     """Files in /dev/shm that processes of this run had mapped."""
 
 
@@ -412,7 +412,7 @@ def hide_flash_attn(scratch: Path) -> str:
 
 def clean_up(child: Child, logs: Path) -> None:
     """End every process of the run, and remove its shared memory and temporary files."""
-    child.shared |= files_in_shared_memory(
+    child.shared_files |= files_in_shared_memory(
         run_processes(child.mark)
     )  # dead processes have nothing mapped
     child.process.terminate()
@@ -427,7 +427,7 @@ def clean_up(child: Child, logs: Path) -> None:
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
     child.process.wait()
-    for path in child.shared:
+    for path in child.shared_files:
         path.unlink(missing_ok=True)
     for session in child.scratch.glob("session_*"):
         if not session.is_symlink():  # as session_latest is

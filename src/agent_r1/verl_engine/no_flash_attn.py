@@ -53,7 +53,7 @@ import verl.utils.torch_functional  # noqa: E402
 
 VARLEN = "agent_r1_varlen"
 """The name of `varlen_attention` in transformers' tables."""
-GROUPED = "enable_gqa" in inspect.signature(varlen_attn).parameters
+HAS_GROUPED_HEADS = "enable_gqa" in inspect.signature(varlen_attn).parameters
 """Whether the kernel takes fewer key heads than query heads (from PyTorch 2.13)."""
 
 
@@ -94,14 +94,14 @@ def attend_within(q: Tensor, k: Tensor, v: Tensor, ends: Tensor, scale: float | 
     """
     if q.device.type == "cpu":  # PyTorch has the kernel for GPUs only
         return _row_by_row(q, k, v, ends.tolist(), scale)
-    grouped: dict[str, Any] = {"enable_gqa": True} if GROUPED else {}
-    if not GROUPED:
+    kernel_options: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_HEADS else {}
+    if not HAS_GROUPED_HEADS:
         k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
         v = v.repeat_interleave(q.shape[1] // v.shape[1], dim=1)
     longest = int(ends.diff().max())
     causal = (-1, 0)  # any number of tokens back, none ahead
     out = varlen_attn(
-        q, k, v, ends, ends, longest, longest, scale=scale, window_size=causal, **grouped
+        q, k, v, ends, ends, longest, longest, scale=scale, window_size=causal, **kernel_options
     )
     # With `return_aux`, which is not asked for, the kernel returns a pair.
     return out if isinstance(out, Tensor) else out[0]

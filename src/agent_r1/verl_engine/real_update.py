@@ -84,7 +84,7 @@ def last_error(log: Path) -> str:
 # ---------------------------------------------------------------------------------------- one rank
 
 
-def published_config(shape: Shape, qwen3: bool) -> transformers.PreTrainedConfig:
+def make_published_config(shape: Shape, qwen3: bool) -> transformers.PreTrainedConfig:
     """Make the config.json of a published Qwen model of this shape, without a download."""
     kind = transformers.Qwen3Config if qwen3 else transformers.Qwen2Config
     config = kind(
@@ -108,7 +108,7 @@ def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
     """Write random weights in bfloat16, as published models have, and a small tokenizer."""
     from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer
 
-    config = published_config(shape, qwen3)
+    config = make_published_config(shape, qwen3)
     # A CPU draws 1.5 billion numbers in about a minute, a GPU at once.
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -159,11 +159,11 @@ def random_batch(lengths: list[int], vocab: int, seed: int, entropy: bool = Fals
         "dataloader_kwargs": {"shuffle": False},
         "temperature": 1.0,
     }
-    nested: dict[str, torch.Tensor | list[Any]] = {
+    nested_columns: dict[str, torch.Tensor | list[Any]] = {
         name: torch.nested.as_nested_tensor(column, layout=torch.jagged)
         for name, column in columns.items()
     }
-    return tensordict_utils.get_tensordict(nested, settings)
+    return tensordict_utils.get_tensordict(nested_columns, settings)
 
 
 def make_worker(settings: Any) -> Any:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from agent_r1.config.settings import AtLeast1, OutsideFingerprint, Section
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.hardware import check_context, find_gpu, known_model
+from agent_r1.ground.hardware import check_context, find_gpu, find_known_shape
 
 
 class VerlConfig(Section):
@@ -100,7 +100,7 @@ class VerlConfig(Section):
             )
         if v.gpu is not None:
             find_gpu(v.gpu)
-        shape = known_model(config.model.path)
+        shape = find_known_shape(config.model.path)
         if shape:
             check_context(r.max_context, v.tensor_parallel, shape)
         if config.trainer.max_tokens_per_microbatch < r.max_context:

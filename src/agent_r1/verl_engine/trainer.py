@@ -222,20 +222,20 @@ class AgentR1Trainer(PPOTrainerSync):
         ]
         of_tokens = [column.name for column in self.estimate.columns if column.of_tokens]
         fields += ["step_ids", *of_tokens]
-        data = tq.kv_batch_get(
+        columns_of_batch = tq.kv_batch_get(
             keys=batch.keys, partition_id=batch.partition_id, select_fields=fields
         )
-        nested_mask = data["response_mask"]
-        columns_BT = data.to_padded_tensor()
+        nested_mask = columns_of_batch["response_mask"]
+        columns_BT = columns_of_batch.to_padded_tensor()
         rewards_BT = columns_BT["rm_scores"].clone()
         mask_BT = columns_BT["response_mask"]
         old_BT = columns_BT["old_log_probs"]
         # Before any exp(): one NaN of the sampler would make the whole gradient NaN.
-        sampler_BT, known_BT, unknown = replace_unknown_logprobs(
+        sampler_BT, is_known_BT, unknown_count = replace_unknown_logprobs(
             columns_BT["rollout_log_probs"], old_BT, mask_BT
         )
-        metrics["rollout/nan_logprobs"] = unknown
-        metrics |= self.sampler.check(old_BT, sampler_BT, known_BT)
+        metrics["rollout/nan_logprobs"] = unknown_count
+        metrics |= self.sampler.check(old_BT, sampler_BT, is_known_BT)
         algorithm = self.config.algorithm
         truncated_B, columns = self._of_episodes(batch)
         advantages_BT, returns_BT = get_adv_estimator_fn(algorithm.adv_estimator)(
@@ -272,15 +272,17 @@ class AgentR1Trainer(PPOTrainerSync):
             )
             fields["rollout_is_weights"] = weights.batch["rollout_is_weights"]
             metrics |= correction_metrics
-        nested = {name: response_to_nested(value, nested_mask) for name, value in fields.items()}
+        nested_fields = {
+            name: response_to_nested(value, nested_mask) for name, value in fields.items()
+        }
         self.advantages = {
             parse_key(key): row.tolist()
-            for key, row in zip(batch.keys, nested["advantages"].unbind(), strict=True)
+            for key, row in zip(batch.keys, nested_fields["advantages"].unbind(), strict=True)
         }
         return tq.kv_batch_put(
             keys=batch.keys,
             partition_id=batch.partition_id,
-            fields=TensorDict(nested, batch_size=len(batch)),
+            fields=TensorDict(nested_fields, batch_size=len(batch)),
         )
 
     def _of_episodes(self, batch: KVBatchMeta) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

@@ -389,7 +389,7 @@ def charts(run: RunFiles) -> dict[str, Chart]:
         "by_tool": draw(by_tool, floor=0),
         "entropy": draw([Curve("entropy", run.series("actor/entropy"), "c3")], floor=0),
         "kl": draw(kl, floor=0),
-        "times": draw(times, floor=0, stacked=True),
+        "times": draw(times, floor=0, is_stacked=True),
     }
     if run.score_name == "reward":
         drawings["reward"] = None  # equal to the score
@@ -409,7 +409,7 @@ def draw(
     *,
     floor: float | None = None,
     top: float | None = None,
-    stacked=False,
+    is_stacked=False,
 ) -> Chart | None:
     """Draw curves over RL steps, or stacked shares; None without points.
 
@@ -421,7 +421,7 @@ def draw(
     figure = Figure(figsize=(520 / 72, 240 / 72))  # 72 SVG units per inch
     axes = figure.add_axes((0.09, 0.21, 0.89, 0.76))
     # clip_on=False: no point is outside, and clip paths would be links within the page.
-    if stacked:
+    if is_stacked:
         xs = [x for x, _ in curves[0].points]
         columns = []
         for curve in curves:
@@ -433,7 +433,7 @@ def draw(
             alpha=0.8,
             clip_on=False,
         )
-    lines = [] if stacked else curves
+    lines = [] if is_stacked else curves
     for curve in lines:
         xs, ys = zip(*curve.points, strict=True)
         if curve.noisy:

@@ -72,17 +72,17 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
     cells = []
     for position in range(n):
         text = row["tokens"][position]
-        sampled = bool(row["action_mask"][position])
+        is_sampled = bool(row["action_mask"][position])
         cell = TokenCell(
             position=position,
             id=row["input_ids"][position],
             text=clean(text),
-            sampled=sampled,
+            sampled=is_sampled,
             control=bool(_CONTROL.fullmatch(text)),
             step=row["step_ids"][position],
-            logprob=row["logprobs"][position] if sampled else None,
+            logprob=row["logprobs"][position] if is_sampled else None,
             reward=row["rewards"][position],
-            advantage=advantages[position] if sampled else None,
+            advantage=advantages[position] if is_sampled else None,
             process=process[position],
         )
         cells.append(cell)
@@ -91,12 +91,12 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
 
 # ------------------------------------------------------------------------------------ for terminals
 
-_SAMPLED = "black on bright_cyan"
-_READ = "bright_black"
+_SAMPLED_STYLE = "black on bright_cyan"
+_CONTEXT_STYLE = "bright_black"
 
 
 def _style(cell: TokenCell) -> str:
-    style = _SAMPLED if cell.sampled else _READ
+    style = _SAMPLED_STYLE if cell.sampled else _CONTEXT_STYLE
     if cell.control:
         style += " bold reverse"
     return style

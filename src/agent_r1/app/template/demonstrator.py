@@ -12,7 +12,9 @@ def demonstrate(row, history, rng):
     steps = list(zip(rest[::2], rest[1::2], strict=True))
     if len(results) == len(steps) or (results and rng.random() < 0.6):
         return Hermes.answer(results[-1], "done")
-    operation, right = steps[len(results)]
-    left = results[-1] if results else first
+    operation, right_number = steps[len(results)]
+    left_number = results[-1] if results else first
     step = f"step {len(results) + 1}"
-    return Hermes.call("calculate", step, left=int(left), operation=operation, right=int(right))
+    return Hermes.call(
+        "calculate", step, left=int(left_number), operation=operation, right=int(right_number)
+    )
