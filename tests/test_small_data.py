@@ -96,7 +96,7 @@ def test_the_best_plays_become_four_of_five_and_are_added_three_times_at_most():
 
 
 def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_path):
-    """The weight decay of many demonstrations stays, and so do the shipped starts."""
+    """Keep the weight decay of many demonstrations, and so the shipped starts."""
     decays = []
 
     def record(model, *arguments, weight_decay, **others):
