@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from conftest import ScriptedPolicy, call, cut, question_row
+from conftest import ScriptedPolicy, call, cut, question_row, trajectory_of
 from rich.console import Console
 
 from agent_r1.config import load_config
@@ -36,6 +36,7 @@ from agent_r1.inference.conversation import (
 )
 from agent_r1.inference.screen import Screen
 from agent_r1.rollout.evaluate import evaluate
+from agent_r1.rollout.reliability import reliability
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import tool
 from agent_r1.workspace import Workspace
@@ -427,3 +428,44 @@ def test_commands_in_a_conversation(session):
     talk("/clear")
     assert not talk.repl.conversation.exchanges
     assert not talk.repl.handle("/quit")
+
+
+def card_of_two_questions(data: str) -> dict:
+    """Make an eval card: all eight samples of the first question are right, three of the other."""
+    episodes = []
+    for question, right in enumerate((8, 3)):
+        for number in range(8):
+            metrics = {"em": float(number < right)}
+            step = ([1], [2], metrics["em"])
+            episodes.append(
+                trajectory_of(step, group=str(question), sample=number, metrics=metrics)
+            )
+    return {"data": data, "reliability": reliability(episodes, "em", 1.0, None)}
+
+
+def test_why_tells_how_reliable_the_agent_and_the_question_are(session, tmp_path):
+    known = [question_row(), question_row("Other?", ("Tulo",)), question_row("Third?")]
+    talk = session(lambda s, turn, ids: ANSWER, known=known)
+    agent = talk.repl.agent
+    talk("2")
+    assert "in the evaluation" not in talk("/why")  # without a card
+    agent.model = tmp_path
+    card = card_of_two_questions(Workspace(agent.config).data.name)
+    (tmp_path / "eval.json").write_text(json.dumps(card))
+    shown = words_of(talk("/why"))
+    assert "in the evaluation, 8 samples at temperature 1: mean 0.688 (95 % " in shown
+    assert "pass@8 1.000" in shown and "pass^8 0.500" in shown
+    assert shown.endswith("of this question, 3 of 8 were right")
+    # The card has two questions, so nothing is known about the third, or about a user's.
+    for question in ("3", "Who founded Marn?"):
+        talk("/clear", question)
+        shown = words_of(talk("/why"))
+        assert "pass^8 0.500" in shown and "of this question" not in shown
+    # Numbers of another data set's questions are about other questions.
+    (tmp_path / "eval.json").write_text(json.dumps(card_of_two_questions("tinyhop-other")))
+    talk("/clear", "2")
+    shown = words_of(talk("/why"))
+    assert "pass^8 0.500" in shown and "of this question" not in shown
+    # A card of one sample per question has no reliability.
+    (tmp_path / "eval.json").write_text(json.dumps({"data": card["data"]}))
+    assert "in the evaluation" not in talk("/why")

@@ -45,7 +45,7 @@ def found(preset: str, *settings: str) -> dict[str, Check]:
 @pytest.mark.parametrize("preset", ["laptop", "hotpotqa-4xh100"])
 def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     checks = found(preset)
-    names = ["packages", "verl", "torch works", "memory", "disk", "open files", "GPUs"]
+    names = ["packages", "verl", "torch works", "memory", "disk", "open files", "load", "GPUs"]
     assert [*checks] == [
         *names,
         *(["attention", "shared memory", "C compiler"] if preset != "laptop" else []),
@@ -66,6 +66,18 @@ def test_the_list_has_the_remedy_unless_the_finding_names_one(nvidia_smi, findin
     row = doctor.CheckRow("x", lambda facts: finding, "the usual remedy")
     facts = doctor.gather_facts(load_config("laptop"))
     assert doctor.run_check(row, facts) == Check("x", finding.status, finding.detail, remedy)
+
+
+@pytest.mark.parametrize(
+    ("load", "settings", "status"),
+    [(16.0, [], "warn"), (16.0, ["trainer.threads=1"], "ok"), (1.9, [], "ok")],
+)
+def test_a_busy_machine_is_told_to_use_one_thread(nvidia_smi, monkeypatch, load, settings, status):
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(machine, "cores", lambda: 2)
+    check = found("smoke", *settings)["load"]
+    assert check.status == status and f"load {load:.1f} on 2 cores" in check.detail
+    assert ("trainer.threads=1" in check.remedy) == (status == "warn")
 
 
 def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys):

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "away.py",
     "embedder.py",
     "guess.py",
+    "invoices.py",
     "treasure.py",
     "notebook.py",
     "primes.py",

@@ -5,7 +5,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from openenv_server import serving
@@ -75,6 +79,8 @@ def test_what_an_agent_would_see(files, server, monkeypatch, capsys):
 
 
 GYM = "../../recipes/gym/README.md"
+MCP = "../../recipes/mcp/README.md"
+DATA = "your-own-data.md"
 
 
 @pytest.mark.slow
@@ -88,6 +94,34 @@ def test_the_example_of_gymnasium_trains(empty_folder):  # noqa: F811
     assert card["n"] == 4 and card["score_name"] in ("success", "reward")
     metrics = (empty_folder / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
     assert len(metrics) == 2
+
+
+@pytest.mark.slow
+def test_the_example_of_mcp_trains(empty_folder, monkeypatch):  # noqa: F811
+    pytest.importorskip("mcp")
+    for name in ("prices.py", "shopping.py"):
+        (empty_folder / name).write_text((ROOT / "recipes/mcp" / name).read_text())
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    [words] = [words for words in commands(MCP) if "env.tools=[prices]" in words]
+    assert follow(words, *SMALL, "--run=mine", "--plain") == 0
+    metrics = (empty_folder / "runs" / "mine" / "metrics.jsonl").read_text().splitlines()
+    assert len(metrics) == 2
+    rows = (empty_folder / "runs" / "mine" / "config.yaml").read_text()
+    assert "python prices.py" in rows
+
+
+@pytest.mark.slow
+def test_the_example_of_questions_trains(empty_folder):  # noqa: F811
+    (empty_folder / "invoices.py").write_text(blocks(DATA, "python")[1])
+    subprocess.run([sys.executable, "invoices.py"], check=True)
+    [words] = [words for words in commands(DATA) if words[0] == "train"]
+    settings = [*SMALL, "trainer.rollouts_every=1", "--run=mine", "--plain"]
+    assert follow(words, *settings) == 0
+    record = json.loads(
+        (empty_folder / "runs/mine/rollouts/step_000002.jsonl").read_text().splitlines()[0]
+    )
+    prompt = "".join(record["rows"][0]["tokens"])
+    assert "[context]" in prompt and prompt.count("What is the") == 1
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,8 @@
 In: own_task_worlds.py. Out: recipes/diagnose/tests/own_tasks/NAME/, a folder for each run with its
 config, metrics and some episodes, without ids and log-probabilities. The six kinds of tasks are
 those that newcomers brought; each kind has two healthy runs and two broken ones. The test of
-recipes/diagnose names the runs that its rules were tuned on. Not all of the 24 are recorded. The
-memorised starts need the cold start of the commit that recorded them, before it held demonstrations
-out.
+recipes/diagnose names the runs that its rules were tuned on. The memorised starts need the cold
+start of the commit that recorded them, before it held demonstrations out.
 """
 
 from __future__ import annotations

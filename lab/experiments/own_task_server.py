@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("prices")
 
@@ -13,7 +14,8 @@ server = MCPServer("prices")
 def price(name: str) -> str:
     """Look up what something costs."""
     if "broken" in sys.argv[1:]:
-        raise LookupError("the price list is gone")
+        # Any other exception is a crash for the SDK: it writes a traceback for .8 CPU seconds.
+        raise ToolError("the price list is gone")
     total = sum(ord(letter) * (place + 1) for place, letter in enumerate(name))
     return str(11 + total % 39)
 

@@ -26,6 +26,7 @@ WORLDS = (
     "tinycode",
     "two-tools",
     "geohop",
+    "files",
     "gym:recipes/gym/corridor.py:Corridor",
 )
 

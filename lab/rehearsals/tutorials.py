@@ -36,6 +36,8 @@ class Example:
     page: Path
     files: dict[str, str]
     train: list[str]
+    script: str = ""
+    """A file to run before, which writes the questions."""
 
 
 def examples() -> dict[str, Example]:
@@ -45,7 +47,16 @@ def examples() -> dict[str, Example]:
     by_class, by_words = commands(environment)[:2]
     gym = ROOT / "recipes" / "gym" / "README.md"
     corridor = (gym.parent / "corridor.py").read_text(encoding="utf-8")
+    data = TUTORIAL / "your-own-data.md"
+    mcp = ROOT / "recipes" / "mcp" / "README.md"
+    mcp_files: dict[str, str] = {}
+    for name in ("prices.py", "shopping.py"):
+        mcp_files[name] = (mcp.parent / name).read_text(encoding="utf-8")
+    mcp_train = [words for words in commands(mcp) if "env.tools=[prices]" in words]
+    invoices = {"invoices.py": blocks(data, "python")[1]}
     return {
+        "questions": Example(data, invoices, commands(data)[0], "invoices.py"),
+        "mcp": Example(mcp, mcp_files, mcp_train[0]),
         "class": Example(environment, {"treasure.py": class_code}, by_class),
         "words": Example(
             environment, {"treasure.py": class_code, "words.py": words_code}, by_words
@@ -70,22 +81,29 @@ def commands(page: Path) -> list[list[str]]:
 def run() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, example in examples().items():
-        began = time.perf_counter()
-        scores = [play(example, seed) for seed in SEEDS]
-        seconds = (time.perf_counter() - began) / len(SEEDS)
-        before = sum(first["score"] for first, _ in scores) / len(SEEDS)
-        after = sum(last["score"] for _, last in scores) / len(SEEDS)
-        noise = 1.96 * math.sqrt(sum(error(card) ** 2 for pair in scores for card in pair))
-        noise /= len(SEEDS)
-        if after - before <= noise:
-            raise AssertionError(f"{name}: {before:.3f} -> {after:.3f}, within {noise:.3f}")
-        figures[f"{name}_before"] = round(before, 3)
-        figures[f"{name}_after"] = round(after, 3)
-        figures[f"{name}_seconds"] = round(seconds)
-        each = ", ".join(f"{first['score']:.2f} -> {last['score']:.2f}" for first, last in scores)
-        write_figures(name, example.page, f"{before:.2f} -> {after:.2f}", each, round(seconds))
-        print(f"{name}: {each}", flush=True)
+        figures |= run_example(name, example)
     return figures
+
+
+def run_example(name: str, example: Example) -> dict[str, Any]:
+    """Train an example on three seeds, and write its figures into its page."""
+    began = time.perf_counter()
+    scores = [play(example, seed) for seed in SEEDS]
+    seconds = round((time.perf_counter() - began) / len(SEEDS))
+    before = sum(first["score"] for first, _ in scores) / len(SEEDS)
+    after = sum(last["score"] for _, last in scores) / len(SEEDS)
+    noise = 1.96 * math.sqrt(sum(error(card) ** 2 for pair in scores for card in pair))
+    noise /= len(SEEDS)
+    if after - before <= noise:
+        raise AssertionError(f"{name}: {before:.3f} -> {after:.3f}, within {noise:.3f}")
+    each = ", ".join(f"{first['score']:.2f} -> {last['score']:.2f}" for first, last in scores)
+    write_figures(name, example.page, f"{before:.2f} -> {after:.2f}", each, seconds)
+    print(f"{name}: {each}", flush=True)
+    return {
+        f"{name}_before": round(before, 3),
+        f"{name}_after": round(after, 3),
+        f"{name}_seconds": seconds,
+    }
 
 
 def error(card: dict[str, Any]) -> float:
@@ -101,13 +119,18 @@ def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
         for file, code in example.files.items():
             (folder / file).write_text(code, encoding="utf-8")
         settings = [*example.train[1:], f"--seed={seed}", "--run=example"]
-        for words in (
-            ["train", *settings, "--plain"],
-            ["eval", "--before", *settings],
-            ["eval", *settings],
-        ):
-            command = [sys.executable, "-m", "agent_r1", *words]
-            environment = os.environ | {"AGENT_R1_HOME": str(folder)}
+        steps = [
+            ["-m", "agent_r1", "train", *settings, "--plain"],
+            ["-m", "agent_r1", "eval", "--before", *settings],
+            ["-m", "agent_r1", "eval", *settings],
+        ]
+        if example.script:
+            steps.insert(0, [example.script])
+        # The page's `python` is the one that runs this.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment = os.environ | {"AGENT_R1_HOME": str(folder), "PATH": path}
+        for words in steps:
+            command = [sys.executable, *words]
             subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
         cards = [folder / "runs" / "example" / name for name in ("eval_before.json", "eval.json")]
         # Sampled at temperature 1, because greedy decoding hides the mixture that RL improves.

@@ -1,6 +1,6 @@
 """Train two steps with verl's real trainer in other recipes, with other estimators.
 
-SmolLM2 on GeoHop, sums, programs, and a house to search.
+SmolLM2 on GeoHop, sums, programs, a house to search, and a class in Gymnasium's form.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
 SMALL = [
     "data.val=2",
@@ -47,8 +48,14 @@ WORLDS = {
     ("tinymath", "steppo"): [*TINY, "critic.warmup_steps=0", "critic.minibatches=1"],
     ("tinycode", "rloo"): TINY,
     ("tinyquest", "gigpo"): TINY,
+    ("smoke", "grpo"): [
+        *TINY,
+        "cold_start.copy_steps=20",
+        "cold_start.mix_steps=60",
+        f"env.name=gym:{ROOT / 'recipes' / 'gym' / 'corridor.py'}:Corridor",
+    ],
 }
-"""(preset, estimator) -> settings: each world once, each estimator once."""
+"""(preset, estimator) -> settings: each world once."""
 
 
 def run() -> dict[str, float]:

@@ -18,6 +18,10 @@ class CreditRollout(RolloutConfig):
     """Dynamic sampling: rounds per step, at most, in which new prompts replace groups that agree
     (dynamic_sampling.py)."""
 
+    @property
+    def replaces_equal_groups(self) -> bool:
+        return bool(self.dynamic_sampling_rounds)
+
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         if not config.rollout.dynamic_sampling_rounds:

@@ -14,6 +14,7 @@ command end with it.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import importlib.util
@@ -222,6 +223,7 @@ def _limit(within_s: float) -> None:
 def _stand_ins() -> Path:
     """Write the stand-ins for installers and test runners once in a process."""
     folder = Path(tempfile.mkdtemp(prefix="agent-r1-stand-ins-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     scripts = {"uv": UV, "uvx": UV, "pytest": PYTEST}
     scripts |= dict.fromkeys(("apt-get", "apt", "curl", "wget", "pip", "pip3", "sudo"), STAND_IN)
     scripts["sudo"] = '#!/bin/sh\nexec "$@"\n'

@@ -110,20 +110,34 @@ def script(*names: str) -> str:
     return "".join((HERE / "js" / f"{name}.js").read_text() for name in names)
 
 
-def write_html(file: Path, template: str, program: str, facts: dict[str, Any]) -> int:
+def write_html(
+    file: Path,
+    template: str | Path,
+    program: str,
+    facts: dict[str, Any],
+    blocks: dict[str, str] | None = None,
+    policy: str = "",
+) -> int:
     """Fill the `@NAME@` of a template, and write the page. Return its length.
 
     Its content policy allows `program` alone, by its hash: no text of an episode can run as a
-    script.
+    script. `policy` extends `script-src` and adds what follows it. `facts` are texts; `blocks` are
+    contents of script elements that do not run, and keep their characters.
     """
+    blocks = blocks or {}
+    for name, block in blocks.items():
+        # These two end a script element, or hide its end, wherever they stand.
+        if "</script" in block.lower() or "<!--" in block:
+            raise ValueError(f"{name} would end its script element")
     digest = base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()
     parts = {name: html.escape(str(value)) for name, value in facts.items()}
-    parts |= {
+    parts |= blocks | {
         "SCRIPT": program,
         "STYLE": (HERE / "microscope.css").read_text(),
         "MICROSCOPE": _markup(file),
     }
-    parts["POLICY"] = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    own_script = f"script-src 'sha256-{digest}'{policy}"
+    parts["POLICY"] = f"default-src 'none'; style-src 'unsafe-inline'; {own_script}"
     page = re.sub("@([A-Z]+)@", lambda name: parts[name[1]], (HERE / template).read_text())
     write_whole(file, page)
     return len(page)

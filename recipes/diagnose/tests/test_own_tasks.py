@@ -3,8 +3,9 @@
 When the rules were written, only the first two runs of TUNED_ON existed. Three more were judged
 wrong at first (a healthy one and two broken ones), and three rules were changed for them, so they
 count as tuned on. All runs of HELD_BACK were judged as now. A wrong *likely* costs more trust than
-silence, so a broken run may have no cause, and a healthy one must not have any. Not all 24 runs of
-the script are recorded. The healthy runs of `mcp` and `tools` are sound and too short to learn.
+silence, so a broken run may have no cause, and a healthy one must not have any. The last three runs
+were recorded later, with today's cold start. The healthy runs of `mcp` and `tools` are sound, and
+too short to learn.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ HELD_BACK = {
     "native-memorised": MEMORISED,
     "tools-healthy-1": None,
     "tools-fail": FAIL,
+    "gym-healthy-1": None,
+    "mcp-healthy-1": None,
+    "mcp-fails": FAIL,
 }
 ALL = TUNED_ON | HELD_BACK
 

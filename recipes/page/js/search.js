@@ -4,13 +4,15 @@
  * In: passages with title and text. Out: hits, best first. Next: episode.js.
  */
 
-const DF_SLOTS = 2 ** 18;
+const DF_SLOTS = 262144; // 2^18
 const [PIECE_LENGTHS, PIECE_WEIGHT, PAIR_WEIGHT, LONGEST_WORD] = [[3, 4, 5], 0.7, 0.5, 64];
 
 class SearchIndex {
-  constructor(passages, dim) {
+  /** `hash` maps a text to the [low, high] halves of its BLAKE2b hash; recipes/browser has a faster one. */
+  constructor(passages, dim, hash = blake2b64) {
     this.passages = passages;
     this.dim = dim;
+    this.hash = hash;
     this.hashed = new Map(); // words and names recur, and hashing is nearly all the work
     this.idf = this.fit();
     this.vectors = passages.map(({ title, text }) => this.encodePassage(title, text));
@@ -25,7 +27,7 @@ class SearchIndex {
     }
     const n = this.passages.length;
     return Float32Array.from(df, (count) =>
-      count > 0 ? Math.log1p((n - count + 0.5) / (count + 0.5)) : 0,
+      count > 0 ? logOnePlus((n - count + 0.5) / (count + 0.5)) : 0,
     );
   }
 
@@ -75,8 +77,8 @@ class SearchIndex {
 
   /** Give a gram its column, its slot and its signed weight, from different bits of one hash. */
   locate(gram, weight) {
-    const [low, high] = blake2b64(gram);
-    const column = ((high % this.dim) * (2 ** 32 % this.dim) + (low % this.dim)) % this.dim;
+    const [low, high] = this.hash(gram);
+    const column = ((high % this.dim) * (4294967296 % this.dim) + (low % this.dim)) % this.dim;
     return {
       column,
       slot: (high >>> 8) % DF_SLOTS,
@@ -96,10 +98,29 @@ function weightedGrams(token) {
   return [[`word:${token}`, 1], ...pieces.map((piece) => [`piece:${piece}`, share])];
 }
 
+/**
+ * Compute log(1 + x) for x > 0 with + - * / only, whose results are the same in every engine: those of Math.log1p may
+ * differ in the last bit. log(1 + x) = halvings x log(2) + 2 artanh(r), and r <= .172, so twelve terms are exact.
+ */
+function logOnePlus(x) {
+  let [rest, halvings] = [1 + x, 0];
+  while (rest > 1.4142135623730951) {
+    rest /= 2;
+    halvings++;
+  }
+  const ratio = halvings ? (rest - 1) / (rest + 1) : x / (2 + x);
+  let [power, sum] = [ratio, 0];
+  for (let i = 1; i < 24; i += 2) {
+    sum += power / i;
+    power *= ratio * ratio;
+  }
+  return halvings * Math.LN2 + 2 * sum;
+}
+
 /** Scale a vector to length 1; a vector of zeros stays. */
 function unit(cells) {
   let squares = 0;
-  for (const value of cells.values()) squares += Math.fround(value) ** 2;
+  for (const value of cells.values()) squares += Math.fround(value) * Math.fround(value);
   const length = Math.fround(Math.sqrt(squares)) || 1;
   for (const [column, value] of cells) cells.set(column, Math.fround(Math.fround(value) / length));
   return cells;
@@ -171,7 +192,7 @@ function blakeAdd(a, b, input) {
   const low = v[2 * a] + v[2 * b] + (input < 0 ? 0 : blakeInput[2 * input]);
   const high = v[2 * a + 1] + v[2 * b + 1] + (input < 0 ? 0 : blakeInput[2 * input + 1]);
   v[2 * a] = low;
-  v[2 * a + 1] = high + Math.floor(low / 2 ** 32);
+  v[2 * a + 1] = high + Math.floor(low / 4294967296);
 }
 
 /** Set word a to (a xor b), rotated right. */

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import html
 import html.parser
+import json
 import re
 import shutil
 
@@ -231,6 +233,40 @@ def test_the_page_is_one_file_whose_policy_names_its_script_alone(run, tmp_path)
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|\bon\w+=",
         program,
     )
+
+
+def test_the_page_tells_how_reliable_its_last_checkpoint_is(run, tmp_path):
+    checkpoint, config, _ = run
+    card_file = checkpoint.parent.parent / "eval.json"
+    card = {
+        "model": str(checkpoint / "model"),
+        "reliability": {
+            "samples": 8,
+            "questions": 40,
+            "temperature": 1.0,
+            "mean@1": 0.9312,
+            "pass@8": 0.975,
+            "pass@8_ci95": [0.9, 0.996],
+            "pass^8": 0.775,
+            "pass^8_ci95": [0.63, 0.88],
+        },
+    }
+    try:
+        card_file.write_text(json.dumps(card))
+        export.write_page(checkpoint, config, tmp_path / "page.html")
+        assert (
+            "<p>In the run's evaluation, 8 samples of each of 40 test questions at temperature 1, "
+            "with unrounded weights and 95 % intervals: mean 0.931; pass@8 0.975 (0.900 to 0.996): "
+            "at least one is right; pass^8 0.775 (0.630 to 0.880): all are right.</p>"
+        ) in html.unescape((tmp_path / "page.html").read_text())
+        # Without a card, with one of another checkpoint, or with one sample: no sentence.
+        card_file.write_text(json.dumps(card | {"model": str(checkpoint.parent / "step_000010/m")}))
+        assert export.describe_reliability(checkpoint) == ""
+        card_file.write_text(json.dumps({"model": card["model"]}))
+        assert export.describe_reliability(checkpoint) == ""
+    finally:
+        card_file.unlink()
+    assert export.describe_reliability(checkpoint) == ""
 
 
 def test_the_page_has_every_checkpoint(run):

@@ -33,6 +33,8 @@ from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import TrainingRow
+from agent_r1.training import clone
+from agent_r1.training.clone import WEIGHT_DECAY
 from agent_r1.training.probe import (
     Probe,
     probe_tasks,
@@ -74,6 +76,7 @@ class Phase(NamedTuple):
     tokens: int
     """In each step."""
     held_rows: Sequence[TrainingRow] = ()
+    weight_decay: float = WEIGHT_DECAY
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -209,8 +212,6 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
-    from agent_r1.training.clone import HeldOut, clone
-
     config = paths.config
     set_threads(config.trainer.threads)
     c = config.cold_start
@@ -237,10 +238,14 @@ def _teach(paths: Workspace, out: Path) -> str:
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
         init_weights(model, config.seed)
-        phases = [
-            Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, lessons.held_copy_rows),
-            Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, lessons.held_mix_rows),
-        ]
+        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens)
+        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens)
+        if lessons.held_copy_rows:  # few demonstrations
+            copy = copy._replace(
+                held_rows=lessons.held_copy_rows, weight_decay=clone.COPY_DECAY_OF_FEW
+            )
+            mix = mix._replace(held_rows=lessons.held_mix_rows, weight_decay=clone.MIX_DECAY_OF_FEW)
+        phases = [copy, mix]
     losses: list[float] = []
     ends: list[str] = []
     with progress("cloning", sum(phase.steps for phase in phases)) as advance:
@@ -252,8 +257,8 @@ def _teach(paths: Workspace, out: Path) -> str:
 
             held_out = None
             if phase.held_rows and phase.steps:
-                held_out = HeldOut(phase.held_rows, config.trainer.max_tokens_per_microbatch)
-            taken = clone(
+                held_out = clone.HeldOut(phase.held_rows, config.trainer.max_tokens_per_microbatch)
+            taken = clone.clone(
                 model,
                 phase.rows,
                 phase.steps,
@@ -263,6 +268,7 @@ def _teach(paths: Workspace, out: Path) -> str:
                 on_step,
                 *precision,
                 held_out=held_out,
+                weight_decay=phase.weight_decay,
             )
             if held_out:
                 ends.append(
@@ -327,4 +333,7 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
     if not copy_rows or not held_copy_rows:
         copy_rows = mix_rows
         held_copy_rows = held_mix_rows
+    repeats = demonstrate.repeats_of_best(len(copy_rows), len(mix_rows))
+    mix_rows = mix_rows + repeats * copy_rows
+    held_mix_rows = held_mix_rows + repeats * held_copy_rows
     return Lessons(chat, copy_rows, mix_rows, held_copy_rows, held_mix_rows)

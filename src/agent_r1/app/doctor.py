@@ -63,6 +63,8 @@ PRESETS_80GB = (
     (1, "first-agent-1xh100"),
 )
 """(number of GPUs, preset)"""
+BUSY = 1.5
+"""Programs that want to run per core (the average of a minute), above which a run has to wait."""
 VERSION_LIMIT = 4
 """Untested versions that a line names; it counts the others."""
 VARLEN = "verl.attention=varlen packs rows with PyTorch's own kernel"
@@ -359,6 +361,26 @@ def check_files(facts: Facts) -> Finding:
     return Finding("ok" if limit >= need else "fail", detail)
 
 
+def check_load(facts: Facts) -> Finding:
+    """Check that other programs leave the cores to a local run.
+
+    Threads that share a core wait for one another. At a load of 16 on two cores, cloning with one
+    thread was seven times as fast as with two.
+    """
+    if not hasattr(os, "getloadavg"):  # Windows
+        return Finding("ok", "not measured on this system")
+    load = os.getloadavg()[0]
+    cores = machine.cores()
+    detail = f"load {load:.1f} on {cores} cores"
+    busy = load > BUSY * cores
+    threads = facts.config.trainer.threads or cores
+    if busy and facts.config.engine == "local" and threads > 1:
+        return Finding(
+            "warn", f"{detail}: a run of {threads} threads would wait for other programs"
+        )
+    return Finding("ok", detail)
+
+
 def check_shm(facts: Facts) -> Finding:
     """Check shared memory, in which Ray's processes exchange tensors. Docker's default is 64 MB."""
     path = Path("/dev/shm")
@@ -518,6 +540,7 @@ CHECKS = (
         check_files,
         "raise `ulimit -Hn`, or lower rollout.max_concurrent_episodes",
     ),
+    CheckRow("load", check_load, "add trainer.threads=1, or end other programs"),
     CheckRow("GPUs", check_gpus, BY_TEST),
     CheckRow(
         "attention",

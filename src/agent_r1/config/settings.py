@@ -191,6 +191,11 @@ class RolloutConfig(Section):
     flow: NamesCode[str | None] = None
     """FILE.py:CLASS, a user-defined flow (`AgentFlowBase`) instead of the observe-act-step loop."""
 
+    @property
+    def replaces_equal_groups(self) -> bool:
+        """Return whether a step plays other groups for those whose rewards are equal."""
+        return False
+
 
 class AdvantageConfig(Section):
     """Configure credit assignment (training/advantages.py, recipes/credit/estimators.py)."""

@@ -62,6 +62,11 @@ A tiny model learns 200 demonstrations by heart in 650 steps. Afterwards all sam
 agree, and RL has nothing to compare."""
 MOST_PLAYS = 8
 """Plays of a question, at most."""
+BEST_SHARE = 0.8
+"""Share of the best plays in what the second phase clones: of few demonstrations, wrong ones would
+cover up what the first phase has learned."""
+MOST_REPEATS = 3
+"""Times that the best plays are added for this share, at most."""
 
 RECORDED_EXAMPLE = (
     '{"messages": [{"role": "user", "content": "..."}, '
@@ -382,6 +387,12 @@ def best_plays(episodes: list[Demonstration]) -> set[int]:
         if score == best[episode.question] and score >= least - 1e-9:
             numbers.add(number)
     return numbers
+
+
+def repeats_of_best(best: int, total: int) -> int:
+    """Return how often to add the `best` plays to all `total` ones, to reach BEST_SHARE."""
+    missing = BEST_SHARE * total - best
+    return max(0, min(MOST_REPEATS, round(missing / ((1 - BEST_SHARE) * best))))
 
 
 # ------------------------------------------------------------------------------------ training data

@@ -111,7 +111,7 @@ def warning_or_refusal(probe: Probe, config: Config) -> str:
             f"the start model already has a mean score of {probe.score:.2f}, and {probe.equal:.0%} "
             "of the groups are equal: RL has nothing left to learn from these questions"
         )
-    if getattr(config.rollout, "dynamic_sampling_rounds", 0):
+    if config.rollout.replaces_equal_groups:
         return (
             f"{probe.equal:.0%} of the groups are equal; dynamic sampling will look for the others"
         )

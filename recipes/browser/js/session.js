@@ -1,0 +1,31 @@
+"use strict";
+/*
+ * Open all that training needs: module, tokenizer, index, start weights. In: the page's data and the module's bytes.
+ * Out: a session, for worker.js and for Node.
+ */
+
+const SLOTS = 128; // episodes at once: 16 questions, 8 attempts each
+
+/** Open a session. `onStage` hears what takes time. */
+async function openSession(data, module, onStage = () => {}) {
+  onStage("Unpacking weights and passages …");
+  const { header, weightsOf } = await unpack(data);
+  const trainer = await Trainer.open(module, SLOTS);
+  const named = weightsOf(0);
+  const start = new Float32Array(trainer.count);
+  let place = 0;
+  for (const [name, count] of PARAMETERS) {
+    if (named[name].length !== count) throw new Error(`the data has no weights ${name}`);
+    start.set(named[name], place);
+    place += count;
+  }
+  trainer.setWeights(start);
+  onStage(`Indexing ${header.corpus.length} passages …`);
+  const hash = (text) => trainer.blake2b(text);
+  const agent = {
+    chat: new ChatFormat(new Tokenizer(header.tokenizer), header.chat),
+    index: new QuickIndex(header.corpus, header.settings.dim, hash),
+    settings: header.settings,
+  };
+  return { header, trainer, agent, start };
+}

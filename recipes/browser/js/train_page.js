@@ -1,0 +1,382 @@
+"use strict";
+/*
+ * Show a run while it learns: its curve, one group of attempts, and the agent that answers. In: messages of worker.js.
+ * All text is set as text, never as markup. `make`, `visible`, `selectable` and `microscope` are of recipes/page.
+ */
+
+const byId = (id) => document.getElementById(id);
+const GROUP = 8;
+const BEFORE_AND_AFTER = 200; // questions of the evaluation at the start and at the end
+const SEEDS = [1, 2, 3, 4, 5];
+/** The runs so far, the run that is going on, and what the page waits for. */
+const page = { runs: [], run: null, switches: [], worker: null, open: false, group: null };
+const recorded = JSON.parse(byId("recorded").textContent);
+
+const plain = (name) => page.switches.find((one) => one.name === name)?.title ?? name;
+const nameOf = (run) =>
+  run.switches.length ? run.switches.map(plain).join(" + ") : "healthy";
+
+// -------------------------------------------------------------------------------------------- worker
+
+/** Start the worker from a text in this file: a page from the disk has no other file to start it from. */
+function startWorker() {
+  const text = byId("worker").textContent;
+  const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  try {
+    page.worker = new Worker(address);
+  } catch {
+    return fail("this browser does not let a page from the disk train in the background; use Chromium or Firefox");
+  }
+  page.worker.onmessage = ({ data }) => hear[data.type](data);
+  page.worker.onerror = (event) => {
+    event.preventDefault();
+    fail(`the training stopped: ${event.message || "the browser ended it, perhaps for memory"}; reload the page`);
+  };
+  send("open", { data: byId("data").textContent, module: moduleBytes() });
+}
+
+function moduleBytes() {
+  const text = atob(byId("module").textContent.trim());
+  return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
+}
+
+const send = (type, facts = {}) => page.worker.postMessage({ type, ...facts });
+
+function fail(text) {
+  byId("problem").hidden = false;
+  byId("problem").textContent = `Something is wrong: ${text}.`;
+  for (const control of document.querySelectorAll("main button")) control.disabled = true;
+}
+
+/** What the page does with each message. */
+const hear = {
+  stage: ({ text }) => status(text),
+
+  ready({ switches, questions, passages, training, parameters, hash }) {
+    Object.assign(page, { open: true, switches, questions });
+    byId("size").textContent = `${(parameters / 1e6).toFixed(2)} million`;
+    byId("passages").textContent = passages.toLocaleString("en");
+    byId("questions").textContent = training.toLocaleString("en");
+    byId("start-hash").textContent = hash;
+    for (const one of switches) byId("switches").append(switchOf(one));
+    status("Ready. The agent stops searching too early; press Train.");
+    buttons();
+    send("evaluate", { count: BEFORE_AND_AFTER });
+    send("ask", questions[0]);
+    byId("question").value = questions[0].question;
+    drawCurve();
+  },
+
+  live({ records }) {
+    drawGroup(records, "Sampling now");
+  },
+
+  step({ step, steps, figures, seconds, group, hash }) {
+    const { run } = page;
+    run.figures.push(figures);
+    run.seconds += seconds;
+    Object.assign(run, { hash, group });
+    const rate = Math.round(figures.tokens / seconds).toLocaleString("en");
+    status(`Step ${step} of ${steps}: ${run.seconds.toFixed(1)} s, ${rate} tokens per second.`);
+    drawGroup(group, `Step ${step}`);
+    page.group = group;
+    byId("figures").replaceChildren(...figureLines(run));
+    drawCurve();
+    buttons();
+    if (page.scope) openMicroscope();
+  },
+
+  paused: () => buttons(),
+
+  done() {
+    const { run } = page;
+    run.done = true;
+    status(`Done: ${run.figures.length} steps in ${run.seconds.toFixed(1)} seconds. The weights' SHA-256 is ${run.hash}.`);
+    compareHash(run);
+    buttons();
+    drawRuns();
+    send("evaluate", { count: BEFORE_AND_AFTER });
+    ask();
+  },
+
+  evaluated({ em, count, step }) {
+    if (step === 0) page.before = em;
+    else if (page.run) page.run.after = em;
+    const parts = [`${count} test questions, answered greedily: ${page.before.toFixed(3)} right before training`];
+    if (step > 0) parts.push(`${em.toFixed(3)} after step ${step}`);
+    byId("score").textContent = `${parts.join(", ")}.`;
+    byId("score").dataset.after = step > 0 ? em : "";
+    drawRuns();
+  },
+
+  answer({ record, step }) {
+    byId("answer").replaceChildren(...answerLines(record, step));
+  },
+
+  problem: ({ text }) => fail(text),
+};
+
+const status = (text) => (byId("status").textContent = text);
+
+// ------------------------------------------------------------------------------------------ controls
+
+function switchOf({ name, title, says }) {
+  const box = Object.assign(document.createElement("input"), { type: "checkbox", value: name });
+  return make("label", "switch", box, make("span", "", make("b", "", title), make("span", "small", says)));
+}
+
+function train() {
+  const boxes = [...byId("switches").querySelectorAll(":checked")];
+  const run = {
+    switches: boxes.map(({ value }) => value),
+    seed: Number(byId("seed").value),
+    steps: Number(byId("steps").value),
+    figures: [],
+    seconds: 0,
+    going: true,
+  };
+  page.run = run;
+  page.runs.push(run);
+  status("Sampling the first attempts …");
+  const { steps, seed, switches } = run;
+  send("train", { steps, seed, switches });
+  buttons();
+  drawRuns();
+}
+
+/** Show which buttons do something now. */
+function buttons() {
+  const { run } = page;
+  const going = Boolean(run && !run.done && run.going);
+  const paused = Boolean(run && !run.done && !run.going);
+  byId("train").disabled = !page.open || going;
+  byId("train").textContent = run ? "Train again from the start" : "Train";
+  byId("pause").disabled = !going && !paused;
+  byId("pause").textContent = paused ? "Continue" : "Pause";
+  byId("one").disabled = !paused;
+  for (const id of ["ask", "question", "another"]) byId(id).disabled = !page.open;
+  byId("scope").disabled = !page.group;
+}
+
+function pauseOrContinue() {
+  page.run.going = !page.run.going;
+  send(page.run.going ? "resume" : "pause");
+  buttons();
+}
+
+function ask() {
+  const text = byId("question").value.trim();
+  const known = page.questions.find(({ question }) => question === text);
+  if (text) send("ask", known ?? { question: text, answers: [] });
+}
+
+function openMicroscope() {
+  page.scope = true;
+  microscope(byId("microscope-here"), { records: page.group });
+}
+
+function connect() {
+  for (const seed of SEEDS) byId("seed").append(new Option(seed));
+  byId("train").onclick = train;
+  byId("pause").onclick = pauseOrContinue;
+  byId("one").onclick = () => send("step");
+  byId("scope").onclick = openMicroscope;
+  byId("asking").onsubmit = ask;
+  byId("another").onclick = () => {
+    const { question } = page.questions[Math.floor(Math.random() * page.questions.length)];
+    byId("question").value = question;
+    ask();
+  };
+  byId("seed").onchange = byId("steps").onchange = drawCurve;
+  selectable(byId("tree"), byId("facts"));
+  document.onvisibilitychange = () => {
+    const going = page.run && !page.run.done && page.run.going;
+    if (document.hidden && going) page.hidden = true;
+    byId("hidden").hidden = !page.hidden;
+  };
+  addEventListener("beforeunload", (event) => {
+    // A reload would lose the run: the browser asks first.
+    if (page.run && !page.run.done) event.preventDefault();
+  });
+}
+
+// --------------------------------------------------------------------------------------------- curve
+
+const [WIDE, HIGH, LEFT, BELOW] = [640, 260, 40, 28];
+
+function svg(tag, attributes, ...children) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
+}
+
+/** Draw the mean reward of each step, of all runs, and the recorded healthy run of the same seed. */
+function drawCurve() {
+  const steps = Math.max(Number(byId("steps").value), ...page.runs.map((run) => run.steps));
+  const x = (step) => LEFT + ((WIDE - LEFT - 12) * (step - 1)) / Math.max(steps - 1, 1);
+  const y = (reward) => HIGH - BELOW - (HIGH - BELOW - 12) * Math.max(0, Math.min(1, (reward + 0.2) / 1.2));
+  const path = (rewards) => rewards.map((reward, i) => `${i ? "L" : "M"}${x(i + 1).toFixed(1)} ${y(reward).toFixed(1)}`).join("");
+  const lines = [];
+  for (const reward of [0, 0.25, 0.5, 0.75, 1]) {
+    lines.push(svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(reward), y2: y(reward), class: "grid" }));
+    lines.push(svg("text", { x: LEFT - 6, y: y(reward) + 4, "text-anchor": "end" }, String(reward)));
+  }
+  for (let step = 1; step <= steps; step++) {
+    if (step !== 1 && step % 5) continue;
+    lines.push(svg("text", { x: x(step), y: HIGH - 8, "text-anchor": "middle" }, String(step)));
+  }
+  const healthy = recorded.healthy[byId("seed").value];
+  if (healthy) lines.push(svg("path", { d: path(healthy.reward.slice(0, steps)), class: "recorded" }));
+  page.runs.forEach((run, i) => {
+    const here = run === page.run ? "now" : "then";
+    const look = `${run.switches.length ? "broken" : "well"} ${here}`;
+    const title = svg("title", {}, `run ${i + 1}: ${nameOf(run)}, seed ${run.seed}`);
+    lines.push(svg("path", { d: path(run.figures.map(({ reward }) => reward)), class: `run ${look}` }, title));
+    if (run === page.run && run.figures.length) {
+      const { reward } = run.figures.at(-1);
+      lines.push(svg("circle", { cx: x(run.figures.length), cy: y(reward), r: 4, class: look }));
+    }
+  });
+  byId("curve").replaceChildren(...lines);
+  const last = page.run?.figures.at(-1)?.reward;
+  byId("curve").ariaLabel = `Mean reward of each step${last === undefined ? "" : `; now ${last.toFixed(2)}`}`;
+}
+
+const percent = (share) => `${Math.round(100 * share)} %`;
+/** Name a figure, and say in which runs it is wrong. */
+const FIGURES = {
+  reward: ["mean reward", (value) => value.toFixed(3)],
+  em: ["right answers", percent],
+  calls: ["searches per attempt", (value) => value.toFixed(2)],
+  trained: ["tokens that have a loss", percent],
+  gap: ["gap between sampler and trainer", (value) => value.toPrecision(2)],
+  kl: ["log-ratio to sampler or start", (value) => value.toPrecision(2)],
+  clipped: ["tokens beyond the clip", percent],
+  zero: ["attempts that teach nothing", percent],
+  norm: ["norm of the gradient", (value) => value.toFixed(2)],
+};
+
+function figureLines(run) {
+  const figures = run.figures.at(-1);
+  const reveals = page.switches.filter(({ name }) => run.switches.includes(name)).map(({ shows }) => shows);
+  return Object.entries(FIGURES).flatMap(([name, [title, format]]) => {
+    const look = reveals.includes(name) ? "reveals" : "";
+    return [make("dt", look, title), make("dd", look, format(figures[name]))];
+  });
+}
+
+const lastFive = (rewards) => rewards.slice(-5).reduce((a, b) => a + b, 0) / Math.min(5, rewards.length);
+
+/** List the runs of this page with the mean reward of their last five steps. */
+function drawRuns() {
+  byId("runs").hidden = !page.runs.length;
+  const lines = page.runs.map((run, i) => {
+    const rewards = run.figures.map(({ reward }) => reward);
+    const healthy = recorded.healthy[run.seed]?.reward;
+    const comparable = healthy && run.done && run.steps === healthy.length;
+    const difference = comparable ? lastFive(rewards) - lastFive(healthy) : null;
+    const cells = [
+      i + 1, nameOf(run), run.seed, `${run.figures.length} of ${run.steps}`,
+      rewards.length ? lastFive(rewards).toFixed(3) : "",
+      difference === null ? "" : difference.toFixed(3).replace("-", "−"),
+      run.after === undefined ? "" : run.after.toFixed(3),
+    ]; // prettier-ignore
+    return make("tr", "", ...cells.map((cell) => make("td", "", String(cell))));
+  });
+  byId("runs").querySelector("tbody").replaceChildren(...lines);
+}
+
+/** Compare the final weights with those that the command recorded: equal bits, or a notice. */
+function compareHash(run) {
+  const known = recorded.healthy[run.seed];
+  if (run.switches.length || !known || run.steps !== known.reward.length) return;
+  byId("same").textContent =
+    known.hash === run.hash
+      ? "Every bit of the weights is as on the machine that recorded this seed."
+      : `This browser computed other weights than the record (${known.hash}): please report it.`;
+}
+
+// --------------------------------------------------------------------------------------------- group
+
+/** Draw the attempts of a group as a tree: what they share once, then a branch for each way to go on. */
+function drawGroup(records, title) {
+  byId("group-title").textContent = title;
+  byId("group-question").textContent = `${visible(records[0].question)} (${records[0].ground_truth.join(" or ")})`;
+  const start = records[0].rows[0].action_mask.indexOf(1);
+  byId("tree").replaceChildren(drawBranch(records, start));
+}
+
+function drawBranch(records, start) {
+  const rows = records.map(({ rows: [row] }) => row);
+  const [row] = rows;
+  const line = make("div", "part", make("span", "count", String(rows.length)));
+  const advantages = records.map(({ advantage }) => advantage ?? 0);
+  const advantage = advantages.reduce((a, b) => a + b, 0) / advantages.length;
+  let t = start;
+  const shared = () => rows.every(({ input_ids: ids }) => ids[t] === row.input_ids[t]);
+  for (; t < row.tokens.length && shared(); t++) {
+    if (row.action_mask[t]) line.append(tokenOf(records[0], row, t, advantage));
+    else if (row.action_mask[t - 1]) line.append(make("span", "chip", "reads the result"));
+  }
+  const ended = records.filter((_, i) => rows[i].tokens.length <= t);
+  const going = records.filter((_, i) => rows[i].tokens.length > t);
+  if (ended.length) line.append(leafOf(ended));
+  if (!going.length) return make("li", "", line);
+  const ways = [...Map.groupBy(going, (record) => record.rows[0].input_ids[t]).values()];
+  ways.sort((a, b) => b.length - a.length);
+  return make("li", "", line, make("ul", "", ...ways.map((way) => drawBranch(way, t))));
+}
+
+/** Colour a token by its advantage: the mean of the attempts that share it. */
+function tokenOf(record, row, t, advantage) {
+  const span = tokenSpan(row.tokens[t], () => ({
+    token: JSON.stringify(visible(row.tokens[t])),
+    probability: percent(Math.exp(row.logprobs[t])),
+    advantage: record.advantage === undefined ? "not known yet" : advantage.toFixed(3),
+  }));
+  span.classList.add(advantage > 0 ? "up" : advantage < 0 ? "down" : "none");
+  span.classList.toggle("control", CONTROL.test(row.tokens[t]));
+  span.style.setProperty("--share", `${Math.round(Math.min(70, 40 * Math.abs(advantage)))}%`);
+  return span;
+}
+
+function leafOf(records) {
+  const [{ answer, em, reward, advantage, stop_reason: stop }] = records;
+  if (!stop) return make("span", "small", " …");
+  const said = answer ?? `no answer (${stop.replace("_", " ")})`;
+  const worth = advantage === undefined ? "" : ` reward ${reward.toFixed(1)}, advantage ${advantage.toFixed(2)}`;
+  const mark = make("b", em ? "right" : "wrong", `${em ? "✓" : "✗"} ${visible(said)}`);
+  return make("p", "leaf", mark, make("span", "small", worth));
+}
+
+// -------------------------------------------------------------------------------------------- answer
+
+/** Write what the agent did: its turns, the results that it read, and the verdict. */
+function answerLines(record, step) {
+  const [row] = record.rows;
+  const lines = [];
+  let [text, acting] = ["", null];
+  const flush = () => {
+    if (text && acting !== null) lines.push(make("p", acting ? "turn agent" : "turn result", visible(text)));
+  };
+  for (let t = row.action_mask.indexOf(1); t < row.tokens.length; t++) {
+    if (acting !== Boolean(row.action_mask[t])) {
+      flush();
+      [text, acting] = ["", Boolean(row.action_mask[t])];
+    }
+    text += row.tokens[t];
+  }
+  flush();
+  const known = record.ground_truth.length > 0;
+  const said = visible(record.answer ?? `no answer (${record.stop_reason.replace("_", " ")})`);
+  const mark = !known ? "" : record.em ? "✓ " : "✗ ";
+  const look = !known ? "" : record.em ? "right" : "wrong";
+  const expected = known && !record.em ? ` Expected: ${record.ground_truth.join(" or ")}.` : "";
+  const facts = ` After ${step} steps, ${record.calls} searches.${expected}`;
+  lines.unshift(make("p", "verdict", make("b", look, `${mark}${said}`), make("span", "small", facts)));
+  return lines;
+}
+
+connect();
+startWorker();

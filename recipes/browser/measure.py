@@ -1,0 +1,182 @@
+"""Measure each switch of the page: `python -m agent_r1_recipes.browser.measure`.
+
+In: the switches of js/switches.js, and seeds. Out: measured.json, with the figures of each step and
+the hash of the final weights; and the table of README.md, which the page shows, too. A run takes
+about 25 CPU seconds. Runs that the file has are not repeated; `--table` only writes the table.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from agent_r1 import write_whole
+from agent_r1_recipes.browser import world
+from agent_r1_recipes.browser.node import run_node
+
+FILE = Path(__file__).with_name("measured.json")
+STEPS = 20
+HEALTHY_SEEDS = (1, 2, 3, 4, 5)
+"""Their spread is the measure of what hurts."""
+HELD_BACK = (6, 7, 8)
+"""Seeds on which switches are judged."""
+QUESTIONS = 500
+
+LIST = """
+tell(Object.entries(SWITCHES).map(([name, { title, shows }]) => ({ name, title, shows })));
+"""
+RUN = """
+const cpuSeconds = () => {
+  const { user, system } = process.cpuUsage();
+  return (user + system) / 1e6;
+};
+const { trainer, agent, header, start } = session;
+for (const { switches, seed, steps, questions } of job.runs) {
+  trainer.reset(start);
+  const began = cpuSeconds();
+  const learner = new Learner(trainer, agent, header.train, { steps, switches }, seed);
+  const figures = [];
+  for (let step = 0; step < steps; step++) figures.push(learner.takeStep().figures);
+  const cpu = cpuSeconds() - began;
+  const answers = answerGreedily(trainer, agent, header.test.slice(0, questions));
+  const right = answers.reduce((sum, { em }) => sum + em, 0);
+  tell({ figures, cpu, right, hash: trainer.weightsHash() });
+}
+"""
+FIGURES = ("reward", "em", "gap", "kl", "clipped", "trained", "zero", "norm")
+
+
+def run_name(switch: str, seed: int) -> str:
+    return f"{switch}/{seed}"
+
+
+def measure(data: bytes, switch: str, seed: int) -> dict[str, Any]:
+    """Run a switch (or `healthy`) with a seed."""
+    run = {
+        "switches": [] if switch == "healthy" else [switch],
+        "seed": seed,
+        "steps": STEPS,
+        "questions": QUESTIONS if switch == "healthy" else 0,
+    }
+    [found] = run_node(RUN, {"runs": [run]}, data)
+    steps: dict[str, list[float]] = {}
+    for name in FIGURES:
+        steps[name] = [round(step[name], 4) for step in found["figures"]]
+    result = {"hash": found["hash"], "cpu_seconds": round(found["cpu"], 1), **steps}
+    if switch == "healthy":
+        result["em_greedy"] = found["right"] / QUESTIONS
+    return result
+
+
+# ---------------------------------------------------------------------------------------- the table
+
+README = Path(__file__).with_name("README.md")
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+NAMES = {
+    "gap": "gap between sampler and trainer",
+    "kl": "log-ratio to the start model",
+    "clipped": "tokens beyond the clip",
+    "trained": "tokens with a loss",
+    "zero": "attempts that teach nothing",
+    "reward": "mean reward",
+    "em": "right answers",
+    "norm": "norm of the gradient",
+}
+
+
+def last_five(run: dict[str, Any]) -> float:
+    """Return the mean reward of the last five steps."""
+    return statistics.mean(run["reward"][-5:])
+
+
+def limit(runs: dict[str, Any]) -> float:
+    """Return twice the standard deviation between the healthy runs."""
+    return 2 * statistics.stdev(last_five(runs[run_name("healthy", s)]) for s in HEALTHY_SEEDS)
+
+
+def judged(runs: dict[str, Any], shows: dict[str, str]) -> list[dict[str, Any]]:
+    """Compare each switch with the healthy runs of its seeds. `shows` names its figure."""
+    rows = []
+    for switch, figure in shows.items():
+        seeds = [seed for seed in HELD_BACK if run_name(switch, seed) in runs]
+        if not seeds:
+            continue  # not measured yet
+        broken = [runs[run_name(switch, seed)] for seed in seeds]
+        healthy = [runs[run_name("healthy", seed)] for seed in seeds]
+        pairs = zip(broken, healthy, strict=True)
+        differences = [last_five(run) - last_five(other) for run, other in pairs]
+        rows.append(
+            {
+                "switch": switch,
+                "differences": differences,
+                "hurts": all(difference < -limit(runs) for difference in differences),
+                "figure": figure,
+                "broken": statistics.mean(statistics.mean(run[figure]) for run in broken),
+                "healthy": statistics.mean(statistics.mean(run[figure]) for run in healthy),
+            }
+        )
+    return rows
+
+
+def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
+    """Write the comparison in Markdown."""
+    titles = {one["name"]: one["title"] for one in switches}
+    lines = [
+        "| switch | reward of the last five steps, minus healthy | hurts | what shows it |",
+        "|---|---|---|---|",
+    ]
+    for row in judged(runs, {one["name"]: one["shows"] for one in switches}):
+        numbers = ", ".join(f"{difference:+.2f}" for difference in row["differences"])
+        shown = f"{NAMES[row['figure']]}: {row['broken']:.2g}"
+        if row["figure"] != "kl":  # a healthy run has no reference model
+            shown += f" instead of {row['healthy']:.2g}"
+        hurts = "yes" if row["hurts"] else "no"
+        lines.append(f"| {titles[row['switch']]} | {numbers} | {hurts} | {shown} |")
+    missing = [one["title"] for one in switches if run_name(one["name"], HELD_BACK[0]) not in runs]
+    text = "\n".join(lines) + f"\n\nTwice the standard deviation is {limit(runs):.3f}."
+    return text + (f" Not measured: {', '.join(missing)}." if missing else "")
+
+
+def write_table(switches: list[dict[str, str]]) -> None:
+    """Put the table into README.md."""
+    text = README.read_text()
+    before, rest = text.split(BEGIN)
+    made = table(json.loads(FILE.read_text()), switches)
+    write_whole(README, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+
+
+def known_switches() -> list[dict[str, str]]:
+    """Return name, title and revealing figure of each switch, from js/switches.js."""
+    [switches] = run_node(LIST, {})
+    return switches
+
+
+def main() -> None:
+    """Measure what measured.json lacks, and write the table."""
+    switches = known_switches()
+    if "--table" not in sys.argv:
+        measure_all([one["name"] for one in switches])
+    write_table(switches)
+
+
+def measure_all(switches: list[str]) -> None:
+    """Measure what measured.json lacks."""
+    data = world.pack(world.header())
+    wanted = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
+    for seed in HELD_BACK:
+        wanted += [(switch, seed) for switch in switches]
+    for switch, seed in wanted:
+        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        name = run_name(switch, seed)
+        if name in known:
+            continue
+        known[name] = measure(data, switch, seed)
+        write_whole(FILE, json.dumps(known, indent=1) + "\n")
+        print(name, known[name]["reward"][-5:], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,150 @@
+"""The worker plays the episodes that Python plays, and learns the same whatever plays them."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent_r1 import load_chat
+from agent_r1_recipes.browser import world
+from agent_r1_recipes.browser.node import run_node
+from agent_r1_recipes.browser.tests.small_world import small_config, small_world
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.page.tests import parity
+
+NUMBER = 16
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(tmp_path_factory.mktemp("home")))
+        header, data = small_world()
+        yield small_config(), header, data
+
+
+GREEDY = """
+const { trainer, agent, header } = session;
+for (const asked of header.test.slice(0, job.count)) {
+  // One by one, and below all at once: an episode must not depend on its batch.
+  const [alone] = answerGreedily(trainer, agent, [asked]);
+  tell(alone);
+}
+tell(answerGreedily(trainer, agent, header.test.slice(0, job.count)).map(({ ids }) => ids));
+"""
+
+
+def test_greedy_episodes_have_the_tokens_of_python_in_any_batch(small):
+    config, _, data = small
+    *played, together = run_node(GREEDY, {"count": NUMBER}, data)
+    assert [episode["ids"] for episode in played] == together
+    episodes = [parity.episode(0, i) for i in range(NUMBER)]
+    model = world.start_model()
+    trajectories = parity.play_python(model, load_chat(DEMO_AGENT), config, episodes)
+    records = []
+    for episode in played:
+        row = {"input_ids": episode["ids"], "action_mask": episode["mask"]}
+        row["logprobs"] = episode["logprobs"]
+        record = {key: episode[key] for key in ("reward", "em")}
+        records.append(record | {"rows": [row], "stop_reason": episode["stop"]})
+    found = parity.compare(model, trajectories, records)
+    assert found.different == 0 and found.equal >= NUMBER - 1, found
+    assert found.largest_logprob_difference < 1e-4
+    assert 0 < found.em_page < 1  # it has something to learn
+    assert {episode["toolCalls"] for episode in played} > {1}
+
+
+STEPS = """
+const run = (recipe, seed) => {
+  session.trainer.reset(session.start);
+  const learner = new Learner(session.trainer, session.agent, session.header.train, recipe, seed);
+  const done = [];
+  for (let step = 0; step < 2; step++) done.push(learner.takeStep());
+  return { hash: session.trainer.weightsHash(), done };
+};
+const small = { steps: 2, questions: 4, samples: 4 };
+const first = run(small, 1);
+tell(first.done.map(({ figures }) => figures));
+tell(first.done[0].episodes.map(({ group, ids, mask, reward, advantage }) =>
+  ({ group, ids, mask, reward, advantage })));
+const slower = { ...small, learningRate: 1e-4 };
+tell([first.hash, run(small, 1).hash, run(small, 2).hash, run(slower, 1).hash]);
+tell(Object.keys(SWITCHES).map((name) => {
+  const { hash, done } = run({ ...small, switches: [name] }, 1);
+  return { name, hash, figures: done.map(({ figures }) => figures) };
+}));
+"""
+
+
+@pytest.fixture(scope="module")
+def steps(small):
+    return run_node(STEPS, {}, small[2])
+
+
+def test_a_step_compares_attempts_and_its_sampler_is_its_trainer(steps):
+    figures, episodes, _, _ = steps
+    assert all(step["gap"] < 1e-6 and step["norm"] > 0 for step in figures)
+    assert figures[0]["sampled"] == sum(sum(e["mask"]) for e in episodes)
+    by_group = {}
+    for episode in episodes:
+        by_group.setdefault(episode["group"], []).append(episode)
+    assert [len(group) for group in by_group.values()] == [4, 4, 4, 4]
+    for group in by_group.values():
+        prompts = {tuple(e["ids"][: e["mask"].index(1)]) for e in group}
+        assert len(prompts) == 1
+        assert sum(e["advantage"] for e in group) == pytest.approx(0, abs=1e-9)
+        rewards = [e["reward"] for e in group]
+        assert (len(set(rewards)) > 1) == any(e["advantage"] for e in group)
+    assert len({tuple(e["ids"]) for e in episodes}) > 4
+
+
+def test_a_run_has_one_hash_and_another_seed_or_setting_has_another(steps):
+    first, again, other_seed, other_rate = steps[2]
+    assert first == again and len({first, other_seed, other_rate}) == 3
+
+
+def test_each_switch_changes_what_is_learnt(steps):
+    healthy = steps[2][0]
+    start = {name["name"]: name for name in steps[3]}
+    hashes = {name: found["hash"] for name, found in start.items()}
+    # One question's answer is rarely a part of another answer: two steps may agree.
+    different = {name for name, digest in hashes.items() if digest != healthy}
+    assert different >= set(hashes) - {"substring-match"}
+
+    def largest(name, figure):
+        return max(figures[figure] for figures in start[name]["figures"])
+
+    assert largest("mask-forgotten", "trained") > 0.6
+    assert largest("off-by-one", "gap") > 1
+    assert largest("temperatures-differ", "gap") > 0.01
+    assert largest("advantages-of-zero", "zero") == 1
+
+
+WORKERS = """
+// Two modules compute the shards of one step in turn, as two workers do, and send their gradients.
+const [first, second] = [session.trainer, await Trainer.open(bytesOf(job.module), 1)];
+second.setWeights(first.weights());
+const small = { steps: 1, questions: 4, samples: 4 };
+const learner = new Learner(first, session.agent, session.header.train, small, 1);
+const episodes = (learner.step++, learner.play());
+learner.credit(episodes);
+const rows = learner.rowsOf(episodes).filter(({ actions }) => actions[0].advantage !== 0);
+for (const { actions } of rows) for (const action of actions) action.weight = 0.01;
+const sumOf = (workers) => {
+  shardsOf(rows).forEach((shard, i) => {
+    const worker = workers[i % workers.length];
+    if (shard.length) worker.differentiate(shard, LOSS);
+    first.addShard(worker.takeGradient());
+  });
+  return first.floats(first.module.total(), first.count).slice();
+};
+const alone = sumOf([first]);
+first.floats(first.module.total(), first.count).fill(0);
+const together = sumOf([first, second]);
+const hashOf = (numbers) => first.sha256(new Uint8Array(numbers.buffer));
+tell([hashOf(alone), hashOf(together), alone.some((x) => x !== 0)]);
+"""
+
+
+def test_the_gradient_has_the_same_bits_from_one_worker_and_from_two(small):
+    [(alone, together, nonzero)] = run_node(WORKERS, {}, small[2])
+    assert alone == together and nonzero

@@ -1,0 +1,119 @@
+"""Prepare what the page trains on: start weights, questions, passages, tokenizer.
+
+In: start.bin and the preset `laptop`. Out: a header (JSON) and weights, as recipes/page packs
+them. Next: js/worker.js reads both.
+
+`start.bin` has the weights of the laptop preset's cold start, which no agent was trained from by RL
+yet: whole numbers from -127 to 127 and a scale for each row, zlib-compressed. `write_start` makes
+it from a cold start on this machine; another CPU gives other last bits, so the file is committed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import struct
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from agent_r1 import Config, Decoder, Workspace, load_any, load_config
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.tinyhop import make_questions, make_world
+from agent_r1_recipes.page import export
+
+HERE = Path(__file__).parent
+START = HERE / "start.bin"
+
+
+def preset() -> Config:
+    """Return the preset whose world, limits and start the page uses."""
+    return load_config("laptop", [], algorithm="grpo")
+
+
+def write_start(cold_start: Path) -> None:
+    """Round the weights of a cold start to 8 bits, and write them to start.bin."""
+    packed = export.pack([_decoder(cold_start)])
+    START.write_bytes(zlib.compress(b"".join(packed.sections()), 9))
+
+
+def read_start() -> export.Packed:
+    """Read start.bin."""
+    data = zlib.decompress(START.read_bytes())
+    place = 0
+
+    def take(dtype: type, *shape: int) -> np.ndarray:
+        nonlocal place
+        array = np.frombuffer(data, dtype, int(np.prod(shape)), place).reshape(shape).copy()
+        place += array.nbytes
+        return array
+
+    # The demo agent has the same shape, whose names and sizes order the sections.
+    shapes = {name: tuple(w.shape) for name, w in _decoder(DEMO_AGENT).named_parameters()}
+    matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
+    scales = {name: take(np.float32, shape[0], 1) for name, shape in matrices.items()}
+    levels = {name: take(np.int8, *shape) for name, shape in matrices.items()}
+    vectors = {n: take(np.float32, *shape) for n, shape in shapes.items() if len(shape) == 1}
+    return export.Packed(scales, [levels], [vectors])
+
+
+def start_model() -> Decoder:
+    """Return the start model, in PyTorch."""
+    model = _decoder(DEMO_AGENT)
+    weights: dict[str, Tensor] = read_start().state(0)
+    model.load_state_dict(weights, strict=True)
+    return model
+
+
+def _decoder(folder: Path) -> Decoder:
+    return load_any(folder)
+
+
+def header(config: Config | None = None) -> dict[str, Any]:
+    """Describe the world: passages, training, validation and test questions, tokenizer, limits.
+
+    Makes the data of `config` (default: the preset's) in AGENT_R1_HOME, if they are not there.
+    """
+    config = config or preset()
+    workspace = Workspace(config)
+    workspace.make_task()
+    model = _decoder(DEMO_AGENT)
+    described = export.header_of(config, DEMO_AGENT, [0], model, read_start())
+    for split in ("train", "val", "test"):
+        described[split] = [_question(row) for row in workspace.load_rows(split)]
+    del described["questions"]
+    return described
+
+
+def _question(row: Any) -> dict[str, Any]:
+    return {
+        "question": row["prompt"][-1]["content"],
+        "answers": list(row["reward_model"]["ground_truth"]),
+        "kind": row["extra_info"].get("kind", ""),
+    }
+
+
+def fresh_questions(described: dict[str, Any], seed: str, count: int) -> dict[str, Any]:
+    """Return a header with `count` test questions about a world that no one has seen.
+
+    Its passages take the place of the old test world's, so the index keeps its size.
+    """
+    config = preset()
+    rng = random.Random(seed)
+    taken = {passage["title"] for passage in described["corpus"]}
+    world = make_world(rng, max(150, round(0.6 * count)), taken)
+    mix: dict[str, float] = config.data.mix  # pyright: ignore[reportAttributeAccessIssue]
+    questions = make_questions(world, rng, count, mix)
+    corpus = [{"title": p.title, "text": p.text} for p in world.passages()]
+    asked = [{"question": q.text, "answers": [q.answer], "kind": q.kind} for q in questions]
+    return described | {"corpus": described["corpus"] + corpus, "test": asked}
+
+
+def pack(described: dict[str, Any]) -> bytes:
+    """Pack header and start weights for js/unpack.js of recipes/page."""
+    text = json.dumps(described).encode()
+    sections = read_start().sections()
+    return zlib.compress(b"".join([struct.pack("<I", len(text)), text, *sections]), 9)
