@@ -9,7 +9,7 @@ import json
 import pytest
 from agents import SEARCH, gateway_flow, lenient
 from conftest import ScriptedPolicy, call, question_row
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_r1 import HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
@@ -196,6 +196,7 @@ JSON = st.recursive(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # of a machine that does other work, too
 @given(JSON, JSON)
 def test_canonical_arguments_are_equal_only_for_equal_json(one, other):
     same = json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
