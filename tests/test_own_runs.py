@@ -9,10 +9,11 @@ import pytest
 import runs
 from conftest import fails_with, question_row
 
-from agent_r1.config import load_config, plugins
+from agent_r1.config import from_yaml, load_config, plugins, to_yaml
 from agent_r1.core import StopReason
 from agent_r1.env.hermes import Hermes
 from agent_r1.training import demonstrate
+from agent_r1.training.run_dir import OWN_SETTINGS, RunDir, check_same_settings
 
 ENVIRONMENT = '''
 from agent_r1 import Hermes
@@ -216,3 +217,19 @@ def test_the_chat_ends_quietly_without_a_reader_or_a_keyboard(tmp_path):
     record = json.loads(closed.stdout)
     assert len(record["token_ids"]) == len(record["action_mask"]) > 50
     assert sum(record["action_mask"]) == record["sampled_tokens"]
+
+
+def test_a_run_of_a_shipped_recipe_is_evaluated_by_todays_code(tmp_path, capsys):
+    """Its code changes with every version of the project, and the user changed nothing. Going on
+    with its training is refused: the weights would be of two codes."""
+    run = RunDir(tmp_path / "old")
+    config = load_config("tinymath", algorithm="grpo")
+    (run.path / "checkpoints").mkdir(parents=True)
+    run.config.write_text(to_yaml(config))
+    run.code.write_text(json.dumps({"questions.py": "0" * 64}))
+    stored = from_yaml(run.config)
+    assert plugins.is_trusted(stored.data.name)  # the preset is ours, and names it
+    check_same_settings(run, stored, OWN_SETTINGS)
+    assert "questions.py changed" in capsys.readouterr().out
+    with fails_with("other_code", "--run NAME"):
+        check_same_settings(run, stored)

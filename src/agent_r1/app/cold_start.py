@@ -33,8 +33,6 @@ from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import TrainingRow
-from agent_r1.training import clone
-from agent_r1.training.clone import WEIGHT_DECAY
 from agent_r1.training.probe import (
     Probe,
     probe_tasks,
@@ -75,8 +73,8 @@ class Phase(NamedTuple):
     steps: int
     tokens: int
     """In each step."""
+    weight_decay: float
     held_rows: Sequence[TrainingRow] = ()
-    weight_decay: float = WEIGHT_DECAY
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -212,9 +210,12 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
+    from agent_r1.training import clone  # a run whose start model exists does without
+
     config = paths.config
     set_threads(config.trainer.threads)
     c = config.cold_start
+    decay = clone.WEIGHT_DECAY
     base = None
     model_chat = None
     precision = []
@@ -234,12 +235,12 @@ def _teach(paths: Workspace, out: Path) -> str:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
-        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens)]
+        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, decay)]
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
         init_weights(model, config.seed)
-        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens)
-        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens)
+        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, decay)
+        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, decay)
         if lessons.held_copy_rows:  # few demonstrations
             copy = copy._replace(
                 held_rows=lessons.held_copy_rows, weight_decay=clone.COPY_DECAY_OF_FEW

@@ -33,6 +33,12 @@ def is_user_code(name: str) -> bool:
     return ":" in name
 
 
+def is_shipped(name: str) -> bool:
+    """Return whether a name is of our own recipes, or of no code."""
+    place = split_scheme(name)[1]
+    return not is_user_code(name) or place.startswith("agent_r1_recipes.")
+
+
 def split_scheme(name: str) -> tuple[str, str]:
     """Split `gym:FILE.py:NAME` into `gym` and `FILE.py:NAME`. The scheme is "" if there is none."""
     scheme, colon, place = name.partition(":")

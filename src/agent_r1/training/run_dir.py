@@ -135,15 +135,24 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
             f"({_first_difference(old_config, config)}); {remedy}",
             code="other_settings",
         )
+    changes = changed_code(run, config)
+    if not changes:
+        return
+    cause = f"{', '.join(changes)} changed since {run.path} was started"
+    is_evaluation = remedy == OWN_SETTINGS
+    if is_evaluation and all(plugins.is_shipped(name) for name in user_code(config)):
+        # A newer version of this project has other files. Its users did not change any.
+        say(f"  {cause}; today's code evaluates it")
+        return
+    way = " to evaluate what was trained" if is_evaluation else f", {remedy}"
+    raise AgentR1Error(f"{cause}; undo the change{way}", code="other_code")
+
+
+def changed_code(run: RunDir, config: Config) -> list[str]:
+    """List the files of user-defined code that differ since the run's start."""
     then = json.loads(run.code.read_text()) if run.code.exists() else {}
     now = plugins.code_hashes(user_code(config))
-    changes = sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
-    if changes:
-        raise AgentR1Error(
-            f"{', '.join(changes)} changed since {run.path} was started; undo the change"
-            + (f", {remedy}" if remedy == ANOTHER_RUN else " to evaluate what was trained"),
-            code="other_code",
-        )
+    return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
 
 
 def only_trainer(run: RunDir) -> AbstractContextManager[None]:
