@@ -15,7 +15,6 @@ import shutil
 import signal
 import ssl
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,12 +136,12 @@ def pytest_runtest_setup():
 
 
 @pytest.fixture(autouse=True)
-def _forget_users_modules():
+def _forget_users_modules(tmp_path_factory):
     """Forget the modules that a test wrote and imported.
 
     A process imports one module of a name, and refuses another (`config.plugins`)."""
     yield
-    temporary = tempfile.gettempdir() + os.sep
+    temporary = f"{tmp_path_factory.getbasetemp()}{os.sep}"  # of pytest: all of /tmp is too much
     for name, module in list(sys.modules.items()):
         if str(getattr(module, "__file__", None)).startswith(temporary):
             del sys.modules[name]
