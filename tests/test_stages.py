@@ -32,10 +32,11 @@ def config() -> Config:
     return load_config("smoke", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
 
 
-PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"))
-"""Settings that say where something is, and so make nothing new."""
+PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start", "probe"))
+"""Settings that say where something is, and so make nothing new; and a check of the start."""
 PRICES = (
-    "reward", "judge_url", "judge_model", "format_penalty", "call_reward", "evidence_reward",
+    "reward", "judge_url", "judge_model", "judge_max_tokens", "format_penalty", "call_reward",
+    "evidence_reward", "floor", "floor_reason",
 )  # fmt: skip
 """Settings of `env` that say what something earns; no demonstration depends on them."""
 
