@@ -143,8 +143,10 @@ def rows_that_begin_alike(seed: int) -> Batch:
 @pytest.mark.parametrize("max_tokens", [70, 10_000])
 def test_a_tree_has_the_rows_logprobs_values_and_gradient(model, seed, max_tokens):
     batch, critic = rows_that_begin_alike(seed), Critic(model)
-    torch.nn.init.normal_(critic.value.weight)
-    weights_BT = torch.randn(batch.mask_BT.shape, generator=torch.Generator().manual_seed(seed))
+    # Of its own generator: with the process's, the draw depends on the tests that ran before.
+    generator = torch.Generator().manual_seed(seed)
+    torch.nn.init.normal_(critic.value.weight, generator=generator)
+    weights_BT = torch.randn(batch.mask_BT.shape, generator=generator)
     plain = *action_logprobs(model, batch, 0.7, entropy=True), action_values(critic, batch)
     (sum(plain) * weights_BT).sum().backward()
     expected = [p.grad.clone() for p in critic.parameters()]
@@ -162,7 +164,7 @@ def test_a_tree_has_the_rows_logprobs_values_and_gradient(model, seed, max_token
     assert sorted(seen) == list(range(len(batch)))
     for mine, gradient in zip([p.grad for p in critic.parameters()], expected, strict=True):
         torch.testing.assert_close(
-            mine, gradient, atol=1e-5 * float(gradient.abs().max()) + 1e-6, rtol=1e-4
+            mine, gradient, atol=2e-5 * float(gradient.abs().max()) + 1e-6, rtol=1e-4
         )
     critic.zero_grad()
 
