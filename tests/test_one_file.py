@@ -263,11 +263,10 @@ def test_it_is_short_and_every_part_is_a_function():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
-def test_its_agent_learns(tmp_path, seed):
+def test_its_agent_learns(tmp_path):
     """Data, index and start model are made on the way, in AGENT_R1_HOME."""
     done = subprocess.run(
-        [sys.executable, "one_file.py", str(seed)], cwd=ROOT, env=environment(tmp_path),
+        [sys.executable, "one_file.py"], cwd=ROOT, env=environment(tmp_path),
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
