@@ -97,7 +97,7 @@ def test_architecture_lists_the_contracts():
     metrics = {"em": 1.0, "sub_em": 1.0, "f1": 1.0, "evidence": 1.0, "malformed": 0.0}
     row = {
         "data_source": "tinyhop",
-        "prompt": [],
+        "prompt": [{"role": "user", "content": "Which?"}],
         "reward_model": {"ground_truth": ["x"]},
         "extra_info": {},
     }

@@ -103,7 +103,7 @@ def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_p
         decays.append(weight_decay)
         return 0
 
-    monkeypatch.setattr(cold_start.clone, "clone", record)
+    monkeypatch.setattr(clone, "clone", record)
     row = TrainingRow(0, "0", [1, 2, 3], [0, 0, 1], [0.0] * 3, [0.0] * 3, [0] * 3)
     chat = cold_start.byte_chat()
     config = load_config("smoke", ["cold_start.episodes=x.jsonl"])

@@ -44,7 +44,8 @@ def server():
 )
 def test_every_command_of_the_page_trains(files, server, micro_model, number, score):
     """The class has a demonstrator, so its model is one that was cloned from it."""
-    words = [*commands(PAGE), commands(OPENENV)[1]][number]
+    trained = [words for words in commands(PAGE) if words[0] == "train"]
+    words = [*trained, commands(OPENENV)[1]][number]
     words = [word.replace("http://127.0.0.1:8000", f"{server}/guess") for word in words]
     settings = [*SMALL, *ROWS, "--run=mine"]
     if number:
