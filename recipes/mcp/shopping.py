@@ -34,3 +34,7 @@ def demonstrate(row, history, rng):
     if rng.random() < 0.5:
         return Hermes.answer(str(rng.randrange(10, 100)))
     return Hermes.call("price", name=row["extra_info"]["metadata"]["thing"])
+
+
+# As a newcomer writes it: without types.
+# pyright: reportMissingParameterType=false
