@@ -147,6 +147,19 @@ def _forget_users_modules(tmp_path_factory):
             del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def indexed_home(tmp_path_factory):
+    """AGENT_R1_HOME with the data and the index of a tiny world, for the tests of a file."""
+    from runs import TINY, main
+
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_R1_HOME", str(home))
+        for stage in ("data", "index"):
+            assert main(stage, *TINY) == 0
+        yield home
+
+
 # ----------------------------------------------------------------------------- tokenizer and models
 
 

@@ -130,7 +130,7 @@ def test_a_manifest_that_names_no_corpus_is_refused(other, capsys):
 )
 def test_a_manifest_of_another_form_is_refused_in_one_line(other, capsys, text):
     (other / "manifest.json").write_text(text)
-    refused(capsys, 1, *DATA, "--from", str(other))
+    assert "manifest.json" in refused(capsys, 1, *DATA, "--from", str(other))
 
 
 def test_a_corpus_line_is_bounded(tmp_path):

@@ -58,7 +58,7 @@ class ApiSettings(RolloutConfig):
         rollout = config.rollout
         if rollout.api is None:
             return
-        if rollout.flow or getattr(rollout, "agent", None):
+        if rollout.flow or rollout.has_agent:
             yield ConfigError(
                 "rollout.api plays with our loop, so rollout.flow and rollout.agent cannot replace "
                 "it; leave one of them out",

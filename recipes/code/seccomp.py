@@ -35,12 +35,23 @@ ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000
 """`uname -m`: the name in `system_calls`, and the kernel's AUDIT_ARCH number."""
 
 
-@functools.cache
-def seccomp_filter() -> bytes:
-    """Return the seccomp program: in classic BPF, eight bytes an instruction.
+LOAD, EQUAL, LARGER, GIVE = 0x20, 0x15, 0x35, 0x06
+"""Codes of classic BPF: load a word of the call, compare (=, >=), end with a verdict."""
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
+"""Verdicts. A refused call fails with EPERM."""
+NUMBER_AT, ARCHITECTURE_AT = 0, 4
+"""Places of words in the kernel's `seccomp_data`."""
 
-    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386)
-    allow nothing. Raises AgentR1Error on an architecture without numbers.
+
+def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
+    """Return one instruction: eight bytes. `then` and `otherwise` are instructions to skip."""
+    return struct.pack("HBBI", code, then, otherwise, k)
+
+
+def call_numbers() -> tuple[int, dict[str, int]]:
+    """Return this machine's AUDIT_ARCH number, and the numbers of its system calls.
+
+    Raises AgentR1Error on an architecture without numbers.
     """
     with extra("code", "the sandbox"):
         from system_calls import syscalls
@@ -49,31 +60,37 @@ def seccomp_filter() -> bytes:
             f"no list of system calls for {platform.machine()}", code="unsupported_machine"
         )
     name, audit = ARCHITECTURES[platform.machine()]
-    numbers = syscalls().load_arch_table(name)
-    load = 0x20
-    equal = 0x15
-    give = 0x06
-    allow = 0x7FFF0000
+    return audit, syscalls().load_arch_table(name)
 
-    def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("HBBI", code, then, otherwise, k)
 
-    # seccomp_data: the number at 0, the architecture at 4, the second argument's low half at 24.
-    program = [
-        instruction(load, 4),
-        instruction(equal, audit, 1),
-        instruction(give, 0x80000000),
-        instruction(load, 0),
+def check_architecture(audit: int) -> list[bytes]:
+    """Return the beginning of each program: another architecture is killed, the number loaded."""
+    return [
+        instruction(LOAD, ARCHITECTURE_AT),
+        instruction(EQUAL, audit, 1),
+        instruction(GIVE, KILL),
+        instruction(LOAD, NUMBER_AT),
     ]
+
+
+@functools.cache
+def seccomp_filter() -> bytes:
+    """Return the seccomp program: in classic BPF, eight bytes an instruction.
+
+    Whatever is not allowed fails with EPERM. x86's second and third set of numbers (x32, i386)
+    allow nothing. Raises AgentR1Error on an architecture without numbers.
+    """
+    audit, numbers = call_numbers()
+    program = check_architecture(audit)
     for call in SYSTEM_CALLS:
         if call in numbers:  # the newer architecture has no open, only openat
-            program += [instruction(equal, numbers[call], 0, 1), instruction(give, allow)]
+            program += [instruction(EQUAL, numbers[call], 0, 1), instruction(GIVE, ALLOW)]
     for call, commands in SYSTEM_CALL_COMMANDS.items():
         program += [
-            instruction(equal, numbers[call], 0, 2 + 2 * len(commands)),
-            instruction(load, 24),
+            instruction(EQUAL, numbers[call], 0, 2 + 2 * len(commands)),
+            instruction(LOAD, 24),  # the second argument's low half
         ]
         for command in commands:
-            program += [instruction(equal, command, 0, 1), instruction(give, allow)]
-        program.append(instruction(give, 0x00050001))
-    return b"".join([*program, instruction(give, 0x00050001)])
+            program += [instruction(EQUAL, command, 0, 1), instruction(GIVE, ALLOW)]
+        program.append(instruction(GIVE, REFUSE))
+    return b"".join([*program, instruction(GIVE, REFUSE)])

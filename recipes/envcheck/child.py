@@ -49,8 +49,8 @@ REPLAYED_EPISODES = 8
 """Episodes whose turns are played again, to compare."""
 SPOKEN = "random calls, then a random answer"
 """The policy whose turns are played again."""
-QUESTION_FUNCTIONS = ("questions",)
 ORACLE_FUNCTIONS = ("expert", "demonstrate", "play")
+"""Names of a file's function that plays well, the best one first."""
 SHORT = 60
 """Characters of a turn that may be a word of the environment's own form."""
 
@@ -103,12 +103,13 @@ def own_functions(name: str) -> list[str]:
         tree = ast.parse(Path(place).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return ["data.name=seeds", "env.tools=[]"]  # loading it reports the fault
-    function_names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    settings = ["env.tools=[]", "data.name=seeds"]
-    for function in filter(function_names.__contains__, QUESTION_FUNCTIONS):
-        settings.append(f"data.name={place}:{function}")
-    for function in filter(function_names.__contains__, reversed(ORACLE_FUNCTIONS)):
-        settings.append(f"cold_start.demonstrator={place}:{function}")
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    rows = f"{place}:questions" if "questions" in functions else "seeds"
+    settings = ["env.tools=[]", f"data.name={rows}"]
+    for function in ORACLE_FUNCTIONS:
+        if function in functions:
+            settings.append(f"cold_start.demonstrator={place}:{function}")
+            break
     return settings
 
 

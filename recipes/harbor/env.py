@@ -74,14 +74,12 @@ def _copy(container: Container, context: Path, step: Step) -> None:
     into = target.endswith("/") or len(sources) > 1 or target in (".", "./")
     place = container.path(target)
     for source in sources:
-        found = (
-            sorted(context.glob(source.lstrip("/").removeprefix("./")))
-            if source.strip("./")
-            else [context]
-        )
-        if not found:
+        paths = [context]  # `COPY . TARGET`
+        if source.strip("./"):
+            paths = sorted(context.glob(source.lstrip("/").removeprefix("./")))
+        if not paths:
             raise AgentR1Error(f"{context}: COPY {source}: no such file", code="build_failed")
-        for path in found:
+        for path in paths:
             if path.is_dir():
                 shutil.copytree(path, place, dirs_exist_ok=True, symlinks=True)
                 continue

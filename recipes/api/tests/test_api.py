@@ -221,10 +221,11 @@ def test_a_budget_is_never_exceeded_and_counts_retries(play):
 
 def test_a_larger_budget_goes_on_without_paying_twice(play):
     script = lambda request, number: CALL if number % 2 == 0 else END  # noqa: E731
-    words = (*PRICED, "rollout.api_concurrent=1")
+    one = "rollout.api_concurrent=1"
     with fails_with("budget_spent"):
-        play(script, *words, "rollout.api_budget=2.5", tasks=8)
-    played, api, flow = play(lambda request, number: END, *words, "rollout.api_budget=50", tasks=8)
+        play(script, *PRICED, one, "rollout.api_budget=2.5", tasks=8)
+    larger = "rollout.api_budget=50"
+    played, api, flow = play(lambda request, number: END, *PRICED, one, larger, tasks=8)
     usage = flow.client.usage()["usage"]
     assert usage["replayed"] + usage["requests"] == sum(len(t.steps) for t in played)
     assert usage["replayed"] > 0 and usage["requests"] == len(api.asked)

@@ -14,29 +14,19 @@ from api_servers import Wrong, answer, scripted_api
 from runs import AGENT, TINY, main
 
 SECRET = "sk-secret-9f31c2a7d0"
-"""Nobody else's key."""
+"""A text that occurs nowhere else."""
 NAME = ["--model", "big", "rollout.api_concurrent=2"]
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_R1_HOME", str(home))
-        for stage in ("data", "index"):
-            assert main(stage, *TINY) == 0
-        yield home
-
-
 @pytest.fixture(autouse=True)
-def _key(home, monkeypatch):
-    monkeypatch.setenv("HOME", str(home))
+def _key(indexed_home, monkeypatch):
+    monkeypatch.setenv("HOME", str(indexed_home))
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
 
-def assert_unwritten(home, *texts):
+def assert_unwritten(indexed_home, *texts):
     """Search every file below the home, and what was printed."""
-    files = [path for path in home.rglob("*") if path.is_file()]
+    files = [path for path in indexed_home.rglob("*") if path.is_file()]
     assert len(files) > 3
     for path in files:
         assert SECRET.encode() not in path.read_bytes(), path
@@ -49,37 +39,37 @@ def echo(request, number):
     return answer(f"<think>{SECRET}</think><answer>no</answer>", key=SECRET)
 
 
-def test_after_success_and_after_401(home, capfd):
+def test_after_success_and_after_401(indexed_home, capfd):
     with scripted_api(echo) as api:
-        assert main("eval", *TINY, "--api", api.url, *NAME, "--out", str(home / "ok")) == 0
-    card = json.loads((home / "ok" / "1.json").read_text())
+        assert main("eval", *TINY, "--api", api.url, *NAME, "--out", str(indexed_home / "ok")) == 0
+    card = json.loads((indexed_home / "ok" / "1.json").read_text())
     assert card["n"] == 12 and card["usage"]["answers"] == 12 and len(api.keys) == 12
     assert set(api.keys) == {f"Bearer {SECRET}"}
     refusal = Wrong(401, f'{{"error": "no such key: {SECRET}"}}'.encode())
     with scripted_api(lambda request, number: refusal) as api:
-        assert main("eval", *TINY, "--api", api.url, *NAME, "--out", str(home / "401")) == 1
+        assert main("eval", *TINY, "--api", api.url, *NAME, "--out", str(indexed_home / "401")) == 1
     printed = capfd.readouterr()
     assert "was refused" in printed.err and "[OPENAI_API_KEY]" in printed.err
-    assert_unwritten(home, printed.out, printed.err)
+    assert_unwritten(indexed_home, printed.out, printed.err)
 
 
-def test_compare_with_the_card_of_another_model(home, capfd):
+def test_compare_with_the_card_of_another_model(indexed_home, capfd):
     right = lambda request, number: answer("<answer>yes</answer>")  # noqa: E731
     with scripted_api(right) as api:
         first = ["eval", *TINY, "--api", api.url, *NAME]
-        assert main(*first, "--out", str(home / "first")) == 0
-        card = str(home / "first" / "1.json")
-        assert main(*first, "--out", str(home / "second"), "--against", card) == 0
-        compared = json.loads((home / "second" / "1-against.json").read_text())
+        assert main(*first, "--out", str(indexed_home / "first")) == 0
+        card = str(indexed_home / "first" / "1.json")
+        assert main(*first, "--out", str(indexed_home / "second"), "--against", card) == 0
+        compared = json.loads((indexed_home / "second" / "1-against.json").read_text())
         assert (compared["n"], compared["difference"]) == (12, 0.0)
         assert "second minus first" in capfd.readouterr().out
-        few = [*first, "--limit", "5", "--out", str(home / "few"), "--against", card]
+        few = [*first, "--limit", "5", "--out", str(indexed_home / "few"), "--against", card]
         assert main(*few) == 1 and "were evaluated with other questions" in capfd.readouterr().err
-        assert main(*first, "--against", str(home / "first" / "settings.json")) == 1
+        assert main(*first, "--against", str(indexed_home / "first" / "settings.json")) == 1
         assert "is not an eval card" in capfd.readouterr().err
 
 
-def test_options_that_need_weights_are_refused(home, capfd):
+def test_options_that_need_weights_are_refused(indexed_home, capfd):
     for words in (["--before"], ["--backend", "vllm"]):
         assert main("eval", *TINY, "--api", "http://127.0.0.1:9/v1", *NAME, *words) == 2
     assert main("eval", *TINY, "--api", "http://127.0.0.1:9/v1") == 2
@@ -89,7 +79,7 @@ def test_options_that_need_weights_are_refused(home, capfd):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
-def test_a_cut_run_pays_nothing_twice(home, end):
+def test_a_cut_run_pays_nothing_twice(indexed_home, end):
     """Each answer arrives once: after kill -9 except for those on their way, after Ctrl-C all."""
 
     def script(request, number):
@@ -99,7 +89,7 @@ def test_a_cut_run_pays_nothing_twice(home, end):
             return answer(None, [("search", f'{{"query": "{asked}"}}')])
         return answer("<answer>no</answer>")
 
-    out = home / f"cut-{int(end)}"
+    out = indexed_home / f"cut-{int(end)}"
     with scripted_api(script) as api:
         words = [AGENT, "eval", *TINY, "--api", api.url, *NAME, "--out", out]
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
@@ -111,7 +101,7 @@ def test_a_cut_run_pays_nothing_twice(home, end):
         process.send_signal(end)
         printed = process.communicate(timeout=60)
         assert process.returncode in (-9, 130)
-        assert_unwritten(home, *printed)
+        assert_unwritten(indexed_home, *printed)
         assert 8 <= len(api.asked) < 20
         assert main(*map(str, words[1:])) == 0
     twice = Counter(json.dumps(request["messages"]) for request in api.asked)
@@ -119,4 +109,4 @@ def test_a_cut_run_pays_nothing_twice(home, end):
     assert repeated <= (2 if end == signal.SIGKILL else 0)
     card = json.loads((out / "1.json").read_text())
     assert card["n"] == 12 and card["usage"]["answers"] == len(twice)
-    assert_unwritten(home)
+    assert_unwritten(indexed_home)

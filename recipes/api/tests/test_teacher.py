@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from api_servers import answer, scripted_api
 from runs import TINY, main
 
 from agent_r1 import Workspace, load_config
 
 SETTINGS = [word for word in TINY if "=" in word and not word.startswith("--")]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory):
-    home = tmp_path_factory.mktemp("home")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("AGENT_R1_HOME", str(home))
-        for stage in ("data", "index"):
-            assert main(stage, *TINY) == 0
-        yield home
 
 
 def teacher(rows):
@@ -43,10 +32,10 @@ def teacher(rows):
     return script
 
 
-def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(home, capfd, monkeypatch):
+def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(indexed_home, capfd, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-teacher-0123")
     rows = Workspace(load_config("smoke", SETTINGS)).load_rows("train")[:12]
-    out = home / "teacher.jsonl"
+    out = indexed_home / "teacher.jsonl"
     words = ["demonstrate", "--preset", "smoke", *SETTINGS, "--model", "big", "--limit", "12"]
     with scripted_api(teacher(rows)) as api:
         words += ["--api", api.url, "--out", str(out), "--samples", "2"]
@@ -70,7 +59,7 @@ def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(home, capfd, monke
     assert main("cold-start", *TINY, *short, f"cold_start.episodes={out}") == 0
 
 
-def test_a_dialect_with_tools_in_its_prompt_is_refused(home):
-    words = ["--model", "big", "--api", "http://127.0.0.1:9/v1", "--out", str(home / "x")]
+def test_a_dialect_with_tools_in_its_prompt_is_refused(indexed_home):
+    words = ["--model", "big", "--api", "http://127.0.0.1:9/v1", "--out", str(indexed_home / "x")]
     react = [*SETTINGS, "env.name=react", "env.tools=[search]"]
     assert main("demonstrate", "--preset", "smoke", *react, *words, "--limit", "1") == 2

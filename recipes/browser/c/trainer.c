@@ -9,6 +9,8 @@
  * rules are enough: no import from outside (exp, log, cos are written here), no "relaxed" instruction, and sums in an
  * order that depends on the task alone, never on the number of workers or on what else is in a batch.
  *
+ * Read it from top to bottom; then js/learn.js, which calls these functions in the order of a training step.
+ *
  * Letters: n tokens, D width, H heads, V vocabulary. Matrices are stored by rows; W[out][in], as in PyTorch.
  */
 #include <wasm_simd128.h>
@@ -125,7 +127,7 @@ static float log_of(float x) {
 
 /*
  * The right operand B[K][N] is packed first: panels of eight columns, each with its K rows one after the other. The
- * inner loop of `multiply` then reads memory in order, which makes it ten times as fast as plain loops.
+ * inner loop of `multiply` then reads memory in order, where plain loops would jump a row ahead for each number.
  */
 static void pack(const float *b, int row, int K, int N, float *panels) {
     for (int column = 0; column < N; column += 8)

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.skipif(
 def of_kind(kind: str) -> Sandbox:
     with pytest.MonkeyPatch.context() as patch:
         if kind == "Landlock":
-            patch.setattr(sandbox, "_bubblewrap_paths", lambda: [])
+            patch.setattr(sandbox, "bubblewrap_paths", lambda: [])
         return Sandbox(unconfined=kind == "unconfined")
 
 
@@ -240,7 +240,7 @@ def test_it_dies_with_its_parent(kind, tmp_path):
     script = tmp_path / "trainer.py"
     script.write_text(
         "import sys, threading, time\nfrom agent_r1_recipes.code import sandbox\n"
-        f"if {kind!r} == 'Landlock': sandbox._bubblewrap_paths = lambda: []\n"
+        f"if {kind!r} == 'Landlock': sandbox.bubblewrap_paths = lambda: []\n"
         "wall = sandbox.Sandbox()\n"
         "threading.Thread(target=wall.run, args=['import time\\ntime.sleep(1000)', 1000]).start()\n"
         "time.sleep(0.5)\nprint('up', flush=True)\ntime.sleep(1000)\n"
@@ -376,7 +376,7 @@ def test_it_takes_what_the_kernel_has_or_refuses(denied, setting, says):
 
 def test_a_wall_that_does_not_hold_is_not_used(monkeypatch):
     """What is tried is the effect, and not what a process says of itself."""
-    monkeypatch.setattr(sandbox, "_bubblewrap_paths", lambda: ["/usr/bin/env"])
+    monkeypatch.setattr(sandbox, "bubblewrap_paths", lambda: ["/usr/bin/env"])
     monkeypatch.setattr(sandbox, "_bubblewrap", lambda path: [path])
     monkeypatch.setattr(
         sandbox, "seccomp_filter", lambda: bytes.fromhex("060000000000ff7f")

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import Ran
 from agent_r1_recipes.files.env import Files
 from agent_r1_recipes.files.tasks import KINDS, arguments_of, questions, right_value
@@ -110,21 +111,23 @@ def test_a_constant_that_passes_the_example_is_not_paid():
 
 def test_concurrent_episodes_share_a_sandbox(monkeypatch):
     """Each episode runs in a thread of its own; each sandbox would start processes ahead."""
-    from agent_r1_recipes.files import env
-
     made = []
 
-    class Fake:
+    class Slow:
+        protections = ["none"]
+
+        def __init__(self, unconfined):
+            time.sleep(0.05)
+            made.append(self)
+
         def run(self, source, within_s):
             return Ran("\n[1, 1, 1, 1, 1]", 0)
 
-    @functools.cache
-    def slow():
-        time.sleep(0.05)
-        made.append(1)
-        return Fake()
-
-    monkeypatch.setattr(env, "get_sandbox", slow)
+    monkeypatch.setattr(sandbox, "Sandbox", Slow)
+    # As in a new process; the sandbox of the other tests comes back afterwards.
+    monkeypatch.setattr(
+        sandbox, "_make_sandbox", functools.cache(sandbox._make_sandbox.__wrapped__)
+    )
     worlds = [begin(task) for task in tasks()[:6]]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Files.get_reward, worlds))

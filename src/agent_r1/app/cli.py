@@ -525,9 +525,8 @@ def serve(a: Namespace) -> None:
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
     )
     check_agent(model, config)
-    with_agent = getattr(config.rollout, "agent", None)
-    if a.backend == "local" or (with_agent and a.backend is None):
-        # The agent is the client here, and is not started.
+    if a.backend == "local" or (config.rollout.has_agent and a.backend is None):
+        # The run's agent is the client here, and is not started.
         config = config.model_copy(update={"rollout": config.rollout.without_commands()})
         with open_agent(model, config) as opened:
             return tables.resolve("server", "local", "--backend")(opened, a.port)

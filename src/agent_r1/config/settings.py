@@ -192,6 +192,11 @@ class RolloutConfig(Section):
     """FILE.py:CLASS, a user-defined flow (`AgentFlowBase`) instead of the observe-act-step loop."""
 
     @property
+    def has_agent(self) -> bool:
+        """Return whether an agent program of the user plays the episodes."""
+        return False
+
+    @property
     def replaces_equal_groups(self) -> bool:
         """Return whether a step plays other groups for those whose rewards are equal."""
         return False
