@@ -9,7 +9,7 @@
  * rules are enough: no import from outside (exp, log, cos are written here), no "relaxed" instruction, and sums in an
  * order that depends on the task alone, never on the number of workers or on what else is in a batch.
  *
- * Read it from top to bottom; then js/learn.js, which calls these functions in the order of a training step.
+ * Read it from top to bottom. Next: js/learn.js, a training step, which calls these functions through js/trainer.js.
  *
  * Letters: n tokens, D width, H heads, V vocabulary. Matrices are stored by rows; W[out][in], as in PyTorch.
  */
