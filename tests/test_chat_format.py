@@ -29,7 +29,7 @@ from tokenizers import (
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Sampling, StopReason
+from agent_r1.core import Action, Observation, Sampling, StopReason
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
@@ -179,7 +179,10 @@ def test_prompt_action_and_continuation_are_the_whole_conversation(any_chat, rep
     prompt = any_chat.prompt_ids([SYSTEM, USER], TOOLS)
     action = any_chat.encode_trusted(ACTION) + [any_chat.turn_end_id] * closed
     whole = [SYSTEM, USER, {"role": "assistant", "content": ACTION}, *reply]
-    ours = prompt + action + any_chat.continuation_ids(reply, closed=closed)
+    continuation = any_chat.continuation_ids(reply, closed=closed)
+    # The episode loop does not say whether the turn was closed: its last token says it.
+    assert any_chat.reply_ids(action, Observation(reply)) == continuation
+    ours = prompt + action + continuation
     # Rendered anew, a finished turn has lost the empty thought that it was sampled behind. Ours
     # keeps what was sampled.
     before = len(prompt) - len(empty_thought(any_chat))
