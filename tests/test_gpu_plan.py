@@ -12,7 +12,7 @@ import pytest
 import torch
 import transformers
 
-from agent_r1.app import plan
+from agent_r1.app import gpu_check, plan
 from agent_r1.app.plan import (  # fmt: skip
     GIB,
     SLOWER,
@@ -242,6 +242,18 @@ def test_a_conversion_that_host_memory_cannot_hold_is_refused(monkeypatch, tmp_p
     monkeypatch.setattr(plan, "total_memory", lambda: 256 * GIB)
     plan.check_conversion(config)
     plan.check_conversion(load_config("hotpotqa-4xh100"))
+    # gpu-check trains a model made from nothing, whose size the presets do not name.
+    plan.check_conversion(gpu_check.small(load_config("first-agent-1xh100")))
+
+
+def test_vllm_on_a_gpu_needs_no_compiler_of_cuda(tmp_path):
+    """FlashInfer's sampler looks for nvcc when vLLM starts; a machine with a driver may lack it."""
+    config = load_config("hotpotqa-4xh100")
+    for environment in (
+        serve._environment("key", 1),
+        launch.driver_environment(config, "cuda", "mark", tmp_path),
+    ):
+        assert environment["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
 
 
 def test_memory_by_hand():

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import fails_with
 
-from agent_r1.config import load_config
+from agent_r1.config import fingerprint, from_yaml, load_config
 from agent_r1.ground import device as device_room
 from agent_r1.ground.machine import installed
+from agent_r1.inference.provenance import provenance
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, attention_name, overrides
@@ -128,6 +130,24 @@ def test_a_run_chooses_what_loads_and_keeps_it(error, chosen, tmp_path, monkeypa
     launch.open_run(run, config)
     monkeypatch.setattr(launch, "flash_attn_error", lambda: ImportError("gone meanwhile"))
     assert launch.choose_attention(run, load_config("hotpotqa-4xh100"), "cuda") == config
+    # The script evaluates before it trains, also when it is called again.
+    launch.open_run(run, load_config("hotpotqa-4xh100"))
+    assert from_yaml(run.config) == config
+
+
+def test_a_run_is_not_continued_with_another_attention(tmp_path):
+    run = RunDir(tmp_path)
+    launch.open_run(run, load_config("hotpotqa-4xh100"))
+    (tmp_path / "metrics.jsonl").touch()
+    chosen = load_config("hotpotqa-4xh100", ["verl.attention=varlen"])
+    launch.open_run(run, chosen)  # not trained yet, so this call may choose
+    launch.open_run(run, load_config("hotpotqa-4xh100"))
+    other = load_config("hotpotqa-4xh100", ["verl.attention=sdpa"])
+    with fails_with("other_settings", "verl.attention: varlen there, sdpa now"):
+        launch.open_run(run, other)
+    assert fingerprint(chosen) != fingerprint(other)
+    assert provenance(chosen, tmp_path)["attention"] == "varlen"
+    assert provenance(load_config("smoke"), tmp_path)["attention"] is None
 
 
 def test_a_gpu_does_not_use_cudnns_attention(monkeypatch):

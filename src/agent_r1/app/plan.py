@@ -418,10 +418,10 @@ def check_conversion(config: Config) -> None:
     """
     from agent_r1.workspace import Workspace
 
-    if not config.verl.gpu:
-        return
+    if not config.verl.gpu or config.model.path is None:
+        return  # a CPU, or a tiny model made from nothing, as gpu-check trains it
     try:
-        shape = find_shape(config.model.path or "", Workspace(config).base_model)
+        shape = find_shape(config.model.path, Workspace(config).base_model)
     except ConfigError:  # of unknown size until it is fetched
         return
     total = total_memory()

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
-from agent_r1.config.settings import Engine, OutsideFingerprint
+from agent_r1.config.settings import Engine, OutsideFingerprint, OutsideWhileAuto
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -453,12 +453,13 @@ def fingerprint_values(part: Any) -> Any:
     """Convert `part` to plain values, without the `OutsideFingerprint` fields of a section."""
     if not isinstance(part, BaseModel):
         return part
-    outside = OutsideFingerprint.__metadata__[0]
-    return {
-        name: fingerprint_values(getattr(part, name))
-        for name, field in type(part).model_fields.items()
-        if outside not in field.metadata
-    }
+    values = {}
+    for name, field in type(part).model_fields.items():
+        value = getattr(part, name)
+        is_auto = OutsideWhileAuto.__metadata__[0] in field.metadata and value == AUTO
+        if not is_auto and OutsideFingerprint.__metadata__[0] not in field.metadata:
+            values[name] = fingerprint_values(value)
+    return values
 
 
 # ---------------------------------------------------------------------------------------- conflicts

@@ -26,6 +26,9 @@ T = TypeVar("T")
 OutsideFingerprint = Annotated[T, "outside the fingerprint"]
 """No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
 in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
+OutsideWhileAuto = Annotated[T, "outside the fingerprint while it is auto"]
+"""`auto` leaves the choice to the machine. A run keeps what was chosen, and its fingerprint has
+it."""
 Price = Annotated[T, "a price"]
 """It changes what an episode is worth, and not what a demonstrator plays. So the cold start is
 played and named as if it had its default."""

@@ -38,6 +38,7 @@ def provenance(config: Config, model: Path) -> dict[str, Any]:
         "data_hash": fingerprint(data_manifest.get("files")),
         "index": _index(config, workspace, data_manifest),
         "config_hash": fingerprint(config),
+        "attention": config.verl.attention if config.engine == "verl" else None,
         "code": code_version(),
         "command": train_command(config) if config.preset in preset_names() else None,
         "hardware": describe_machine(),

@@ -207,8 +207,13 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONUNBUFFERED": "1",
     }
-    # For vLLM's CPU build: GiB of KV cache, and no compilation (20 s at the first batch).
-    defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", **({} if gpus else {"TORCHDYNAMO_DISABLE": "1"})}
+    if gpus:
+        # FlashInfer compiles its sampler when vLLM starts, with nvcc, which a rented machine has
+        # not: a driver is not a CUDA toolkit. vLLM's own sampler needs none.
+        defaults = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+    else:
+        # GiB of KV cache, and no compilation (20 s at the first batch).
+        defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
     return (
         defaults
         | {name: value for name, value in os.environ.items() if name not in ALLOCATOR}

@@ -109,11 +109,25 @@ def open_run(run: RunDir, config: Config) -> None:
     with other settings.
     """
     check_same_settings(run, config)
+    # A script that is called again evaluates before training: the choice must survive that.
+    config = keep_attention(run, config)
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
         if code := plugins.code_hashes(user_code(config)):
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
+
+
+def keep_attention(run: RunDir, config: Config) -> Config:
+    """Return `config` with the attention that the run has chosen, where the setting is auto."""
+    if config.verl.attention != "auto" or not run.config.exists():
+        return config
+    return _with_attention(config, from_yaml(run.config).verl.attention)
+
+
+def _with_attention(config: Config, attention: str) -> Config:
+    verl = config.verl.model_copy(update={"attention": attention})
+    return config.model_copy(update={"verl": verl})
 
 
 ANOTHER_RUN = "choose another name with --run NAME, or delete the folder"
@@ -129,6 +143,10 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
     if not (run.config.exists() and run.has_begun()):
         return
     old_config = from_yaml(run.config)
+    config = keep_attention(run, config)
+    if old_config.verl.attention == "auto":
+        # Not trained yet: this call may choose.
+        old_config = _with_attention(old_config, config.verl.attention)
     if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
             f"{run.path} was started with other settings "

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from agent_r1.config.settings import AtLeast1, OutsideFingerprint, Section
+from agent_r1.config.settings import AtLeast1, OutsideFingerprint, OutsideWhileAuto, Section
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.hardware import check_context, find_gpu, find_known_shape
 
@@ -31,14 +31,14 @@ class VerlConfig(Section):
     offload: OutsideFingerprint[bool] = False
     """Keep weights and optimizer in host memory while their network is idle: slower, for small
     GPUs."""
-    attention: OutsideFingerprint[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
+    attention: OutsideWhileAuto[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
     """The trainer's attention. flash_attention_2: the package flash-attn.
 
     varlen: the same kernel inside PyTorch, which packs rows, too. sdpa: padded rows, which take
     more memory.
 
-    auto: flash_attention_2 on a GPU where flash-attn loads, else varlen. On a CPU sdpa. All compute
-    the same; a run keeps its choice."""
+    auto: flash_attention_2 on a GPU where flash-attn loads, else varlen. On a CPU sdpa. They round
+    differently, so a run keeps its choice, and another one is refused."""
     tis_cap: float | None = None
     """Truncated importance sampling (TIS): vLLM and the trainer round differently, so a token's
     loss is weighted by min(trainer's probability / vLLM's, tis_cap). Unset: 2 in bfloat16, off in
