@@ -16,7 +16,7 @@ tokens attends to T/2 tokens on average:
 
 Seconds are a roofline (Williams et al. 2009), max(operations / rate, bytes / bandwidth): what good
 kernels could reach. Assumptions are constants in capitals with their reason. An update and
-log-probabilities were measured on one H100 (docs/lab/gpu.md); sampling was not.
+log-probabilities were measured on one H100, sampling on one H200 (docs/lab/gpu.md).
 """
 
 from __future__ import annotations
