@@ -5,8 +5,8 @@
     PYTHONPATH=SITE:src:. python -m benchmarks.gpu.vllm_sampler Qwen/Qwen2.5-1.5B-Instruct
 
 vLLM's wheel has 313 MB, a carrier often less. Its libraries hold the machine code of seven kinds of
-cards. Here that of all but Hopper (H100, H200) becomes zeros, and xz leaves 37 MB. vLLM's own
-libraries load with torch 2.11 too, because they use torch's stable interface. Its FlashAttention 3
+cards. Here that of all but Hopper (H100, H200) becomes zeros, and xz leaves 37 MB. The
+libraries themselves load with torch 2.11 too, by torch's stable interface. FlashAttention 3
 does not. That library comes from vLLM 0.24, which was built for torch 2.11 and has the same
 functions.
 Left out: FlashAttention 2, FlashInfer, and what the GPU's machine has (its `pip list`).
