@@ -9,18 +9,21 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-from conftest import MicroWorld, clone_steps, tiny_model
+from conftest import MicroWorld, clone_steps, question_row, tiny_model
 
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig, RolloutConfig
-from agent_r1.core import Action, Observation, Row, StepResult, StopReason
+from agent_r1.core import Action, Observation, Row, Sampling, StepResult, StopReason, Trajectory
 from agent_r1.env.hermes import HermesToolEnv
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.episode import Limits
+from agent_r1.rollout.episode import Limits, Task
+from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.training.demonstrate import Demonstration, sequences
+from agent_r1.training.tiny_model import byte_chat
 from agent_r1_recipes.gateway.agents import Ended
+from agent_r1_recipes.gateway.demonstrations import DemonstrationFlow
 from agent_r1_recipes.gateway.flow import AgentFlow
 
 SEARCH = {
@@ -204,6 +207,26 @@ def gateway_flow(
     flow = AgentFlow(policy, chat, Limits(**values), make_env, agent_rollout(*overrides))
     flow.agents = InProcess(play)
     return flow
+
+
+def demonstration(
+    micro: MicroWorld, play: Play, write_turn: Callable[..., str]
+) -> tuple[list[Demonstration], Trajectory]:
+    """Play one episode with a function in the model's place, as the cold start does."""
+    env = lenient(micro.config.env)
+    flow = DemonstrationFlow(
+        write_turn,
+        byte_chat(),
+        Limits(10**6, 10**7, 60.0),
+        lambda row: HermesToolEnv(micro.tools, env),
+        agent_rollout(),
+        seed=0,
+    )
+    flow.agents = InProcess(play)
+    tasks = [Task(question_row(), "0", "s", None)]
+    [trajectory] = asyncio.run(run_episodes(flow, tasks, Sampling(10**6)))
+    said = flow.plays["s"]
+    return [Demonstration(messages, said.tools) for messages in said.contexts], trajectory
 
 
 def sampler(

@@ -21,6 +21,7 @@ WORLDS = (
     "smoke",
     "laptop",
     "shop",
+    "support",
     "tinyquest",
     "tinymath",
     "tinycode",

@@ -20,6 +20,7 @@ PRESETS = (
     "smoke",
     "laptop",
     "shop",
+    "support",
     "two-tools",
     "tinymath",
     "tinyquest",

@@ -92,7 +92,9 @@ class GatewayEpisode:
             ids = self._prompt(place, call)
             before = self.conversations.answers
             number = len(before) if place.last is None else place.last.number + 1
-            answer = Answer(place.digest, key, number, ids)
+            answer = Answer(
+                place.digest, key, number, ids, place.last, place.rest, tools=call.tools
+            )
             # A client whose connection breaks may ask again. The task goes on meanwhile, so that no
             # sampled token is lost.
             work = asyncio.create_task(self._sample(answer, call))

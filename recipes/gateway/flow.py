@@ -33,6 +33,7 @@ from agent_r1 import (
     StopReason,
     Task,
     Trajectory,
+    WorldEnv,
     check_reward,
     maybe_await,
 )
@@ -153,6 +154,8 @@ class AgentFlow(AgentFlowBase):
             return Reply.of(refusal.body(), refusal.status)
         except asyncio.CancelledError:
             raise
+        except RecursionError:
+            return Reply.of(Refusal("the body is nested too deeply").body(), 400)
         except Exception as error:
             # `finish` raises a policy's failure in the episode, too.
             message = f"the policy failed: {type(error).__name__}"
@@ -179,15 +182,7 @@ class AgentFlow(AgentFlowBase):
         async with self._gateway() as gateway, gateway.gate:
             env = self._environment(task.row)
             observation = await maybe_await(env.reset(task.row))
-            episode = GatewayEpisode(
-                task,
-                sampling,
-                self.policy,
-                self.chat,
-                env.dialect,
-                self.limits.max_context,
-                env,
-            )
+            episode = self._begin(task, sampling, env)
             self.episodes[episode.key] = episode
             try:
                 end = await self.agents.play(
@@ -204,6 +199,11 @@ class AgentFlow(AgentFlowBase):
                 return await self._trajectory(episode, end)
             finally:
                 await maybe_await(env.close())
+
+    def _begin(self, task: Task, sampling: Sampling, env: BaseToolEnv) -> GatewayEpisode:
+        return GatewayEpisode(
+            task, sampling, self.policy, self.chat, env.dialect, self.limits.max_context, env
+        )
 
     def _environment(self, row: Row) -> BaseToolEnv:
         env = self.make_env(row)
@@ -299,6 +299,8 @@ class AgentFlow(AgentFlowBase):
     ) -> Outcome:
         """Return the outcome: by our environment's scorer, or as the agent's side reported it."""
         env = episode.env
+        if isinstance(env, WorldEnv) and env.broken:  # a method hung, so the world is unknown
+            raise RuntimeError(env.broken)
         if self.rollout.agent_reward == "agent":
             return self._read_outcome(episode)
         env.turns = len(episode.conversations.answers)
@@ -323,9 +325,13 @@ class AgentFlow(AgentFlowBase):
         """Take the reward from file descriptor 3. Standard output is never read: the model's text
         is printed there."""
         for report in end.reports:
-            if "reward" in report:
-                with suppress(Refusal):
-                    episode.set_reward(report["reward"])
+            if "reward" not in report:
+                continue
+            if self.rollout.agent_reward == "environment":
+                episode.events["ignored_reward"] += 1
+                continue
+            with suppress(Refusal):
+                episode.set_reward(report["reward"])
 
     def _enter(self, trajectory: Trajectory, episode: GatewayEpisode, end: Ended) -> None:
         """Enter an episode into the books."""

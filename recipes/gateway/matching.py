@@ -45,6 +45,12 @@ class Answer:
     """Of its turn. A conversation that begins anew, as after a summary, counts on, as in our
     loop."""
     prompt_ids: list[int]
+    parent: Answer | None = None
+    """The answer that its conversation continues."""
+    rest: list[Message] = field(default_factory=list)
+    """The messages after `parent`, as the client wrote them."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """What the client offered with it."""
     work: asyncio.Task[None] | None = None
     """The sampling; it goes on if the client leaves."""
     connection: Request | None = None

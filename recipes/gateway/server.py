@@ -92,7 +92,7 @@ async def _converse(
     """Answer the requests of one connection, one after the other."""
     last: Reply | None = None
     try:
-        while request := await _read(reader):
+        while request := await _read(reader, writer):
             last = await handle(request)
             whole = await _send(writer, last, request)
             last.on_sent(whole)
@@ -110,7 +110,7 @@ async def _converse(
             await _send(writer, Reply.of(error, 400), None)
 
 
-async def _read(reader: asyncio.StreamReader) -> Request | None:
+async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
     """Read one request; None at the end of the connection. Raise ValueError if it is malformed."""
     head = await reader.readline()
     if not head:
@@ -122,6 +122,8 @@ async def _read(reader: asyncio.StreamReader) -> Request | None:
         headers[name.strip().lower()] = value.strip()
         if len(headers) > 100:
             raise ValueError("too many headers")
+    if headers.get("expect", "").lower() == "100-continue":
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl would wait a second for it
     if headers.get("transfer-encoding", "").lower() == "chunked":
         body = await _read_chunks(reader)
     else:

@@ -91,6 +91,8 @@ class Server:
             return Reply.of(refusal.body(), refusal.status)
         except asyncio.CancelledError:
             raise
+        except RecursionError:
+            return Reply.of(Refusal("the body is nested too deeply").body(), 400)
         except Exception as error:  # of the sampler; the client gets an answer all the same
             return Reply.of(Refusal(f"{type(error).__name__}: {error}", 500).body(), 500)
 

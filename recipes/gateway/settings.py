@@ -60,9 +60,3 @@ class GatewaySettings(RolloutConfig):
                 "executes its own; set env.call_reward=0",
                 code="unused_setting",
             )
-        if config.cold_start.demonstrator:
-            yield ConfigError(
-                "cold_start.demonstrator does not play through rollout.agent yet; use a data set "
-                "with a teacher (tinyhop), cold_start.episodes, or a pretrained model.path",
-                code="agent_needs_teacher",
-            )

@@ -55,6 +55,14 @@ READ_SETTINGS = (
 )
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message in which clients keep or drop the thought."""
+READ_PARTS = {
+    "system": ("role", "content"),
+    "developer": ("role", "content"),
+    "user": ("role", "content"),
+    "tool": ("role", "content", "tool_call_id", "name"),
+    "assistant": ("role", "content", "tool_calls", "name", "refusal", "annotations", *THOUGHTS),
+}
+"""Role -> parts of a message that the model reads, or that clients send back from an answer."""
 
 
 class Refusal(Exception):
@@ -98,7 +106,7 @@ def read_call(body: bytes) -> Call:
     for name in sorted(names & REFUSED_SETTINGS.keys()):
         if values[name] != {"type": "text"}:  # response_format's default
             raise Refusal(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
-    if values.get("n", 1) not in (1, None):
+    if values.get("n") is not None and (type(values["n"]) is not int or values["n"] != 1):
         raise Refusal("n must be 1: a call is one turn of one conversation; call again instead")
     if values.get("logprobs"):
         raise Refusal("logprobs are not returned")
@@ -108,6 +116,10 @@ def read_call(body: bytes) -> Call:
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(word, str) and word for word in stop):
         raise Refusal("stop must be a string, or a list of strings")
+    stream = values.get("stream")
+    stream_options = values.get("stream_options")
+    if stream not in (True, False, None) or not isinstance(stream_options, dict | None):
+        raise Refusal("stream must be true or false, and stream_options an object")
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list of at least one message")
@@ -120,11 +132,11 @@ def read_call(body: bytes) -> Call:
         tools=tools,
         stop=stop,
         max_tokens=_read_max_tokens(values),
-        stream=values.get("stream") is True,
-        with_usage=bool((values.get("stream_options") or {}).get("include_usage")),
+        stream=stream is True,
+        with_usage=bool((stream_options or {}).get("include_usage")),
         model=str(values.get("model", "agent")),
         overridden_names=sorted(names & set(OVERRIDDEN_SETTINGS)),
-        ignored_names=sorted(names - known_names),
+        ignored_names=sorted(names - known_names) + _ignored_parts(messages),
     )
 
 
@@ -140,14 +152,34 @@ def _read_max_tokens(values: dict[str, Any]) -> int | None:
     return min(limits, default=None)
 
 
+def _ignored_parts(messages: list[dict[str, Any]]) -> list[str]:
+    """Return names of parts that the model does not read, such as a user's name."""
+    names: set[str] = set()
+    for message in messages:
+        known_names = READ_PARTS[message["role"]]
+        names.update(key for key, value in message.items() if value and key not in known_names)
+    return sorted(f"message_{name}" for name in names)
+
+
 def _read_tools(tools: Any) -> list[dict[str, Any]]:
+    """Check tools. One without arguments may leave its schema out; templates need it."""
     if not isinstance(tools, list):
         raise Refusal("tools must be a list")
+    checked_tools: list[dict[str, Any]] = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal('each tool must be {"type": "function", "function": {"name": ...}}')
-    return tools
+        name = function["name"]
+        schema = function.get("parameters") or {"type": "object"}
+        if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+            raise Refusal(
+                f"the parameters of the tool {name[:40]!r} are no JSON schema of an object"
+            )
+        if "properties" not in schema:
+            schema = schema | {"properties": {}}
+        checked_tools.append(tool | {"function": function | {"parameters": schema}})
+    return checked_tools
 
 
 def _read_messages(messages: list[Any]) -> list[Message]:
@@ -170,7 +202,7 @@ def _read_messages(messages: list[Any]) -> list[Message]:
             known_ids.update(call[0] for call in text["tool_calls"])
         elif role == "tool":
             text["tool_call_id"] = message.get("tool_call_id")
-            if text["tool_call_id"] not in known_ids:
+            if str(text["tool_call_id"]) not in known_ids:
                 raise Refusal(f"{place}: its tool_call_id is not the id of a call before it")
         texts.append(text)
     return texts
@@ -231,6 +263,11 @@ class Turn:
 
 def _call_body(key: str, call: ToolCall) -> dict[str, Any]:
     arguments = json.dumps(call.arguments, ensure_ascii=False)
+    try:
+        arguments.encode()
+    except UnicodeEncodeError:
+        # Half a surrogate pair, which the model escaped. A client that encodes it again would die.
+        arguments = json.dumps(call.arguments)
     return {
         "id": key,
         "type": "function",

@@ -18,6 +18,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
+import gc
+import http.server
 import importlib
 import importlib.util
 import inspect
@@ -27,10 +30,15 @@ import select
 import shlex
 import signal
 import socket
+import ssl
 import sys
+import threading
 import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
+
+EPISODE = "AGENT_R1_EPISODE"
+"""Variable with an episode's number, by which its processes are found."""
 
 
 def main() -> None:
@@ -46,6 +54,9 @@ def main() -> None:
             traceback.print_exc()
             tell(channel, broken=f"{type(error).__name__}: {error}")
             return
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the pages of all that was imported
+    adopt_orphans()
     tell(channel, ready=True)
     # A signal of an ended child makes the pipe readable, so one `select` waits for both.
     reader, writer = os.pipe()
@@ -66,6 +77,7 @@ def main() -> None:
             if not chunk:  # training ended, perhaps by SIGKILL
                 for process in numbers:
                     kill_group(process)
+                kill_orphans(0, [])
                 return
             *complete, lines = (lines + chunk).split(b"\n")
             for line in complete:
@@ -94,12 +106,60 @@ def reap(channel: socket.socket, numbers: dict[int, int]) -> None:
         os.waitpid(process, 0)
         code = child.si_status if child.si_code == os.CLD_EXITED else -child.si_status
         if process in numbers:
-            tell(channel, number=numbers.pop(process), status=code)
+            number = numbers.pop(process)
+            kill_orphans(number, list(numbers))
+            tell(channel, number=number, status=code)
 
 
 def kill_group(process: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process, signal.SIGKILL)
+
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose agent has ended. They may have sessions of their own.
+
+    Linux only; elsewhere such a process lives on.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_orphans(number: int, agents: list[int]) -> None:
+    """End what episode `number` left in other sessions. `agents` are still running.
+
+    An orphan belongs to the episode whose variable it has. One that never called `exec` shows the
+    variables of this process, and is ended when no agent is left.
+    """
+    mark = f"{EPISODE}={number}".encode()
+    with contextlib.suppress(OSError):
+        while True:
+            orphans: list[int] = []
+            for process in children():
+                if process not in agents and (not agents or mark in variables_of(process)):
+                    orphans.append(process)
+            if not orphans:
+                return
+            for process in orphans:  # their children come here next
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+
+
+def children() -> list[int]:
+    with open(f"/proc/self/task/{os.getpid()}/children") as file:
+        return [int(word) for word in file.read().split()]
+
+
+def variables_of(process: int) -> list[bytes]:
+    """Return the variables that a process began with; none if it has ended."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
 
 
 def play(request: dict[str, Any], agent: str, function: Callable[[Any], Any] | None) -> None:
@@ -124,6 +184,7 @@ def play(request: dict[str, Any], agent: str, function: Callable[[Any], Any] | N
             os.dup2(copy, number)
         os.closerange(4, 1024)  # the socket and the pipes of the worker
         os.environ.update(request["environment"])
+        os.environ[EPISODE] = str(request["number"])
         if function is None:
             # Split first, fill in then: a question with blanks or quotes stays one argument.
             words = [w.replace("{question}", task["question"]) for w in shlex.split(agent)]
@@ -167,14 +228,128 @@ def load(agent: str) -> Callable[[Any], Any]:
     else:
         sys.path.insert(0, os.getcwd())
         module = importlib.import_module(place)
-    if "openai" in sys.modules:
-        # Its first client imports its resources, for .8 s of CPU. Once here, not in each fork.
-        client = sys.modules["openai"].OpenAI(
-            api_key="none", base_url="http://127.0.0.1:9/v1", max_retries=0
-        )
-        with contextlib.suppress(Exception):  # nothing listens there
-            client.chat.completions.create(model="none", messages=[])
+    warm_up()
     return getattr(module, name)
+
+
+# --------------------------------------------------------------------------------------- warming up
+
+CANNED_CALL = {"id": "c", "type": "function", "function": {"name": "none", "arguments": "{}"}}
+TOOL = {"type": "function", "function": {"name": "none", "parameters": {"type": "object"}}}
+QUESTION: dict[str, Any] = {"model": "none", "messages": [{"role": "user", "content": "?"}]}
+QUESTION["tools"] = [TOOL]
+
+
+class Canned(http.server.BaseHTTPRequestHandler):
+    """Answer every request with the same turn, which clients then know how to read."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers.get("content-length", 0))))
+        streams = body.get("stream") is True
+        turn = {"role": "assistant", "content": "!", "tool_calls": [{"index": 0} | CANNED_CALL]}
+        answer: dict[str, Any] = {"id": "a", "created": 0, "model": "none"}
+        answer["object"] = "chat.completion.chunk" if streams else "chat.completion"
+        answer["choices"] = [
+            {"index": 0, "finish_reason": "tool_calls", "delta" if streams else "message": turn}
+        ]
+        answer["usage"] = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        text = json.dumps(answer)
+        if streams:
+            text = f"data: {text}\n\ndata: [DONE]\n\n"
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream" if streams else "application/json")
+        self.send_header("content-length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Print nothing."""
+
+
+def warm_up() -> None:
+    """Let client libraries build what their first call in each fork would build again.
+
+    For `openai` that is 55 of 70 ms of CPU: classes of its answers, and a client's certificates.
+    The agent's own function is not called: each episode must begin with fresh state.
+    """
+    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    make = ssl.create_default_context
+
+    def recorded(*words: Any, **options: Any) -> ssl.SSLContext:
+        made.append((words, options))
+        return make(*words, **options)
+
+    ssl.create_default_context = recorded
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canned)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    address = f"http://127.0.0.1:{server.server_port}/v1"
+    try:
+        for module, ask in ASK.items():
+            if module in sys.modules:
+                with contextlib.suppress(Exception):  # of another version: the forks do it then
+                    ask(sys.modules[module], address)
+    finally:
+        server.shutdown()
+        thread.join()  # a fork while another thread runs may inherit a lock that nothing frees
+        server.server_close()
+        ssl.create_default_context = make
+    give_contexts(made)
+
+
+def give_contexts(made: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    """Make the TLS contexts of the warm-up again, and hand each out once per fork.
+
+    Reading all certificates takes 20 ms, for a client that then speaks plain HTTP to 127.0.0.1.
+    """
+    make = ssl.create_default_context
+    variables = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
+    stock = [(request, make(*request[0], **request[1])) for request in made]
+
+    def prepared(*words: Any, **options: Any) -> ssl.SSLContext:
+        same = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")] == variables
+        for number, (request, context) in enumerate(stock):
+            if same and request == (words, options):
+                del stock[number]
+                return context
+        return make(*words, **options)
+
+    ssl.create_default_context = prepared
+
+
+def ask_openai(openai: Any, address: str) -> None:
+    """Ask with both clients, streaming and not."""
+    with openai.OpenAI(api_key="none", base_url=address, max_retries=0) as client:
+        client.chat.completions.create(**QUESTION)
+        list(client.chat.completions.create(**QUESTION, stream=True))
+
+    async def ask() -> None:
+        async with openai.AsyncOpenAI(api_key="none", base_url=address, max_retries=0) as client:
+            await client.chat.completions.create(**QUESTION)
+
+    asyncio.run(ask())
+
+
+def ask_urllib(urllib: Any, address: str) -> None:
+    """Ask with the standard library, which then keeps its opener."""
+    with urllib.urlopen(address, json.dumps(QUESTION).encode()) as reply:
+        reply.read()
+
+
+def ask_langchain(langchain: Any, address: str) -> None:
+    """Ask with LangChain's model, which imports more at its first call."""
+    model = langchain.ChatOpenAI(model="none", api_key="none", base_url=address, max_retries=0)
+    model.bind_tools([TOOL]).invoke("?")
+
+
+ASK: dict[str, Callable[[Any, str], None]] = {
+    "openai": ask_openai,
+    "langchain_openai": ask_langchain,
+    "urllib.request": ask_urllib,
+}
+"""Module that an agent imported -> how to ask with it."""
 
 
 if __name__ == "__main__":

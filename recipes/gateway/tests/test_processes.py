@@ -66,12 +66,13 @@ def test_a_function_has_fresh_state_in_each_episode(micro, chat, tmp_path, monke
             key = os.environ["OPENAI_API_KEY"]
             assert key in os.environ["OPENAI_BASE_URL"] and key not in " ".join(sys.argv)
             print('{"reward": 1000}')
+            os.write(3, b'{"reward": 1000}\\n')  # our environment scores, so this is ignored
             return ask(task["question"])
         """,
     )
     trajectories, flow = played(micro, chat, f"{file}:play", episodes=3)
     assert [trajectory.reward for trajectory in trajectories] == [1.0] * 3
-    assert flow.counts["gateway/calls"] == 3
+    assert flow.counts["gateway/calls"] == flow.counts["gateway/ignored_reward"] == 3
 
 
 def test_a_command_gets_the_task(micro, chat, tmp_path):
@@ -164,3 +165,31 @@ def test_a_client_made_at_import_is_named(micro, chat, tmp_path):
     with fails_with("episodes_failed", match="inside the function, not at import"):
         played(micro, chat, f"{file}:play")
     assert StopReason.ERROR.failed
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux hands orphans to the worker")
+@pytest.mark.parametrize("runs_program", [True, False])
+def test_a_child_in_a_session_of_its_own_is_ended(micro, chat, tmp_path, runs_program):
+    """A daemon would work on, and could call, after its episode's reward."""
+    file = written(
+        tmp_path,
+        f"""
+        import time
+        def play(task):
+            if os.fork() == 0:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+                open({str(tmp_path)!r} + f"/daemon-{{task['index']}}", "w").write(str(os.getpid()))
+                if {runs_program}:
+                    os.execvp("sleep", ["sleep", "60"])
+                time.sleep(60)
+            while not os.path.exists({str(tmp_path)!r} + f"/daemon-{{task['index']}}"):
+                time.sleep(.01)
+            return ask("x")
+        """,
+    )
+    trajectories, _ = played(micro, chat, f"{file}:play")
+    assert trajectories[0].reward == 1.0
+    [place] = tmp_path.glob("daemon-*")
+    assert not os.path.exists(f"/proc/{place.read_text()}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import json
 import socket
@@ -11,8 +12,20 @@ import httpx
 import pytest
 from agents import SEARCH, gateway_flow, lenient
 from conftest import ScriptedPolicy, call, cut, question_row
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from agent_r1 import HermesToolEnv, Sampling, StopReason, Task, run_episodes, trajectory_rows
+from agent_r1 import (
+    HermesToolEnv,
+    Outcome,
+    Sampling,
+    StopReason,
+    Task,
+    WorldEnv,
+    run_episodes,
+    trajectory_rows,
+)
+from agent_r1_recipes.gateway.wire import Refusal, read_call
 
 ANSWER = "<think>short</think><answer>Marn</answer>"
 
@@ -71,6 +84,16 @@ REFUSED = {
     "image": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
     "no messages": {"messages": []},
     "max_tokens": {"max_tokens": 0},
+    "stream": {"stream": "yes"},
+    "stream_options": {"stream_options": "usage"},
+    "n as a truth": {"n": True},
+    "schema": {"tools": [{"type": "function", "function": {"name": "f", "parameters": "x"}}]},
+    "properties": {
+        "tools": [
+            {"type": "function", "function": {"name": "f", "parameters": {"properties": ["a"]}}}
+        ]
+    },
+    "id in a list": {"messages": [*USER, {"role": "tool", "tool_call_id": ["x"], "content": "y"}]},
 }
 
 
@@ -91,6 +114,157 @@ def test_what_cannot_be_honoured_is_refused_and_costs_no_row(micro, chat):
     assert all(message for _, message in refused.values())
     assert flow.counts["gateway/refused_400"] == len(REFUSED) + 1
     assert trajectory.reward == 1.0 and len(trajectory.steps) == 1
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from(["", "x", "\ud800", "user", "tool"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(["type", "function", "name", "content", "text", "role"]), inner
+        )
+    ),
+    max_leaves=4,
+)
+VALID = {
+    "messages": [
+        {"role": "system", "content": "s", "name": "n"},
+        {"role": "user", "content": [{"type": "text", "text": "t"}]},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {"id": "i", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "i", "content": "r"},
+    ],
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}],
+    "stop": ["x"],
+    "max_tokens": 5,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+    "n": 1,
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+}
+
+
+def places(value, path=()):
+    """List the paths of all parts of a JSON value."""
+    yield path
+    items: list = []
+    if isinstance(value, dict):
+        items = list(value.items())
+    elif isinstance(value, list):
+        items = list(enumerate(value))
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(st.sampled_from([path for path in places(VALID) if path]), JSON)
+def test_any_change_of_a_body_is_read_or_refused(path, value):
+    """A fault of a client is status 400 with a sentence, never a failure of ours."""
+    body = copy.deepcopy(VALID)
+    inner = body
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    try:
+        read_call(json.dumps(body).encode())
+    except Refusal as refusal:
+        assert refusal.status == 400 and str(refusal)
+
+
+def test_a_deep_body_is_read_or_refused(micro, chat):
+    """A schema that Python's parser just reads may be too deep for its writer."""
+    statuses = set()
+
+    async def agent(client, task):
+        for depth in range(880, 1000, 4):
+            schema = '{"a": ' * depth + "1" + "}" * depth
+            tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}'
+            body = f'{{"messages": [{{"role": "user", "content": "?"}}], "tools": [{tool}]}}'
+            reply = await client.http.post(f"{client.base}/chat/completions", content=body)
+            statuses.add(reply.status_code)
+
+    script = lambda session, turn, ids: ANSWER  # noqa: E731
+    play(micro, chat, script, agent)
+    assert statuses == {200, 400}
+
+
+def test_what_a_message_has_besides_its_text_is_counted(micro, chat):
+    async def agent(client, task):
+        await client.ask([{"role": "user", "name": "bob", "content": "Who founded Vexlor?"}])
+
+    _, flow = play(micro, chat, [ANSWER], agent)
+    assert flow.counts["gateway/ignored_message_name"] == 1
+
+
+def test_a_tool_without_a_schema_takes_no_arguments(micro, chat):
+    async def agent(client, task):
+        tool = {"type": "function", "function": {"name": "now"}}
+        choice = await client.ask(USER, tools=[tool])
+        assert choice["finish_reason"] == "stop"
+
+    play(micro, chat, [ANSWER], agent)
+
+
+def test_half_of_a_surrogate_pair_reaches_a_client_as_an_escape(micro, chat):
+    """A client that writes UTF-8 could not send such a character back."""
+
+    async def agent(client, task):
+        message = (await client.ask(USER, tools=[SEARCH]))["message"]
+        [one] = message["tool_calls"]
+        assert one["function"]["arguments"].isascii()
+        assert json.loads(one["function"]["arguments"]) == {"query": "\ud800"}
+        messages = [*USER, message, {"role": "tool", "tool_call_id": one["id"], "content": "x"}]
+        await client.ask(messages, tools=[SEARCH])
+
+    script = ['<tool_call>\n{"name": "search", "arguments": {"query": "\\ud800"}}\n</tool_call>']
+    [trajectory], flow = play(micro, chat, [*script, ANSWER], agent)
+    assert len(trajectory_rows(trajectory, 0)) == 1 and not flow.counts["gateway/cuts_edited"]
+
+
+def test_duplicate_keys_of_a_call_have_one_meaning(micro, chat):
+    """The client gets the arguments that a parser keeps. Its own duplicates match nothing."""
+
+    async def agent(client, task):
+        message = (await client.ask(USER, tools=[SEARCH]))["message"]
+        [one] = message["tool_calls"]
+        assert one["function"]["arguments"] == '{"query": "second"}'
+        one["function"]["arguments"] = '{"query": "first", "query": "second"}'
+        messages = [*USER, message, {"role": "tool", "tool_call_id": one["id"], "content": "x"}]
+        await client.ask(messages, tools=[SEARCH])
+
+    turn = '{"name": "search", "arguments": {"query": "first", "query": "second"}}'
+    script = [f"<tool_call>\n{turn}\n</tool_call>", ANSWER]
+    _, flow = play(micro, chat, script, agent, "rollout.agent_losses=1")
+    assert flow.counts["gateway/cuts_edited"] == 1
+
+
+def test_a_client_that_waits_for_100_continue_gets_it(micro, chat):
+    """curl waits a second for it before a long body."""
+
+    async def agent(client, task):
+        body = json.dumps({"messages": USER}).encode()
+        host, port = client.base.split("/")[2].split(":")
+        path = "/" + client.base.split("/", 3)[3]
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = f"POST {path}/chat/completions HTTP/1.1\r\ncontent-length: {len(body)}\r\n"
+        writer.write(head.encode() + b"Expect: 100-continue\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 100")
+        writer.write(body)
+        await reader.readline()
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+        await reader.read(2000)
+        writer.close()
+
+    play(micro, chat, [ANSWER], agent)
 
 
 def test_unknown_and_ended_keys(micro, chat):
@@ -254,6 +428,33 @@ def test_without_a_reward_the_episode_failed(micro, chat):
     trajectories, _ = play(micro, chat, script, either, "rollout.agent_reward=agent", tasks=2)
     failed = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
     assert len(failed) == 1 and "no reward was reported" in failed[0].error
+
+
+def test_a_world_whose_method_hung_is_not_scored(micro, chat):
+    """What the method did to the world is not known, so no reward is."""
+
+    class World(WorldEnv):
+        def outcome(self, stop_reason):
+            return Outcome(1.0)
+
+    async def agent(client, task):
+        await client.ask(USER)
+
+    numbers = itertools.count()
+
+    def make_env(row):
+        env = World({}, lenient(micro.config.env))
+        env.reset = lambda row: env.first(row, None)
+        env.broken = "wait took longer than 5 s" if next(numbers) else None
+        return env
+
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: ANSWER)
+    flow = gateway_flow(policy, chat, agent, make_env)
+    tasks = [Task(question_row(), str(i), f"s{i}", 5) for i in range(2)]
+    trajectories = asyncio.run(run_episodes(flow, tasks, Sampling(48)))
+    assert sorted(t.reward for t in trajectories) == [0.0, 1.0]
+    [failed] = [t for t in trajectories if t.error]
+    assert "wait took longer" in failed.error
 
 
 def test_an_invented_answer_is_not_captured(micro, chat):

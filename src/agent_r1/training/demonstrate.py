@@ -18,6 +18,7 @@ clone of a perfect player shows none.
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import json
 import math
@@ -30,7 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from agent_r1.config import plugins
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
     Generation,
@@ -54,6 +55,9 @@ if TYPE_CHECKING:
 
 Demonstrate = Callable[..., str]
 """Maps (row, history) or (row, history, rng) to the agent's next turn as text, tags included."""
+
+WriteTurn = Callable[[Row, list[Message], random.Random], str]
+"""A demonstrator with its question, the conversation so far, and its chance."""
 
 FEW = 1000
 """Questions below which a cold start plays them again, and holds some of them out.
@@ -84,6 +88,8 @@ class Demonstration:
     """One demonstration as messages."""
 
     messages: list[Message]
+    """Turns of role assistant are cloned, except those with `given`: the agent's program wrote
+    them."""
     tools: list[dict[str, Any]] | None  # schemas of the agent's tools
     score: float | None = None  # by the environment; None if recorded elsewhere
     question: str = ""
@@ -99,7 +105,7 @@ class _Played(AgentEnvLoop, Policy):
 
     def __init__(
         self,
-        demonstrate: Demonstrate,
+        write_turn: WriteTurn,
         chat: ChatFormat,
         limits: Limits,
         make_env,
@@ -107,10 +113,9 @@ class _Played(AgentEnvLoop, Policy):
         rng: random.Random,
     ):
         super().__init__(self, chat, limits, make_env)
-        self.demonstrate = demonstrate
+        self.write_turn = write_turn
         self.row = row
         self.rng = rng
-        self.takes_rng = len(inspect.signature(demonstrate).parameters) > 2
         self.history: list[Message] = []
         self.contexts: list[list[Message]] = []
         """Messages in the context, from one rewrite to the next."""
@@ -127,29 +132,36 @@ class _Played(AgentEnvLoop, Policy):
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        rest = (self.rng,) if self.takes_rng else ()
-        try:
-            text = self.demonstrate(self.row, list(self.history), *rest)
-        except Exception as error:
-            question = self.row["prompt"][-1]["content"]
-            raise ConfigError(
-                f"the demonstrator failed on {question[:80]!r}: "
-                f"{plugins.error_location(error)}{type(error).__name__}: {error}",
-                code="broken_code",
-            ) from error
-        if not isinstance(text, str) or not text.strip():
-            question = self.row["prompt"][-1]["content"]
-            raise ConfigError(
-                f"the demonstrator ({plugins.source_location(self.demonstrate)}) returned {text!r} "
-                f"on {question[:80]!r}; it "
-                "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
-                "or Hermes.answer('...')",
-                code="wrong_return_value",
-            )
+        text = self.write_turn(self.row, list(self.history), self.rng)
         for messages in (self.history, self.contexts[-1]):
             messages.append({"role": "assistant", "content": text})
         ids = self.chat.turn_ids(text)
         return Generation(ids, [0.0] * len(ids), "stop")
+
+
+def write_turn(
+    demonstrate: Demonstrate, row: Row, history: list[Message], rng: random.Random
+) -> str:
+    """Call a demonstrator for its next turn. Raise ConfigError with the question if it fails."""
+    rest = (rng,) if len(inspect.signature(demonstrate).parameters) > 2 else ()
+    question = row["prompt"][-1]["content"]
+    try:
+        text = demonstrate(row, history, *rest)
+    except Exception as error:
+        raise ConfigError(
+            f"the demonstrator failed on {question[:80]!r}: "
+            f"{plugins.error_location(error)}{type(error).__name__}: {error}",
+            code="broken_code",
+        ) from error
+    if not isinstance(text, str) or not text.strip():
+        raise ConfigError(
+            f"the demonstrator ({plugins.source_location(demonstrate)}) returned {text!r} "
+            f"on {question[:80]!r}; it "
+            "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
+            "or Hermes.answer('...')",
+            code="wrong_return_value",
+        )
+    return text
 
 
 def demonstrator_of(name: str) -> Demonstrate:
@@ -169,16 +181,16 @@ class _Plays(AgentFlowBase):
     """A flow with a separate player for every episode."""
 
     def __init__(
-        self, demonstrate: Demonstrate, chat: ChatFormat, limits: Limits, make_env, seed: int
+        self, write_turn: WriteTurn, chat: ChatFormat, limits: Limits, make_env, seed: int
     ):
         super().__init__(None, chat, limits, make_env)
-        self.demonstrate = demonstrate
+        self.write_turn = write_turn
         self.seed = seed
         self.plays: dict[str, _Played] = {}
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         rng = random.Random(derive_seed(self.seed, task.session))
-        player = _Played(self.demonstrate, self.chat, self.limits, self.make_env, task.row, rng)
+        player = _Played(self.write_turn, self.chat, self.limits, self.make_env, task.row, rng)
         self.plays[task.session] = player
         return await player.run(task, sampling)
 
@@ -230,7 +242,10 @@ def play_demonstrations(
         requests.add(world.asks)
         return world
 
-    flow = _Plays(demonstrate, chat, limits, make_and_watch, seed)
+    player = functools.partial(write_turn, demonstrate)
+    flow = _Plays(player, chat, limits, make_and_watch, seed)
+    for make in tables.for_changed_settings("demonstrations", rollout=rollout):
+        flow = make(player, chat, limits, make_and_watch, rollout, seed)
     tasks: list[Task] = []
     for again in range(plays):
         for i, row in enumerate(rows):
@@ -448,15 +463,19 @@ def sequences(
     return fitting
 
 
+def _without_marks(messages: list[Message]) -> list[Message]:
+    return [{key: m[key] for key in m if key != "given"} for m in messages]
+
+
 def _trajectory(episode: Demonstration, chat: ChatFormat, dialect: Dialect) -> Trajectory:
     loop = AgentEnvLoop(None, chat, None, None)  # only for `observe`
     steps: list[Step] = []
     start = 0
     calls: list[str] = []
     for i, message in enumerate(episode.messages):
-        if message["role"] != "assistant":
+        if message["role"] != "assistant" or message.get("given"):
             continue
-        reply = Observation(episode.messages[start:i], episode.tools, calls=calls)
+        reply = Observation(_without_marks(episode.messages[start:i]), episode.tools, calls=calls)
         ids = loop.observe(steps, reply)
         calls = [call.name for call in dialect.calls(message["content"], {})]
         action = chat.turn_ids(message["content"], dialect.end_token(message["content"]))

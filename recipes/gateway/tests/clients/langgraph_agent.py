@@ -1,9 +1,14 @@
-"""A LangGraph agent: a model, a tool, and the usual two nodes. STREAM=1 makes it stream."""
+"""A LangGraph agent: a model, a tool, and the usual two nodes. STREAM=1 makes it stream.
+
+HISTORY=trimmed leaves the instructions out of a longer conversation; HISTORY=summarised sends one
+message with the question and all that was found.
+"""
 
 import json
 import os
 import urllib.request
 
+from langchain_core.messages import HumanMessage, SystemMessage, trim_messages
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 from langgraph.graph import START, MessagesState, StateGraph
@@ -19,12 +24,28 @@ def search(query: str) -> str:
         return json.load(reply)["content"]
 
 
+def shortened(messages: list) -> list:
+    """Return what the model is shown of the conversation."""
+    mode = os.environ.get("HISTORY")
+    if mode == "trimmed":
+        return trim_messages(
+            [SystemMessage("Search first."), *messages],
+            max_tokens=3,
+            token_counter=len,
+            strategy="last",
+        )
+    if mode == "summarised" and len(messages) > 1:
+        found = " ".join(message.content for message in messages if message.type == "tool")
+        return [HumanMessage(f"{messages[0].content} {found[:300]}")]
+    return messages
+
+
 def answer(task: dict) -> str | None:
     streams = os.environ.get("STREAM") == "1"
     model = ChatOpenAI(model="agent", streaming=streams, temperature=0.3).bind_tools([search])
 
     def think(state: MessagesState) -> dict:
-        return {"messages": [model.invoke(state["messages"])]}
+        return {"messages": [model.invoke(shortened(state["messages"]))]}
 
     graph = StateGraph(MessagesState)
     graph.add_node("think", think)

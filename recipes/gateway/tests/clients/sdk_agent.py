@@ -1,4 +1,7 @@
-"""An agent of openai-agents, with its tracing off and chat completions on. STREAM=1 streams."""
+"""An agent of openai-agents, with its tracing off and chat completions on. STREAM=1 streams.
+
+HISTORY=trimmed leaves the instructions out of a longer conversation.
+"""
 
 import json
 import os
@@ -24,15 +27,25 @@ def search(query: str) -> str:
         return json.load(reply)["content"]
 
 
+def shortened(data: agents.run.CallModelData) -> agents.run.ModelInputData:
+    """Return what the model is shown of the conversation."""
+    items = list(data.model_data.input)
+    instructions = data.model_data.instructions
+    if os.environ.get("HISTORY") == "trimmed":
+        instructions = "Search first." if len(items) == 1 else None
+    return agents.run.ModelInputData(items, instructions)
+
+
 async def answer(task: dict) -> str | None:
     agent = Agent(name="searcher", model="agent", tools=[search])
+    config = agents.RunConfig(call_model_input_filter=shortened)
     try:
         if os.environ.get("STREAM") == "1":
-            result = Runner.run_streamed(agent, task["question"], max_turns=5)
+            result = Runner.run_streamed(agent, task["question"], max_turns=5, run_config=config)
             async for _ in result.stream_events():
                 pass
         else:
-            await Runner.run(agent, task["question"], max_turns=5)
+            await Runner.run(agent, task["question"], max_turns=5, run_config=config)
     except (agents.MaxTurnsExceeded, agents.ModelBehaviorError):
         # The second: a turn was cut off inside its thought, so it has no text. If the agent died
         # of it, training would never see what such a turn costs.
