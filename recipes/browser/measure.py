@@ -39,7 +39,7 @@ for (const { switches, seed, steps, questions } of job.runs) {
   const began = cpuSeconds();
   const learner = new Learner(trainer, agent, header.train, { steps, switches }, seed);
   const figures = [];
-  for (let step = 0; step < steps; step++) figures.push(learner.takeStep().figures);
+  for (let step = 0; step < steps; step++) figures.push((await learner.takeStep()).figures);
   const cpu = cpuSeconds() - began;
   const answers = answerGreedily(trainer, agent, header.test.slice(0, questions));
   const right = answers.reduce((sum, { em }) => sum + em, 0);

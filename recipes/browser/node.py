@@ -49,8 +49,11 @@ def run_node(
     data: bytes = b"",
     flags: tuple[str, ...] = (),
     timeout: float = 3600,
+    command: tuple[str, ...] = (),
 ) -> list[Any]:
     """Run the learning scripts and then `program`, with `session` opened if there are `data`.
+
+    `command` starts another Node than the installed one.
 
     Raises AgentR1Error with Node's message if the program fails.
     """
@@ -61,7 +64,7 @@ def run_node(
     opened = "const session = await openSession(job.data, bytesOf(job.module));" if data else ""
     text = f"{learning_script()}{OPEN}(async () => {{ {opened}\n{program}\n}})();"
     done = subprocess.run(
-        [node(), *flags, "-e", text],
+        [*(command or (node(),)), *flags, "-e", text],
         input=json.dumps(job),
         capture_output=True,
         text=True,

@@ -23,7 +23,16 @@ HERE = Path(__file__).parent
 PAGE_JS = HERE.parent / "page" / "js"
 PLAYING = ("unpack", "tokenizer", "search", "episode")
 """Scripts of recipes/page that the worker runs."""
-LEARNING = ("noise", "trainer", "quick_search", "rollout", "switches", "learn", "session")
+LEARNING = (
+    "noise",
+    "trainer",
+    "quick_search",
+    "rollout",
+    "switches",
+    "crew",
+    "learn",
+    "session",
+)
 """Scripts of js/ that decide what is learnt."""
 POLICY = " 'wasm-unsafe-eval'; worker-src blob:"
 """The page compiles WebAssembly, and starts a worker from its own text."""

@@ -206,7 +206,7 @@ recipe.loss = { ...LOSS, clipLow, clipHigh };
 const learner = new Learner(trainer, agent, header.train, recipe, job.seed);
 let [played, learned] = [0, 0];
 for (let step = 0; step < recipe.steps; step++) {
-  const { figures } = learner.takeStep();
+  const { figures } = await learner.takeStep();
   played += figures.tokens;
   learned += figures.learned;
 }

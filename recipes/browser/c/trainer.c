@@ -28,6 +28,7 @@ enum {
     QKV = 3 * D,
     LONGEST_SUM = 256 /* tokens that a weight gradient adds up at a time, so that they stay in the cache */
 };
+#define BETA_1 0.9 /* of AdamW: how much of the momentum an update keeps */
 #define NORM_EPS 1e-6f
 #define ATTENTION_SCALE 0.17677669f /* 1 / sqrt(HEAD) */
 #define LOWEST (-1e30f)             /* below every score, and still finite */
@@ -208,7 +209,7 @@ enum {
 };
 
 static float *weights, *gradient, *total, *moment_1, *moment_2;
-static double beta_1_power, beta_2_power; /* .9^t and .999^t after t updates */
+static double beta_1_power, beta_2_power; /* BETA_1^t and beta_2^t after t updates */
 static float *cosines, *sines;            /* [CONTEXT][HEAD / 2] */
 
 /* Weights as panels: for y = x W^T (forward) and for dx = dy W (back). */
@@ -221,6 +222,8 @@ EXPORT("parameters") int parameters(void) { return PARAMETERS; }
 EXPORT("weights") float *weights_(void) { return weights; }
 EXPORT("gradient") float *gradient_(void) { return gradient; }
 EXPORT("total") float *total_(void) { return total; }
+EXPORT("moment_1") float *moment_1_(void) { return moment_1; }
+EXPORT("moment_2") float *moment_2_(void) { return moment_2; }
 
 /* cos and sin by their series, in float64: the engines of browsers differ in the last bits of theirs. */
 static void turn(double angle, float *cosine, float *sine) {
@@ -790,22 +793,30 @@ EXPORT("add_shard") void add_shard(void) {
     clear(gradient, PARAMETERS);
 }
 
-/* Clip the total gradient to a norm, take an AdamW step (1711.05101) without weight decay, and clear the total.
- * Returns the norm before clipping; if it is not finite, the weights stay as they are. */
-EXPORT("update") float update(float lr, float largest_norm) {
+/* Go on after some updates, whose momentum another worker had. */
+EXPORT("count_updates") void count_updates(int updates, double beta_2) {
+    beta_1_power = beta_2_power = 1;
+    for (int i = 0; i < updates; i++) beta_1_power *= BETA_1, beta_2_power *= beta_2;
+}
+
+/* Clip the total gradient to a norm, take an AdamW step (1711.05101), and clear the total. Each step takes the share
+ * lr x decay from every weight. Returns the norm before clipping; if it is not finite, the weights stay as they are. */
+EXPORT("update") float update(float lr, float largest_norm, double beta_2, float decay) {
     double squares = 0;
     for (int i = 0; i < PARAMETERS; i++) squares += (double)total[i] * total[i];
     float length = (float)__builtin_sqrt(squares);
     if (!(length <= 3e38f)) return length;
     float scale = length > largest_norm ? largest_norm / (length + 1e-6f) : 1;
-    beta_1_power *= 0.9;
-    beta_2_power *= 0.999;
+    beta_1_power *= BETA_1;
+    beta_2_power *= beta_2;
+    float keep_1 = (float)BETA_1, new_1 = (float)(1 - BETA_1), keep_2 = (float)beta_2, new_2 = (float)(1 - beta_2);
     float correct_1 = (float)(1 - beta_1_power), correct_2 = (float)(1 - beta_2_power);
     for (int i = 0; i < PARAMETERS; i++) {
         float g = total[i] * scale;
-        moment_1[i] = 0.9f * moment_1[i] + 0.1f * g;
-        moment_2[i] = 0.999f * moment_2[i] + 0.001f * g * g;
-        weights[i] -= lr * (moment_1[i] / correct_1) / (__builtin_sqrtf(moment_2[i] / correct_2) + 1e-8f);
+        moment_1[i] = keep_1 * moment_1[i] + new_1 * g;
+        moment_2[i] = keep_2 * moment_2[i] + new_2 * g * g;
+        float move = lr * (moment_1[i] / correct_1) / (__builtin_sqrtf(moment_2[i] / correct_2) + 1e-8f);
+        weights[i] = (1 - lr * decay) * weights[i] - move;
     }
     clear(total, PARAMETERS);
     pack_weights();

@@ -1,7 +1,7 @@
 "use strict";
 /*
  * Train with GRPO, as training/loop.py does: play, compare within groups, update twice. In: questions and a recipe.
- * Out: better weights, and the figures of each step. Next: worker.js sends them to the page.
+ * Out: better weights, and the figures of each step. crew.js shares the work. Next: worker.js sends figures to the page.
  *
  * All that decides a weight is computed here, in rollout.js or in the WebAssembly module, with + - * / and sqrt only:
  * exp, log and cos may differ between engines. tests/test_trainer.py refuses them in these files.
@@ -26,40 +26,50 @@ const SHARDS = 8;
 const [ORDER_OF_QUESTIONS, ORDER_OF_EPISODES, EPISODE] = [1, 2, 3];
 
 class Learner {
-  /** `agent` has chat, index and settings; `questions` are the training questions. */
-  constructor(trainer, agent, questions, recipe, seed) {
-    Object.assign(this, { trainer, agent, seed, step: 0, start: null });
+  /** `agent` has chat, index and settings; `questions` are the training questions. A crew shares the work. */
+  constructor(trainer, agent, questions, recipe, seed, crew = new Crew(trainer, agent)) {
+    Object.assign(this, { trainer, agent, crew, seed, step: 0, start: null });
     this.recipe = { ...RECIPE, ...recipe };
     this.switches = this.recipe.switches.map((name) => SWITCHES[name]);
     for (const { change } of this.switches) Object.assign(this.recipe, change?.(this.recipe));
     this.order = shuffled(questions, seed, ORDER_OF_QUESTIONS);
     if (this.recipe.loss.kl) this.start = trainer.weights(); // the KL's reference
+    crew.share();
+  }
+
+  /** Return all that another worker needs to go on after this step. */
+  state() {
+    return { step: this.step, ...this.trainer.state() };
+  }
+
+  /** Go on after the step of a state. */
+  restore({ step, ...state }) {
+    this.step = step;
+    this.trainer.restore(state);
+    this.crew.share();
   }
 
   /** Take one step. Returns its episodes and figures. `onToken` sees each token as it is sampled. */
-  takeStep(onToken) {
+  async takeStep(onToken) {
     const { recipe } = this;
     this.step++;
-    const episodes = this.play(onToken);
+    const episodes = await this.play(onToken);
     this.credit(episodes);
-    const figures = { ...this.update(episodes), ...describe(episodes) };
+    const figures = { ...(await this.update(episodes)), ...describe(episodes) };
     return { step: this.step, steps: recipe.steps, episodes, figures };
   }
 
   /** Sample attempts at the next questions. */
-  play(onToken) {
-    const { questions: count, samples, samplerTemperature: temperature } = this.recipe;
+  async play(onToken) {
+    const { questions: count, samples, samplerTemperature: temperature, switches } = this.recipe;
     const first = (this.step - 1) * count;
     const asked = Array.from(
       { length: count },
       (_, i) => this.order[(first + i) % this.order.length],
     );
-    const noise = (group, sample, place) =>
-      uniformAt(this.seed, EPISODE, this.step, group, sample, place);
-    const pay = this.switches.find((one) => one.pay)?.pay;
-    const episodes = playGroups(this.trainer, this.agent, asked, {
-      samples, temperature, noise, onToken, pay,
-    }); // prettier-ignore
+    const place = [this.seed, EPISODE, this.step];
+    const options = { place, samples, temperature, switches };
+    const episodes = await this.crew.play(asked, options, onToken);
     for (const { regroup } of this.switches) regroup?.(episodes, this.recipe);
     return episodes;
   }
@@ -96,8 +106,8 @@ class Learner {
   }
 
   /** Update the weights once per minibatch. Returns the figures of the update. */
-  update(episodes) {
-    const { recipe, trainer } = this;
+  async update(episodes) {
+    const { recipe, trainer, crew } = this;
     const rows = this.rowsOf(episodes);
     this.addLogprobs(rows);
     const share = (this.step - 1) / Math.max(recipe.steps - 1, 1);
@@ -113,12 +123,16 @@ class Learner {
       for (const { actions } of members) for (const action of actions) action.weight = 1 / count;
       const learns = members.filter(({ actions }) => recipe.loss.kl || actions[0].advantage !== 0);
       for (const { ids } of learns) seen.learned += ids.length;
-      for (const shard of shardsOf(learns)) {
-        if (shard.length) this.notice(seen, minibatch, shard, trainer.differentiate(shard, recipe.loss));
-        trainer.addShard();
-      }
       // Without any advantage there is no gradient, and momentum alone must not move the weights.
-      if (learns.length) seen.norm = trainer.update(recipe.learningRate * decay, recipe.largestNorm);
+      if (!learns.length) continue;
+      const shards = shardsOf(learns);
+      for (const [i, found] of (await crew.differentiate(shards, recipe.loss)).entries()) {
+        if (!found) continue; // fewer rows than shards
+        this.notice(seen, minibatch, shards[i], found);
+        trainer.addShard(found.gradient);
+      }
+      seen.norm = trainer.update(recipe.learningRate * decay, recipe.largestNorm);
+      crew.share();
     }
     const tokens = rows.reduce((sum, { ids }) => sum + ids.length, 0);
     const actions = rows.reduce((sum, row) => sum + row.actions.length, 0);

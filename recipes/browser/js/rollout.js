@@ -9,12 +9,14 @@
 /**
  * Play `samples` attempts at each question. `noise(question, sample, place)` gives the random number for the token at
  * `place` in the row. `onToken(episode)` sees each sampled token. Slots of the cache limit the number of episodes.
+ * `first` is the number of the first question, if another worker plays those before it.
  */
-function playGroups(trainer, agent, questions, { samples, temperature, noise, onToken, pay }) {
-  const episodes = questions.flatMap((asked, group) => {
+function playGroups(trainer, agent, questions, options) {
+  const { first: firstGroup = 0, samples, temperature, noise, onToken, pay } = options;
+  const episodes = questions.flatMap((asked, i) => {
     const prompt = agent.chat.promptIds(asked.question);
     return Array.from({ length: samples }, (_, sample) =>
-      newEpisode(agent, asked, prompt, group, sample, group * samples + sample),
+      newEpisode(agent, asked, prompt, firstGroup + i, sample, i * samples + sample),
     );
   });
   if (episodes.length > trainer.slots) throw new Error("more episodes than slots of the cache");

@@ -5,12 +5,13 @@
  */
 
 const SLOTS = 128; // episodes at once: 16 questions, 8 attempts each
+const HELPER_SLOTS = 64; // of a helper, which plays at most half of them
 
 /** Open a session. `onStage` hears what takes time. */
-async function openSession(data, module, onStage = () => {}) {
+async function openSession(data, module, onStage = () => {}, slots = SLOTS) {
   onStage("Unpacking weights and passages …");
   const { header, weightsOf } = await unpack(data);
-  const trainer = await Trainer.open(module, SLOTS);
+  const trainer = await Trainer.open(module, slots);
   const named = weightsOf(0);
   const start = new Float32Array(trainer.count);
   let place = 0;

@@ -2,14 +2,20 @@
 /*
  * Show a run while it learns: its curve, one group of attempts, and the agent that answers. In: messages of worker.js.
  * All text is set as text, never as markup. `make`, `visible`, `selectable` and `microscope` are of recipes/page.
+ * `#switch=NAME` in the address turns a switch on; the lessons link to the switches that they are about.
  */
 
 const byId = (id) => document.getElementById(id);
 const GROUP = 8;
 const BEFORE_AND_AFTER = 200; // questions of the evaluation at the start and at the end
 const SEEDS = [1, 2, 3, 4, 5];
+const SILENCE = 60; // seconds without a message, after which a worker that trains counts as dead
+const RESTARTS = 3; // a worker that dies more often will die again
+const MOST_WORKERS = 4; // a step has eight shards; more workers would wait more than work
 /** The runs so far, the run that is going on, and what the page waits for. */
-const page = { runs: [], run: null, switches: [], worker: null, open: false, group: null };
+const page = {
+  runs: [], run: null, switches: [], workers: [], open: false, group: null, heard: 0, restarts: 0,
+}; // prettier-ignore
 const recorded = JSON.parse(byId("recorded").textContent);
 
 const plain = (name) => page.switches.find((one) => one.name === name)?.title ?? name;
@@ -18,21 +24,60 @@ const nameOf = (run) =>
 
 // -------------------------------------------------------------------------------------------- worker
 
-/** Start the worker from a text in this file: a page from the disk has no other file to start it from. */
-function startWorker() {
+/** Start the workers from a text in this file: a page from the disk has no other file to start them from. */
+function startWorkers() {
   const text = byId("worker").textContent;
   const address = URL.createObjectURL(new Blob([text], { type: "text/javascript" }));
+  const opened = { data: byId("data").textContent, module: moduleBytes() };
+  const cores = navigator.hardwareConcurrency || 1;
+  const count = cores >= MOST_WORKERS ? MOST_WORKERS : cores >= 2 ? 2 : 1;
   try {
-    page.worker = new Worker(address);
+    page.workers = Array.from({ length: count }, () => new Worker(address));
   } catch {
     return fail("this browser does not let a page from the disk train in the background; use Chromium or Firefox");
   }
-  page.worker.onmessage = ({ data }) => hear[data.type](data);
-  page.worker.onerror = (event) => {
-    event.preventDefault();
-    fail(`the training stopped: ${event.message || "the browser ended it, perhaps for memory"}; reload the page`);
+  const [worker, ...helpers] = page.workers;
+  page.heard = performance.now();
+  worker.onmessage = ({ data }) => {
+    if (worker !== page.workers[0]) return; // it was given up
+    page.heard = performance.now();
+    hear[data.type](data);
   };
-  send("open", { data: byId("data").textContent, module: moduleBytes() });
+  worker.onerror = (event) => {
+    event.preventDefault();
+    startAgain(event.message || "the browser ended it, perhaps for memory");
+  };
+  send("open", opened);
+  helpers.forEach((helper, number) => {
+    const { port1, port2 } = new MessageChannel();
+    const lose = (event) => {
+      event.preventDefault?.();
+      helper.terminate();
+      send("lost", { number });
+      notice("A helper stopped; the training goes on with fewer workers, and gives the same weights.");
+    };
+    helper.onerror = lose;
+    helper.onmessage = ({ data }) => data.type === "problem" && lose(data);
+    send("helper", { port: port1 }, [port1]);
+    helper.postMessage({ type: "help", ...opened, port: port2 }, [port2]);
+  });
+}
+
+/** Start new workers in place of a dead one. They go on after the last step, whose state the page has. */
+function startAgain(reason) {
+  for (const worker of page.workers) worker.terminate();
+  if (!page.open || ++page.restarts > RESTARTS) return fail(`the training stopped: ${reason}; reload the page`);
+  const after = page.run && !page.run.done ? ` after step ${page.run.figures.length}, and no step is lost` : "";
+  notice(`The worker stopped (${reason}). Another one goes on${after}.`);
+  page.open = false;
+  buttons();
+  startWorkers();
+}
+
+function watchForSilence() {
+  const { run } = page;
+  const waiting = run && !run.done && run.going && !document.hidden;
+  if (waiting && performance.now() - page.heard > 1000 * SILENCE) startAgain(`it was silent for ${SILENCE} seconds`);
 }
 
 function moduleBytes() {
@@ -40,7 +85,13 @@ function moduleBytes() {
   return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
 }
 
-const send = (type, facts = {}) => page.worker.postMessage({ type, ...facts });
+const send = (type, facts = {}, parts = []) => page.workers[0].postMessage({ type, ...facts }, parts);
+
+/** Tell what happened, in a sentence that stays. */
+function notice(text) {
+  byId("notice").hidden = false;
+  byId("notice").textContent = text;
+}
 
 function fail(text) {
   byId("problem").hidden = false;
@@ -53,13 +104,27 @@ const hear = {
   stage: ({ text }) => status(text),
 
   ready({ switches, questions, passages, training, parameters, hash }) {
+    const { run } = page;
+    const again = page.switches.length > 0;
     Object.assign(page, { open: true, switches, questions });
+    if (again) {
+      if (run && !run.done) begin(run);
+      return buttons();
+    }
     byId("size").textContent = `${(parameters / 1e6).toFixed(2)} million`;
     byId("passages").textContent = passages.toLocaleString("en");
     byId("questions").textContent = training.toLocaleString("en");
     byId("start-hash").textContent = hash;
     for (const one of switches) byId("switches").append(switchOf(one));
-    status("Ready. The agent stops searching too early; press Train.");
+    page.workers.forEach((_, i) => [1, 2, 4].includes(i + 1) && byId("workers").append(new Option(i + 1)));
+    byId("workers").value = page.workers.length;
+    const on = readAddress();
+    status(
+      on.length
+        ? `Ready, with a bug switched on: ${on.map(plain).join(" + ")}. Press Train, and compare with the dashed curve.`
+        : "Ready. The agent stops searching too early; press Train.",
+    );
+    recall();
     buttons();
     send("evaluate", { count: BEFORE_AND_AFTER });
     send("ask", questions[0]);
@@ -71,13 +136,15 @@ const hear = {
     drawGroup(records, "Sampling now");
   },
 
-  step({ step, steps, figures, seconds, group, hash }) {
+  step({ step, steps, figures, seconds, group, hash, workers, state }) {
     const { run } = page;
-    run.figures.push(figures);
+    run.figures[step - 1] = figures;
     run.seconds += seconds;
-    Object.assign(run, { hash, group });
+    Object.assign(run, { hash, group, state });
     const rate = Math.round(figures.tokens / seconds).toLocaleString("en");
-    status(`Step ${step} of ${steps}: ${run.seconds.toFixed(1)} s, ${rate} tokens per second.`);
+    const who = workers > 1 ? `, ${workers} workers` : "";
+    status(`Step ${step} of ${steps}: ${run.seconds.toFixed(1)} s, ${rate} tokens per second${who}.`);
+    remember();
     drawGroup(group, `Step ${step}`);
     page.group = group;
     byId("figures").replaceChildren(...figureLines(run));
@@ -91,7 +158,11 @@ const hear = {
   done() {
     const { run } = page;
     run.done = true;
-    status(`Done: ${run.figures.length} steps in ${run.seconds.toFixed(1)} seconds. The weights' SHA-256 is ${run.hash}.`);
+    run.state = null;
+    run.wall = (performance.now() - run.began) / 1000;
+    const wall = run.wall.toFixed(1);
+    status(`Done: ${run.figures.length} steps, ${wall} seconds after you pressed Train. The weights' SHA-256 is ${run.hash}.`);
+    remember();
     compareHash(run);
     buttons();
     drawRuns();
@@ -113,7 +184,13 @@ const hear = {
     byId("answer").replaceChildren(...answerLines(record, step));
   },
 
-  problem: ({ text }) => fail(text),
+  problem({ text, opened }) {
+    if (!opened) return fail(text);
+    if (page.run) page.run.done = true; // a run that cannot go on; the agent still answers
+    notice(`The run ended: ${text}.`);
+    buttons();
+    drawRuns();
+  },
 };
 
 const status = (text) => (byId("status").textContent = text);
@@ -131,17 +208,61 @@ function train() {
     switches: boxes.map(({ value }) => value),
     seed: Number(byId("seed").value),
     steps: Number(byId("steps").value),
+    workers: Number(byId("workers").value),
     figures: [],
     seconds: 0,
     going: true,
+    done: false,
+    state: null,
+    began: performance.now(),
   };
   page.run = run;
   page.runs.push(run);
   status("Sampling the first attempts …");
-  const { steps, seed, switches } = run;
-  send("train", { steps, seed, switches });
+  begin(run);
   buttons();
   drawRuns();
+}
+
+/** Begin a run, or go on with it after its last step. */
+function begin(run) {
+  const { steps, seed, switches, workers, state } = run;
+  page.heard = performance.now();
+  send("train", { steps, seed, switches, workers, state });
+  if (!run.going) send("pause");
+}
+
+/** Turn on what the address names, such as `#switch=sign-flipped`. Returns the names. */
+function readAddress() {
+  const wanted = new URLSearchParams(location.hash.slice(1)).getAll("switch");
+  const boxes = [...byId("switches").querySelectorAll("input")];
+  const on = boxes.filter(({ value }) => wanted.includes(value));
+  for (const box of on) box.checked = true;
+  return on.map(({ value }) => value);
+}
+
+const KEPT = "agent-r1-train-page";
+
+/** Remember what was trained. Weights are not kept: they belong to the open page. */
+function remember() {
+  const { figures, steps, seed, done } = page.run;
+  try {
+    localStorage.setItem(KEPT, JSON.stringify({ taken: figures.length, steps, seed, done }));
+  } catch {
+    // The browser keeps nothing for pages from the disk.
+  }
+}
+
+/** Say what became of the run that the page had when it was last open. */
+function recall() {
+  try {
+    const { taken, steps, seed, done } = JSON.parse(localStorage.getItem(KEPT));
+    if (done !== false) return;
+    localStorage.removeItem(KEPT);
+    notice(`When this page was closed, a run of seed ${seed} had taken ${taken} of ${steps} steps. They went with the page; press Train to take the same steps again.`);
+  } catch {
+    // Nothing was kept.
+  }
 }
 
 /** Show which buttons do something now. */
@@ -194,6 +315,7 @@ function connect() {
     if (document.hidden && going) page.hidden = true;
     byId("hidden").hidden = !page.hidden;
   };
+  setInterval(watchForSilence, 5000);
   addEventListener("beforeunload", (event) => {
     // A reload would lose the run: the browser asks first.
     if (page.run && !page.run.done) event.preventDefault();
@@ -379,4 +501,4 @@ function answerLines(record, step) {
 }
 
 connect();
-startWorker();
+startWorkers();

@@ -25,6 +25,29 @@ const PARAMETERS = [
 
 /** What the loss of a healthy run is made of; c/trainer.c explains the names. */
 const LOSS = { clipLow: 0.2, clipHigh: 0.28, clipDual: 3, temperature: 1, kl: 0, imitate: false };
+/** The optimiser's constants in RL; c/trainer.c explains them. */
+const ADAMW = { beta2: 0.999, decay: 0 };
+
+/** Write rows one after the other, and name the place of each action and of its logits. */
+function flatten(rows, shift = 0) {
+  const starts = [0];
+  const [ids, positions, at, targets] = [[], [], [], []];
+  const columns = { advantage: [], old: [], reference: [], weight: [] };
+  for (const row of rows) {
+    const start = ids.length;
+    row.ids.forEach((id, t) => {
+      ids.push(id);
+      positions.push(t);
+    });
+    for (const action of row.actions) {
+      at.push(start + action.place + shift - 1); // the token before it has its logits
+      targets.push(row.ids[action.place]);
+      for (const [name, list] of Object.entries(columns)) list.push(action[name] ?? 0);
+    }
+    starts.push(ids.length);
+  }
+  return { starts, ids, positions, at, targets, columns };
+}
 
 class Trainer {
   /** Compile the module. Raises an Error in words for the reader. */
@@ -104,6 +127,22 @@ class Trainer {
     this.setWeights(weights);
   }
 
+  /** Return weights and momentum after the updates so far: a copy, which another worker can go on from. */
+  state() {
+    const moments = [this.module.moment_1(), this.module.moment_2()];
+    const copies = moments.map((pointer) => this.floats(pointer, this.count).slice());
+    return { updates: this.updates, weights: this.weights(), moments: copies };
+  }
+
+  /** Go on from a state of RL. */
+  restore({ updates, weights, moments }) {
+    this.reset(weights);
+    this.floats(this.module.moment_1(), this.count).set(moments[0]);
+    this.floats(this.module.moment_2(), this.count).set(moments[1]);
+    this.module.count_updates(updates, ADAMW.beta2);
+    this.updates = updates;
+  }
+
   sha256(bytes) {
     return this.onStack(() => {
       const pointer = this.module.allocate(bytes.length + 1);
@@ -162,22 +201,7 @@ class Trainer {
    * Returns the loss and the log-probabilities of all actions, now.
    */
   differentiate(rows, loss, learn = true) {
-    const starts = [0];
-    const [ids, positions, at, targets] = [[], [], [], []];
-    const columns = { advantage: [], old: [], reference: [], weight: [] };
-    for (const row of rows) {
-      const start = ids.length;
-      row.ids.forEach((id, t) => {
-        ids.push(id);
-        positions.push(t);
-      });
-      for (const action of row.actions) {
-        at.push(start + action.place + (loss.shift ?? 0) - 1); // the token before it has its logits
-        targets.push(row.ids[action.place]);
-        for (const [name, list] of Object.entries(columns)) list.push(action[name] ?? 0);
-      }
-      starts.push(ids.length);
-    }
+    const { starts, ids, positions, at, targets, columns } = flatten(rows, loss.shift);
     return this.onStack(() => {
       const lists = [starts, ids, positions].map((list) => this.putInts(list));
       const places = [at, targets].map((list) => this.putInts(list));
@@ -207,8 +231,8 @@ class Trainer {
   }
 
   /** Take the optimiser's step. Returns the gradient's norm. Raises an Error if it is not a number. */
-  update(learningRate, largestNorm) {
-    const norm = this.module.update(learningRate, largestNorm);
+  update(learningRate, largestNorm, { beta2, decay } = ADAMW) {
+    const norm = this.module.update(learningRate, largestNorm, beta2, decay);
     if (!Number.isFinite(norm)) {
       throw new Error(
         "the gradient is no longer a number, so the run ended; the last good weights are kept",

@@ -3,13 +3,14 @@
  * Train in the background. In: messages of the page. Out: messages with figures, groups and answers.
  *
  * A step runs without a pause, about a second. Between steps the worker reads its messages, so a question waits for
- * the end of a step. The steps of the page are counted here: a page that is hidden or slow loses none.
+ * the end of a step. The steps of the page are counted here: a page that is hidden or slow loses none. The same file
+ * runs as a helper (crew.js), if its first message is `help`.
  */
 
 const LIVE_PAUSE = 60; // milliseconds between pictures of the group that is being sampled
-const work = { session: null, learner: null, running: false, left: 0, asked: [], lastLive: 0 };
+const work = { session: null, crew: null, learner: null, running: false, left: 0, asked: [], lastLive: 0 };
 
-const send = (type, facts = {}) => postMessage({ type, ...facts });
+const send = (type, facts = {}, parts = []) => postMessage({ type, ...facts }, parts);
 const nextTask = () => new Promise((resolve) => setTimeout(resolve, 0));
 
 /** Describe an episode for the page: tokens as text, who wrote them, what they earned. */
@@ -40,7 +41,8 @@ function groupToShow(episodes) {
 const handlers = {
   async open({ data, module }) {
     work.session = await openSession(data, module, (text) => send("stage", { text }));
-    const { header, trainer } = work.session;
+    const { header, trainer, agent } = work.session;
+    work.crew = new Crew(trainer, agent);
     const titles = Object.entries(SWITCHES).map(([name, { title, says, shows }]) => ({
       name, title, says, shows,
     })); // prettier-ignore
@@ -54,12 +56,25 @@ const handlers = {
     });
   },
 
-  /** Begin a run with the start weights. */
-  train({ steps, seed, switches }) {
+  /** Become a helper of the worker at the other end of the port. */
+  async help({ data, module, port }) {
+    serve(port, await openSession(data, module, () => {}, HELPER_SLOTS));
+  },
+
+  /** Let a helper in. It takes part as soon as it has opened its session. */
+  helper({ port }) {
+    work.crew.add(port);
+  },
+
+  /** Begin a run with the start weights, or go on with the state that another worker left. */
+  train({ steps, seed, switches, workers, state }) {
     const { trainer, agent, header, start } = work.session;
     trainer.reset(start);
-    work.learner = new Learner(trainer, agent, header.train, { steps, switches }, seed);
-    Object.assign(work, { running: true, left: steps });
+    work.crew.most = workers ?? Infinity;
+    const recipe = { steps, switches };
+    work.learner = new Learner(trainer, agent, header.train, recipe, seed, work.crew);
+    if (state) work.learner.restore(state);
+    Object.assign(work, { running: true, left: steps - work.learner.step });
   },
 
   pause() {
@@ -72,28 +87,27 @@ const handlers = {
   },
 
   /** Take one step, then stand still. */
-  step() {
+  async step() {
     work.running = false;
-    if (work.left > 0) takeOneStep();
+    if (work.left > 0) await takeOneStep();
   },
 
   /** Answer a question with the weights as they are now. */
-  ask({ question, answers }) {
-    const { trainer, agent } = work.session;
-    const [episode] = answerGreedily(trainer, agent, [{ question, answers }]);
-    send("answer", { record: recordOf(episode, agent.chat), step: work.learner?.step ?? 0 });
+  async ask({ question, answers }) {
+    const [episode] = await work.crew.answer([{ question, answers }]);
+    const record = recordOf(episode, work.session.agent.chat);
+    send("answer", { record, step: work.learner?.step ?? 0 });
   },
 
   /** Score the weights on test questions, of a world that training never asks about. */
-  evaluate({ count }) {
-    const { trainer, agent, header } = work.session;
-    const episodes = answerGreedily(trainer, agent, header.test.slice(0, count));
+  async evaluate({ count }) {
+    const episodes = await work.crew.answer(work.session.header.test.slice(0, count));
     const em = episodes.reduce((sum, episode) => sum + episode.em, 0) / episodes.length;
     send("evaluated", { em, count: episodes.length, step: work.learner?.step ?? 0 });
   },
 };
 
-function takeOneStep() {
+async function takeOneStep() {
   const { learner, session } = work;
   const { chat } = session.agent;
   const began = performance.now();
@@ -105,11 +119,16 @@ function takeOneStep() {
     work.lastLive = performance.now();
     send("live", { records: [...live.values()].map((one) => recordOf(one, chat)) });
   };
-  const { step, steps, episodes, figures } = learner.takeStep(watch);
+  const { step, steps, episodes, figures } = await learner.takeStep(watch);
   work.left--;
   const group = groupToShow(episodes).map((episode) => recordOf(episode, chat));
   const seconds = (performance.now() - began) / 1000;
-  send("step", { step, steps, figures, seconds, group, hash: session.trainer.weightsHash() });
+  const hash = session.trainer.weightsHash();
+  const workers = 1 + work.crew.working().length;
+  // The page keeps the state: if this worker dies, another one goes on from it.
+  const state = learner.state();
+  const parts = [state.weights, ...state.moments].map(({ buffer }) => buffer);
+  send("step", { step, steps, figures, seconds, group, hash, workers, state }, parts);
   if (work.left === 0) {
     work.running = false;
     send("done");
@@ -122,7 +141,7 @@ async function keepTraining() {
     await nextTask();
     while (work.asked.length) await handle(work.asked.shift());
     if (!work.running) return;
-    takeOneStep();
+    await takeOneStep();
   }
 }
 
@@ -131,12 +150,17 @@ async function handle(message) {
     await handlers[message.type](message);
   } catch (error) {
     work.running = false;
-    send("problem", { text: error.message });
+    send("problem", { text: error.message, opened: work.session !== null });
   }
 }
 
 let busy = Promise.resolve();
 onmessage = ({ data }) => {
+  // A step that waits for a lost helper must hear of it now.
+  if (data.type === "lost") return work.crew?.helpers[data.number]?.lose();
   work.asked.push(data);
-  busy = busy.then(keepTraining).catch((error) => send("problem", { text: error.message }));
+  busy = busy.then(keepTraining).catch((error) => {
+    work.running = false;
+    send("problem", { text: error.message, opened: true });
+  });
 };

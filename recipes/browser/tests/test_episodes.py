@@ -7,6 +7,7 @@ import pytest
 from agent_r1 import load_chat
 from agent_r1_recipes.browser import world
 from agent_r1_recipes.browser.node import run_node
+from agent_r1_recipes.browser.page import learning_script
 from agent_r1_recipes.browser.tests.small_world import small_config, small_world
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 from agent_r1_recipes.page.tests import parity
@@ -54,24 +55,30 @@ def test_greedy_episodes_have_the_tokens_of_python_in_any_batch(small):
 
 
 STEPS = """
-const run = (recipe, seed) => {
+const run = async (recipe, seed) => {
   session.trainer.reset(session.start);
   const learner = new Learner(session.trainer, session.agent, session.header.train, recipe, seed);
   const done = [];
-  for (let step = 0; step < 2; step++) done.push(learner.takeStep());
+  for (let step = 0; step < 2; step++) done.push(await learner.takeStep());
   return { hash: session.trainer.weightsHash(), done };
 };
 const small = { steps: 2, questions: 4, samples: 4 };
-const first = run(small, 1);
+const first = await run(small, 1);
 tell(first.done.map(({ figures }) => figures));
 tell(first.done[0].episodes.map(({ group, ids, mask, reward, advantage }) =>
   ({ group, ids, mask, reward, advantage })));
 const slower = { ...small, learningRate: 1e-4 };
-tell([first.hash, run(small, 1).hash, run(small, 2).hash, run(slower, 1).hash]);
-tell(Object.keys(SWITCHES).map((name) => {
-  const { hash, done } = run({ ...small, switches: [name] }, 1);
-  return { name, hash, figures: done.map(({ figures }) => figures) };
-}));
+const others = [];
+for (const [recipe, seed] of [[small, 1], [small, 2], [slower, 1]]) {
+  others.push(await run(recipe, seed));
+}
+tell([first, ...others].map(({ hash }) => hash));
+const broken = [];
+for (const name of Object.keys(SWITCHES)) {
+  const { hash, done } = await run({ ...small, switches: [name] }, 1);
+  broken.push({ name, hash, figures: done.map(({ figures }) => figures) });
+}
+tell(broken);
 """
 
 
@@ -119,32 +126,77 @@ def test_each_switch_changes_what_is_learnt(steps):
     assert largest("advantages-of-zero", "zero") == 1
 
 
-WORKERS = """
-// Two modules compute the shards of one step in turn, as two workers do, and send their gradients.
-const [first, second] = [session.trainer, await Trainer.open(bytesOf(job.module), 1)];
-second.setWeights(first.weights());
-const small = { steps: 1, questions: 4, samples: 4 };
-const learner = new Learner(first, session.agent, session.header.train, small, 1);
-const episodes = (learner.step++, learner.play());
-learner.credit(episodes);
-const rows = learner.rowsOf(episodes).filter(({ actions }) => actions[0].advantage !== 0);
-for (const { actions } of rows) for (const action of actions) action.weight = 0.01;
-const sumOf = (workers) => {
-  shardsOf(rows).forEach((shard, i) => {
-    const worker = workers[i % workers.length];
-    if (shard.length) worker.differentiate(shard, LOSS);
-    first.addShard(worker.takeGradient());
-  });
-  return first.floats(first.module.total(), first.count).slice();
+HELPER = """
+require("worker_threads").parentPort.once("message", async ({ port, data, module }) =>
+  serve(port, await openSession(data, module, () => {}, HELPER_SLOTS)));
+"""
+CREW = """
+const { Worker } = require("worker_threads");
+const { trainer, agent, header, start } = session;
+const crew = new Crew(trainer, agent);
+const helpers = Array.from({ length: 3 }, () => {
+  const helper = new Worker(job.helper, { eval: true });
+  const { port1, port2 } = new MessageChannel();
+  crew.add(port1);
+  helper.postMessage({ port: port2, data: job.data, module: bytesOf(job.module) }, [port2]);
+  return helper;
+});
+while (crew.working().length < 3) await new Promise((resolve) => setTimeout(resolve, 5));
+const recipe = { steps: 2, questions: 4, samples: 4 };
+const begin = (most) => {
+  crew.most = most;
+  trainer.reset(start);
+  return new Learner(trainer, agent, header.train, recipe, 1, crew);
 };
-const alone = sumOf([first]);
-first.floats(first.module.total(), first.count).fill(0);
-const together = sumOf([first, second]);
-const hashOf = (numbers) => first.sha256(new Uint8Array(numbers.buffer));
-tell([hashOf(alone), hashOf(together), alone.some((x) => x !== 0)]);
+const hashes = {};
+for (const most of [1, 2, 4]) {
+  const learner = begin(most);
+  await learner.takeStep();
+  await learner.takeStep();
+  hashes[most] = trainer.weightsHash();
+}
+tell(hashes);
+tell(crew.helpers.map(({ asked }) => asked));
+const questions = header.test.slice(0, 21);
+const answers = (await crew.answer(questions)).map(({ ids }) => ids);
+tell([answers, answerGreedily(trainer, agent, questions).map(({ ids }) => ids)]);
+// A helper dies in the middle of a step, and the worker goes on alone.
+const dying = begin(2);
+const step = dying.takeStep();
+await helpers[0].terminate();
+crew.helpers[0].lose();
+await step;
+crew.most = 1;
+const state = dying.state();
+await dying.takeStep();
+tell(trainer.weightsHash());
+// Another worker goes on after the first step.
+const next = begin(4);
+next.restore(state);
+await next.takeStep();
+tell(trainer.weightsHash());
+for (const helper of helpers) helper.terminate();
+for (const { port } of crew.helpers) port.close();
 """
 
 
-def test_the_gradient_has_the_same_bits_from_one_worker_and_from_two(small):
-    [(alone, together, nonzero)] = run_node(WORKERS, {}, small[2])
-    assert alone == together and nonzero
+@pytest.fixture(scope="module")
+def crew(small):
+    return run_node(CREW, {"helper": learning_script() + HELPER}, small[2])
+
+
+def test_one_two_and_four_workers_give_one_hash(crew):
+    hashes, tasks, *_ = crew
+    assert len(set(hashes.values())) == 1
+    # Weights are a task too; the two helpers that only four workers use do fewer.
+    assert tasks[0] > tasks[1] > 10
+
+
+def test_workers_answer_as_one_does(crew):
+    together, alone = crew[2]
+    assert together == alone and len(together) == 21
+
+
+def test_a_dead_helper_and_a_new_worker_change_no_bit(crew):
+    hashes, *_, without_helper, after_restore = crew
+    assert without_helper == after_restore == hashes["1"]

@@ -192,7 +192,7 @@ session.trainer.setWeights(session.start.map((x, i) => (i === 7 ? NaN : x)));
 const learner = new Learner(session.trainer, session.agent, session.header.train,
   { steps: 1, questions: 4, samples: 4 }, 1);
 learner.credit = (episodes) => episodes.forEach((one, i) => (one.advantage = i % 2 ? 1 : -1));
-learner.takeStep();
+await learner.takeStep();
 """
 
 

@@ -170,20 +170,25 @@ for (let step = 1; step <= 20; step++) {
     if (shard.length) trainer.differentiate(shard, job.loss);
     trainer.addShard();
   }
-  const norm = trainer.update(3e-4, 1);
+  const norm = trainer.update(3e-4, 1, job.optimizer);
   if (step === 1 || step === 20) tell({ norm, weights: base64Of(trainer.weights()) });
 }
 """
 
 
-def test_one_update_and_twenty_are_those_of_adamw(start, weights):
+@pytest.mark.parametrize(("beta2", "decay"), [(0.999, 0.0), (0.98, 0.01)])
+def test_one_update_and_twenty_are_those_of_adamw(start, weights, beta2, decay):
+    """With the constants of RL and of the cold start."""
     rows = reference.made_rows(ROWS, 11)
     for action in (action for row in rows for action in row["actions"]):
         action["weight"] = 0.05  # a gradient whose norm is clipped
     rows = reference.with_old_logprobs(start, rows, 0.2, 11)
-    found = run_node(UPDATE, {"weights": weights, "rows": rows, "loss": LOSS})
+    job = {"weights": weights, "rows": rows, "loss": LOSS}
+    found = run_node(UPDATE, job | {"optimizer": {"beta2": beta2, "decay": decay}})
     model = reference.start_model()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.999), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=3e-4, betas=(0.9, beta2), weight_decay=decay
+    )
     clipped = False
     for step in range(1, 21):
         optimizer.zero_grad()
