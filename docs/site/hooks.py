@@ -5,6 +5,7 @@
 * Formulas ($...$ and $$...$$) become MathML, which browsers draw by themselves.
 * A lesson's first use of a glossary term links to the glossary.
 * `<!-- microscope: NAME -->` becomes a microscope (recipes/page); without JavaScript the tables remain.
+* After a link to a switch of docs/train.html, the page can be opened in place (recipes/browser).
 """
 
 from __future__ import annotations
@@ -224,6 +225,16 @@ def with_microscopes(content: str) -> str:
     return "\n".join([drawn, (ROOT / "recipes/page/microscope.html").read_text(), *loads])
 
 
+def with_switches(content: str) -> str:
+    """Let the reader open the training page after a link to one of its switches."""
+
+    def opened(match: re.Match) -> str:
+        frame = f'<iframe loading="lazy" src="{match[1]}" title="The agent learns in this page"></iframe>'
+        return f'{match[0]}\n<details class="switch"><summary>Open it here</summary>{frame}</details>'
+
+    return re.sub(r'<p>(?:(?!</p>).)*href="(\.\./train\.html#switch=[\w-]+)".*?</p>', opened, content, flags=re.DOTALL)
+
+
 def on_page_content(content, page, config, files):
     def formula(match: re.Match) -> str:
         display = match["tag"] == "div"
@@ -239,7 +250,7 @@ def on_page_content(content, page, config, files):
     )
     if page.file.src_uri == "glossary.md":
         return with_anchors(content)
-    return with_microscopes(with_words(content)) if re.match(r"lessons/\d", page.file.src_uri) else content
+    return with_switches(with_microscopes(with_words(content))) if re.match(r"lessons/\d", page.file.src_uri) else content
 
 
 def on_nav(nav: Navigation, config, files):

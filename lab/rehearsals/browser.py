@@ -84,6 +84,7 @@ def run() -> dict[str, Any]:
         build.compile_to(rebuilt, str(python))
         figures["sha256"] = build.sha256(rebuilt)[:16]
         assert build.sha256(rebuilt) == build.hashes()["binary"], "another binary"
+        figures["formatted_files"] = _formatted(folder)
         figures["planted_faults_found"] = _planted(folder, str(python))
         described = world.header()
         data = world.pack(described)
@@ -91,12 +92,13 @@ def run() -> dict[str, Any]:
         figures["hash_of_5_steps"] = short["Node"][:16]
         figures["engines_of_5_steps"] = ", ".join(short)
         file = folder / "train.html"
-        figures["megabytes"] = round(page.write_page(file, data) / 1e6, 2)
+        plays = world.pack_plays(world.describe_plays())
+        figures["megabytes"] = round(page.write_page(file, data, plays) / 1e6, 2)
         expected, figures["em_1000_fresh"] = _three_seeds_in_node(described, data)
         figures["hash_of_20_steps"] = expected[1][:16]
         _in_wasmtime(folder, data, expected[1])
         print("  20 steps in Wasmtime: the same bits", flush=True)
-        figures |= _in_chromium(file, expected)
+        figures |= _in_chromium(file, expected, short["Node"])
         figures |= _in_firefox(file, expected)
         figures["engines_of_20_steps"] = "Node, Wasmtime, Chromium, Firefox"
     return figures
@@ -108,6 +110,21 @@ def _environment(folder: Path, *packages: str) -> Path:
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
     return python
+
+
+def _formatted(folder: Path) -> int:
+    """Check the format of the C files and of the scripts with the pinned programs."""
+    sources = [page.HERE / name for name in build.SOURCES]
+    python = _environment(folder / "format", build.C_FORMATTER)
+    clang_format = [python.with_name("clang-format"), "--dry-run", "--Werror"]
+    subprocess.run([*clang_format, *sources], check=True)
+    scripts = sorted((page.HERE / "js").glob("*.js"))
+    npm = node().parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
+    options = ["--silent", "--no-audit", "--no-fund", "--prefix", folder]
+    subprocess.run([node(), npm, "install", *options, build.JS_FORMATTER], check=True)
+    prettier = folder / "node_modules/prettier/bin/prettier.cjs"
+    subprocess.run([node(), prettier, "--check", "--print-width", "100", *scripts], check=True)
+    return len(sources) + len(scripts)
 
 
 def _planted(place: Path, python: str) -> int:
@@ -312,10 +329,30 @@ def _three_seeds(browser: Any, file: Path, expected: dict[int, str]) -> list[flo
     return gaps
 
 
-def _in_chromium(file: Path, expected: dict[int, str]) -> dict[str, Any]:
+def _kill_workers(browser: Any, expected: str) -> None:
+    """End a helper, then the worker that decides: no step is lost."""
+    browser.js(f"(document.querySelector('#steps').append(new Option({SHORT})), true)")
+    ends = {
+        "A helper stopped": "page.workers[1].onerror({ preventDefault() {} })",
+        "Another one goes on after step": "page.workers[0].onerror({ preventDefault() {} })",
+    }
+    for sentence, end in ends.items():
+        for name, value in {"seed": 1, "workers": 2, "steps": SHORT}.items():
+            browser.js(f"(document.querySelector('#{name}').value = '{value}')")
+        browser.js("(document.querySelector('#train').click(), true)")
+        browser.wait("page.run.figures.length === 2", 300)
+        browser.js(f"({end}, true)")
+        browser.wait(DONE, 300)
+        assert sentence in browser.js("document.querySelector('#notice').innerText")
+        assert browser.js("page.run.hash") == expected
+    print("  dead workers: the same bits", flush=True)
+
+
+def _in_chromium(file: Path, expected: dict[int, str], short: str) -> dict[str, Any]:
     """Train, ask hostile questions, and look at the page in four looks."""
     with chromium() as browser:
         gaps = _three_seeds(browser, file, expected)
+        _kill_workers(browser, short)
         for text in PAYLOADS:
             _ask(browser, text)
         for width, dark in LOOKS:

@@ -34,16 +34,27 @@ const cpuSeconds = () => {
   return (user + system) / 1e6;
 };
 const { trainer, agent, header, start } = session;
-for (const { switches, seed, steps, questions } of job.runs) {
+const score = (count) => {
+  const answers = answerGreedily(trainer, agent, header.test.slice(0, count));
+  return answers.reduce((sum, { em }) => sum + em, 0);
+};
+for (const { switches, seed, steps, questions, scratch } of job.runs) {
   trainer.reset(start);
   const began = cpuSeconds();
+  let taught = {};
+  if (scratch) {
+    const cold = new ColdStart(trainer, agent, await unpackPlays(job.plays), seed, { switches });
+    let loss = 0;
+    for (let found = {}; !found.done; ) loss = (found = cold.takeStep()).loss;
+    const cpu = cpuSeconds() - began;
+    taught = { loss, cpu, hash: trainer.weightsHash(), right: score(questions) };
+    trainer.reset(trainer.weights());
+  }
   const learner = new Learner(trainer, agent, header.train, { steps, switches }, seed);
   const figures = [];
   for (let step = 0; step < steps; step++) figures.push((await learner.takeStep()).figures);
   const cpu = cpuSeconds() - began;
-  const answers = answerGreedily(trainer, agent, header.test.slice(0, questions));
-  const right = answers.reduce((sum, { em }) => sum + em, 0);
-  tell({ figures, cpu, right, hash: trainer.weightsHash() });
+  tell({ figures, cpu, right: score(questions), hash: trainer.weightsHash(), taught });
 }
 """
 FIGURES = ("reward", "em", "gap", "kl", "clipped", "trained", "zero", "norm")

@@ -31,6 +31,7 @@ LEARNING = (
     "switches",
     "crew",
     "learn",
+    "cold_start",
     "session",
 )
 """Scripts of js/ that decide what is learnt."""
@@ -75,11 +76,12 @@ def table_html() -> str:
     return "\n".join(made)
 
 
-def write_page(file: Path, data: bytes) -> int:
-    """Write the page with the packed world `data`. Return its length."""
+def write_page(file: Path, data: bytes, plays: bytes) -> int:
+    """Write the page with a packed world and packed demonstrations. Return its length."""
     module = (HERE / "trainer.wasm").read_bytes()
     blocks = {
         "DATA": base64.b64encode(data).decode(),
+        "PLAYS": base64.b64encode(plays).decode(),
         "MODULE": base64.b64encode(module).decode(),
         "WORKER": learning_script() + own_script("worker"),
         "RECORDED": json.dumps(recorded()),
@@ -99,5 +101,6 @@ def write_train_page(a: Namespace) -> None:
     """Write the page."""
     from agent_r1_recipes.browser import world  # PyTorch comes with it
 
-    length = write_page(a.file, world.pack(world.header()))
+    plays = world.pack_plays(world.describe_plays())
+    length = write_page(a.file, world.pack(world.header()), plays)
     print(f"train-page: {length / 1e6:.2f} MB, in {a.file}; open it in a browser and press Train")

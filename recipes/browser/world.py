@@ -10,17 +10,31 @@ it from a cold start on this machine; another CPU gives other last bits, so the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import struct
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from agent_r1 import Config, Decoder, Workspace, load_any, load_config
+from agent_r1 import (
+    ChatFormat,
+    Config,
+    Decoder,
+    Row,
+    TrainingRow,
+    Workspace,
+    load_any,
+    load_chat,
+    load_config,
+    make_loop,
+)
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrations
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 from agent_r1_recipes.laptop.tinyhop import make_questions, make_world
 from agent_r1_recipes.page import export
@@ -117,3 +131,74 @@ def pack(described: dict[str, Any]) -> bytes:
     text = json.dumps(described).encode()
     sections = read_start().sections()
     return zlib.compress(b"".join([struct.pack("<I", len(text)), text, *sections]), 9)
+
+
+# ----------------------------------------------------------------------- for the page's cold start
+
+
+def play_demonstrations(config: Config | None = None) -> tuple[list[Row], dict[str, Any]]:
+    """Play the cold start's demonstrations with the shipped tokenizer.
+
+    Return the questions, and the training rows of both phases, each with its question's number.
+    """
+    config = config or preset()
+    workspace = Workspace(config)
+    workspace.make_task()
+    questions = workspace.load_rows("cold")
+    chat = load_chat(DEMO_AGENT)
+    demonstrator = Demonstrator(chat, workspace.dialect)
+    tools = workspace.load_tools()
+    loop = make_loop(demonstrator, chat, tools, config.rollout, config.env)
+    behaviours: dict[str, float] = config.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
+    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, config.seed)
+    # As `demonstrations` orders them: one-hop questions, then the others and every fifth of these,
+    # twice.
+    numbers = range(len(questions))
+    one_hop = [i for i in numbers if questions[i]["extra_info"]["kind"] == "1-hop"]
+    mix = [i for i in numbers if questions[i]["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    return questions, {
+        "copy": list(zip(one_hop, copy_rows, strict=True)),
+        "mix": list(zip(mix + mix, mix_rows, strict=True)),
+    }
+
+
+def describe_plays(config: Config | None = None) -> dict[str, Any]:
+    """Describe the demonstrations for js/cold_start.js.
+
+    A play is its question's number, then in turn what the agent wrote and the numbers of the
+    passages that it read. So a passage, which many plays read, is packed once.
+    """
+    questions, phases = play_demonstrations(config)
+    chat = load_chat(DEMO_AGENT)
+    passages: dict[str, int] = {}
+    described: dict[str, Any] = {
+        "questions": [row["prompt"][-1]["content"] for row in questions],
+        "passages": passages,
+    }
+    for name, plays in phases.items():
+        described[name] = [[number, *_turns(row, chat, passages)] for number, row in plays]
+    described["passages"] = list(passages)
+    return described
+
+
+def _turns(row: TrainingRow, chat: ChatFormat, passages: dict[str, int]) -> Iterator[Any]:
+    """Yield the turns of a row, and between them the passages that were read."""
+    for acted, group in itertools.groupby(
+        zip(row.input_ids, row.action_mask, strict=True), key=lambda pair: pair[1]
+    ):
+        ids = [token for token, _ in group]
+        text = chat.decode(ids)
+        if acted:
+            yield text.removesuffix(END)
+        elif "<tool_response>" in text:
+            content = text.split("<tool_response>\n")[1].split("\n</tool_response>")[0]
+            yield [passages.setdefault(line, len(passages)) for line in content.split("\n")]
+
+
+END = "<|im_end|>"
+"""The token that ends a turn."""
+
+
+def pack_plays(described: dict[str, Any]) -> bytes:
+    """Pack demonstrations for `unpackPlays` of js/cold_start.js."""
+    return zlib.compress(json.dumps(described, separators=(",", ":")).encode(), 9)

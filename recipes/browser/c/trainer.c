@@ -18,11 +18,11 @@
 #define EXPORT(name) __attribute__((export_name(name)))
 
 enum {
-    D = 128,       /* width of the residual stream */
-    H = 4,         /* heads; each has its own keys and values */
-    HEAD = D / H,  /* width of a head */
-    INNER = 256,   /* width inside the feed-forward part */
-    V = 1024,      /* vocabulary */
+    D = 128,      /* width of the residual stream */
+    H = 4,        /* heads; each has its own keys and values */
+    HEAD = D / H, /* width of a head */
+    INNER = 256,  /* width inside the feed-forward part */
+    V = 1024,     /* vocabulary */
     LAYERS = 2,
     CONTEXT = 320, /* longest row in tokens */
     QKV = 3 * D,
@@ -242,9 +242,8 @@ static void turn(double angle, float *cosine, float *sine) {
 
 /* 10000^(-2k / HEAD) in float32, as PyTorch has them. */
 static const float FREQUENCIES[HEAD / 2] = {
-    1.0f, 0.562341332f, 0.316227764f, 0.177827939f,
-    0.100000001f, 0.0562341325f, 0.0316227749f, 0.0177827943f,
-    0.00999999978f, 0.00562341325f, 0.00316227763f, 0.00177827943f,
+    1.0f,           0.562341332f,    0.316227764f,    0.177827939f,   0.100000001f,   0.0562341325f,
+    0.0316227749f,  0.0177827943f,   0.00999999978f,  0.00562341325f, 0.00316227763f, 0.00177827943f,
     0.00100000005f, 0.000562341302f, 0.000316227757f, 0.00017782794f,
 };
 
@@ -502,8 +501,9 @@ static int sample_token(float *logits, float temperature, float uniform, float *
  * Read n tokens (ids, each with its slot and position; those of a slot in order), then sample a token after each of
  * the m tokens that `rows` names.
  */
-EXPORT("read") void read_tokens(int n, const int *ids, const int *slots, const int *positions, int m, const int *rows,
-                                const float *uniforms, float temperature, int *tokens, float *logprobs) {
+EXPORT("read")
+void read_tokens(int n, const int *ids, const int *slots, const int *positions, int m, const int *rows,
+                 const float *uniforms, float temperature, int *tokens, float *logprobs) {
     unsigned long before = mark();
     Block block;
     allocate_block(&block, n);
@@ -700,8 +700,7 @@ static void block_back(const Block *b, int layer, const int *positions, int sequ
     }
     rotate(dqkv, positions, n, -1);
     for (int t = 0; t < n; t++)
-        for (int i = 0; i < QKV; i += 4)
-            store(g + B_QKV + i, add(load(g + B_QKV + i), load(dqkv + t * QKV + i)));
+        for (int i = 0; i < QKV; i += 4) store(g + B_QKV + i, add(load(g + B_QKV + i), load(dqkv + t * QKV + i)));
     weight_gradient(dqkv, QKV, b->normed_1, D, g + W_QKV, n, panels);
     multiply(dqkv, QKV, 1, back[layer].qkv, dnormed, D, n, D, QKV, 0);
     norm_back(b->x, w + NORM_1, b->scale_1, dnormed, dx, g + NORM_1, n);

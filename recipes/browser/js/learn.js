@@ -39,12 +39,12 @@ class Learner {
 
   /** Return all that another worker needs to go on after this step. */
   state() {
-    return { step: this.step, ...this.trainer.state() };
+    return { step: this.step, start: this.start, ...this.trainer.state() };
   }
 
   /** Go on after the step of a state. */
-  restore({ step, ...state }) {
-    this.step = step;
+  restore({ step, start, ...state }) {
+    Object.assign(this, { step, start });
     this.trainer.restore(state);
     this.crew.share();
   }
@@ -153,7 +153,9 @@ class Learner {
     const fill = (name) => {
       for (const shard of shardsOf(rows)) {
         const { logprobs } = trainer.differentiate(shard, recipe.loss, false);
-        shard.flatMap(({ actions }) => actions).forEach((action, i) => (action[name] = logprobs[i]));
+        shard
+          .flatMap(({ actions }) => actions)
+          .forEach((action, i) => (action[name] = logprobs[i]));
       }
     };
     if (this.switches.some((one) => one.recompute)) fill("old");

@@ -10,6 +10,7 @@ const GROUP = 8;
 const BEFORE_AND_AFTER = 200; // questions of the evaluation at the start and at the end
 const SEEDS = [1, 2, 3, 4, 5];
 const SILENCE = 60; // seconds without a message, after which a worker that trains counts as dead
+const COLD_STEPS = 2200; // of both phases of the cold start
 const RESTARTS = 3; // a worker that dies more often will die again
 const MOST_WORKERS = 4; // a step has eight shards; more workers would wait more than work
 /** The runs so far, the run that is going on, and what the page waits for. */
@@ -19,8 +20,10 @@ const page = {
 const recorded = JSON.parse(byId("recorded").textContent);
 
 const plain = (name) => page.switches.find((one) => one.name === name)?.title ?? name;
-const nameOf = (run) =>
-  run.switches.length ? run.switches.map(plain).join(" + ") : "healthy";
+const nameOf = (run) => {
+  const name = run.switches.length ? run.switches.map(plain).join(" + ") : "healthy";
+  return run.scratch ? `${name}, from random weights` : name;
+};
 
 // -------------------------------------------------------------------------------------------- worker
 
@@ -34,7 +37,9 @@ function startWorkers() {
   try {
     page.workers = Array.from({ length: count }, () => new Worker(address));
   } catch {
-    return fail("this browser does not let a page from the disk train in the background; use Chromium or Firefox");
+    return fail(
+      "this browser does not let a page from the disk train in the background; use Chromium or Firefox",
+    );
   }
   const [worker, ...helpers] = page.workers;
   page.heard = performance.now();
@@ -54,7 +59,9 @@ function startWorkers() {
       event.preventDefault?.();
       helper.terminate();
       send("lost", { number });
-      notice("A helper stopped; the training goes on with fewer workers, and gives the same weights.");
+      notice(
+        "A helper stopped; the training goes on with fewer workers, and gives the same weights.",
+      );
     };
     helper.onerror = lose;
     helper.onmessage = ({ data }) => data.type === "problem" && lose(data);
@@ -66,8 +73,10 @@ function startWorkers() {
 /** Start new workers in place of a dead one. They go on after the last step, whose state the page has. */
 function startAgain(reason) {
   for (const worker of page.workers) worker.terminate();
-  if (!page.open || ++page.restarts > RESTARTS) return fail(`the training stopped: ${reason}; reload the page`);
-  const after = page.run && !page.run.done ? ` after step ${page.run.figures.length}, and no step is lost` : "";
+  if (!page.open || ++page.restarts > RESTARTS)
+    return fail(`the training stopped: ${reason}; reload the page`);
+  const after =
+    page.run && !page.run.done ? ` after step ${page.run.figures.length}, and no step is lost` : "";
   notice(`The worker stopped (${reason}). Another one goes on${after}.`);
   page.open = false;
   buttons();
@@ -77,7 +86,8 @@ function startAgain(reason) {
 function watchForSilence() {
   const { run } = page;
   const waiting = run && !run.done && run.going && !document.hidden;
-  if (waiting && performance.now() - page.heard > 1000 * SILENCE) startAgain(`it was silent for ${SILENCE} seconds`);
+  if (waiting && performance.now() - page.heard > 1000 * SILENCE)
+    startAgain(`it was silent for ${SILENCE} seconds`);
 }
 
 function moduleBytes() {
@@ -85,7 +95,8 @@ function moduleBytes() {
   return Uint8Array.from(text, (letter) => letter.charCodeAt(0));
 }
 
-const send = (type, facts = {}, parts = []) => page.workers[0].postMessage({ type, ...facts }, parts);
+const send = (type, facts = {}, parts = []) =>
+  page.workers[0].postMessage({ type, ...facts }, parts);
 
 /** Tell what happened, in a sentence that stays. */
 function notice(text) {
@@ -116,7 +127,9 @@ const hear = {
     byId("questions").textContent = training.toLocaleString("en");
     byId("start-hash").textContent = hash;
     for (const one of switches) byId("switches").append(switchOf(one));
-    page.workers.forEach((_, i) => [1, 2, 4].includes(i + 1) && byId("workers").append(new Option(i + 1)));
+    page.workers.forEach(
+      (_, i) => [1, 2, 4].includes(i + 1) && byId("workers").append(new Option(i + 1)),
+    );
     byId("workers").value = page.workers.length;
     const on = readAddress();
     status(
@@ -143,7 +156,9 @@ const hear = {
     Object.assign(run, { hash, group, state });
     const rate = Math.round(figures.tokens / seconds).toLocaleString("en");
     const who = workers > 1 ? `, ${workers} workers` : "";
-    status(`Step ${step} of ${steps}: ${run.seconds.toFixed(1)} s, ${rate} tokens per second${who}.`);
+    status(
+      `Step ${step} of ${steps}: ${run.seconds.toFixed(1)} s, ${rate} tokens per second${who}.`,
+    );
     remember();
     drawGroup(group, `Step ${step}`);
     page.group = group;
@@ -151,6 +166,23 @@ const hear = {
     drawCurve();
     buttons();
     if (page.scope) openMicroscope();
+  },
+
+  /** Some steps of the cold start are done. */
+  cold({ phase, step, steps, loss, state }) {
+    const { run } = page;
+    run.losses.push([step, loss]);
+    run.state = state;
+    const what = phase === "copy" ? "it learns to copy names" : "it learns to play, badly";
+    const wall = ((performance.now() - run.began) / 1000).toFixed(0);
+    status(`Cold start, step ${step} of ${steps}, ${wall} s: ${what}. Loss ${loss.toFixed(3)}.`);
+    drawColdStart();
+  },
+
+  /** The cold start is done, and RL begins. */
+  taught({ hash }) {
+    page.run.taught = hash;
+    status("The cold start is done. Sampling the first attempts …");
   },
 
   paused: () => buttons(),
@@ -161,7 +193,9 @@ const hear = {
     run.state = null;
     run.wall = (performance.now() - run.began) / 1000;
     const wall = run.wall.toFixed(1);
-    status(`Done: ${run.figures.length} steps, ${wall} seconds after you pressed Train. The weights' SHA-256 is ${run.hash}.`);
+    status(
+      `Done: ${run.figures.length} steps, ${wall} seconds after you pressed Train. The weights' SHA-256 is ${run.hash}.`,
+    );
     remember();
     compareHash(run);
     buttons();
@@ -171,9 +205,13 @@ const hear = {
   },
 
   evaluated({ em, count, step }) {
-    if (step === 0) page.before = em;
-    else if (page.run) page.run.after = em;
-    const parts = [`${count} test questions, answered greedily: ${page.before.toFixed(3)} right before training`];
+    const { run } = page;
+    const of = run?.scratch ? run : page; // a cold start has a result of its own
+    if (step === 0) of.before = em;
+    else if (run) run.after = em;
+    const parts = [
+      `${count} test questions, answered greedily: ${of.before.toFixed(3)} right before training`,
+    ];
     if (step > 0) parts.push(`${em.toFixed(3)} after step ${step}`);
     byId("score").textContent = `${parts.join(", ")}.`;
     byId("score").dataset.after = step > 0 ? em : "";
@@ -199,16 +237,23 @@ const status = (text) => (byId("status").textContent = text);
 
 function switchOf({ name, title, says }) {
   const box = Object.assign(document.createElement("input"), { type: "checkbox", value: name });
-  return make("label", "switch", box, make("span", "", make("b", "", title), make("span", "small", says)));
+  return make(
+    "label",
+    "switch",
+    box,
+    make("span", "", make("b", "", title), make("span", "small", says)),
+  );
 }
 
-function train() {
+function train(scratch) {
   const boxes = [...byId("switches").querySelectorAll(":checked")];
   const run = {
     switches: boxes.map(({ value }) => value),
     seed: Number(byId("seed").value),
     steps: Number(byId("steps").value),
     workers: Number(byId("workers").value),
+    scratch,
+    losses: [],
     figures: [],
     seconds: 0,
     going: true,
@@ -218,17 +263,23 @@ function train() {
   };
   page.run = run;
   page.runs.push(run);
-  status("Sampling the first attempts …");
+  status(
+    scratch
+      ? "Random weights, which know nothing. The cold start begins …"
+      : "Sampling the first attempts …",
+  );
   begin(run);
   buttons();
   drawRuns();
+  drawColdStart();
 }
 
 /** Begin a run, or go on with it after its last step. */
 function begin(run) {
   const { steps, seed, switches, workers, state } = run;
   page.heard = performance.now();
-  send("train", { steps, seed, switches, workers, state });
+  const plays = run.scratch && !run.figures.length ? byId("plays").textContent : null;
+  send("train", { steps, seed, switches, workers, state, plays });
   if (!run.going) send("pause");
 }
 
@@ -259,7 +310,9 @@ function recall() {
     const { taken, steps, seed, done } = JSON.parse(localStorage.getItem(KEPT));
     if (done !== false) return;
     localStorage.removeItem(KEPT);
-    notice(`When this page was closed, a run of seed ${seed} had taken ${taken} of ${steps} steps. They went with the page; press Train to take the same steps again.`);
+    notice(
+      `When this page was closed, a run of seed ${seed} had taken ${taken} of ${steps} steps. They went with the page; press Train to take the same steps again.`,
+    );
   } catch {
     // Nothing was kept.
   }
@@ -270,7 +323,7 @@ function buttons() {
   const { run } = page;
   const going = Boolean(run && !run.done && run.going);
   const paused = Boolean(run && !run.done && !run.going);
-  byId("train").disabled = !page.open || going;
+  byId("train").disabled = byId("scratch").disabled = !page.open || going;
   byId("train").textContent = run ? "Train again from the start" : "Train";
   byId("pause").disabled = !going && !paused;
   byId("pause").textContent = paused ? "Continue" : "Pause";
@@ -298,7 +351,8 @@ function openMicroscope() {
 
 function connect() {
   for (const seed of SEEDS) byId("seed").append(new Option(seed));
-  byId("train").onclick = train;
+  byId("train").onclick = () => train(false);
+  byId("scratch").onclick = () => train(true);
   byId("pause").onclick = pauseOrContinue;
   byId("one").onclick = () => send("step");
   byId("scope").onclick = openMicroscope;
@@ -337,24 +391,39 @@ function svg(tag, attributes, ...children) {
 function drawCurve() {
   const steps = Math.max(Number(byId("steps").value), ...page.runs.map((run) => run.steps));
   const x = (step) => LEFT + ((WIDE - LEFT - 12) * (step - 1)) / Math.max(steps - 1, 1);
-  const y = (reward) => HIGH - BELOW - (HIGH - BELOW - 12) * Math.max(0, Math.min(1, (reward + 0.2) / 1.2));
-  const path = (rewards) => rewards.map((reward, i) => `${i ? "L" : "M"}${x(i + 1).toFixed(1)} ${y(reward).toFixed(1)}`).join("");
+  const y = (reward) =>
+    HIGH - BELOW - (HIGH - BELOW - 12) * Math.max(0, Math.min(1, (reward + 0.2) / 1.2));
+  const path = (rewards) =>
+    rewards
+      .map((reward, i) => `${i ? "L" : "M"}${x(i + 1).toFixed(1)} ${y(reward).toFixed(1)}`)
+      .join("");
   const lines = [];
   for (const reward of [0, 0.25, 0.5, 0.75, 1]) {
-    lines.push(svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(reward), y2: y(reward), class: "grid" }));
-    lines.push(svg("text", { x: LEFT - 6, y: y(reward) + 4, "text-anchor": "end" }, String(reward)));
+    lines.push(
+      svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(reward), y2: y(reward), class: "grid" }),
+    );
+    lines.push(
+      svg("text", { x: LEFT - 6, y: y(reward) + 4, "text-anchor": "end" }, String(reward)),
+    );
   }
   for (let step = 1; step <= steps; step++) {
     if (step !== 1 && step % 5) continue;
     lines.push(svg("text", { x: x(step), y: HIGH - 8, "text-anchor": "middle" }, String(step)));
   }
-  const healthy = recorded.healthy[byId("seed").value];
-  if (healthy) lines.push(svg("path", { d: path(healthy.reward.slice(0, steps)), class: "recorded" }));
+  const healthy = !page.run?.scratch && recorded.healthy[byId("seed").value];
+  if (healthy)
+    lines.push(svg("path", { d: path(healthy.reward.slice(0, steps)), class: "recorded" }));
   page.runs.forEach((run, i) => {
     const here = run === page.run ? "now" : "then";
     const look = `${run.switches.length ? "broken" : "well"} ${here}`;
     const title = svg("title", {}, `run ${i + 1}: ${nameOf(run)}, seed ${run.seed}`);
-    lines.push(svg("path", { d: path(run.figures.map(({ reward }) => reward)), class: `run ${look}` }, title));
+    lines.push(
+      svg(
+        "path",
+        { d: path(run.figures.map(({ reward }) => reward)), class: `run ${look}` },
+        title,
+      ),
+    );
     if (run === page.run && run.figures.length) {
       const { reward } = run.figures.at(-1);
       lines.push(svg("circle", { cx: x(run.figures.length), cy: y(reward), r: 4, class: look }));
@@ -362,7 +431,34 @@ function drawCurve() {
   });
   byId("curve").replaceChildren(...lines);
   const last = page.run?.figures.at(-1)?.reward;
-  byId("curve").ariaLabel = `Mean reward of each step${last === undefined ? "" : `; now ${last.toFixed(2)}`}`;
+  byId("curve").ariaLabel =
+    `Mean reward of each step${last === undefined ? "" : `; now ${last.toFixed(2)}`}`;
+}
+
+const HIGHEST_LOSS = 3; // nats per token; random weights begin above it
+
+/** Draw the loss of the cold start, which comes before the curve of rewards. */
+function drawColdStart() {
+  const losses = page.run.losses;
+  byId("cold").hidden = !page.run.scratch;
+  if (!losses.length) return byId("cold-curve").replaceChildren();
+  const [high, low] = [14, 96];
+  const steps = COLD_STEPS;
+  const x = (step) => LEFT + ((WIDE - LEFT - 12) * step) / steps;
+  const y = (loss) => low - ((low - high) * Math.min(loss, HIGHEST_LOSS)) / HIGHEST_LOSS;
+  const lines = [];
+  for (const loss of [0, 1, 2, 3]) {
+    lines.push(svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(loss), y2: y(loss), class: "grid" }));
+    lines.push(svg("text", { x: LEFT - 6, y: y(loss) + 4, "text-anchor": "end" }, String(loss)));
+  }
+  for (const step of [600, 1400, 2200]) {
+    lines.push(svg("text", { x: x(step), y: low + 18, "text-anchor": "middle" }, String(step)));
+  }
+  const path = losses
+    .map(([step, loss], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(loss).toFixed(1)}`)
+    .join("");
+  lines.push(svg("path", { d: path, class: "well now" }));
+  byId("cold-curve").replaceChildren(...lines);
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -381,21 +477,24 @@ const FIGURES = {
 
 function figureLines(run) {
   const figures = run.figures.at(-1);
-  const reveals = page.switches.filter(({ name }) => run.switches.includes(name)).map(({ shows }) => shows);
+  const reveals = page.switches
+    .filter(({ name }) => run.switches.includes(name))
+    .map(({ shows }) => shows);
   return Object.entries(FIGURES).flatMap(([name, [title, format]]) => {
     const look = reveals.includes(name) ? "reveals" : "";
     return [make("dt", look, title), make("dd", look, format(figures[name]))];
   });
 }
 
-const lastFive = (rewards) => rewards.slice(-5).reduce((a, b) => a + b, 0) / Math.min(5, rewards.length);
+const lastFive = (rewards) =>
+  rewards.slice(-5).reduce((a, b) => a + b, 0) / Math.min(5, rewards.length);
 
 /** List the runs of this page with the mean reward of their last five steps. */
 function drawRuns() {
   byId("runs").hidden = !page.runs.length;
   const lines = page.runs.map((run, i) => {
     const rewards = run.figures.map(({ reward }) => reward);
-    const healthy = recorded.healthy[run.seed]?.reward;
+    const healthy = !run.scratch && recorded.healthy[run.seed]?.reward;
     const comparable = healthy && run.done && run.steps === healthy.length;
     const difference = comparable ? lastFive(rewards) - lastFive(healthy) : null;
     const cells = [
@@ -406,13 +505,15 @@ function drawRuns() {
     ]; // prettier-ignore
     return make("tr", "", ...cells.map((cell) => make("td", "", String(cell))));
   });
-  byId("runs").querySelector("tbody").replaceChildren(...lines);
+  byId("runs")
+    .querySelector("tbody")
+    .replaceChildren(...lines);
 }
 
 /** Compare the final weights with those that the command recorded: equal bits, or a notice. */
 function compareHash(run) {
   const known = recorded.healthy[run.seed];
-  if (run.switches.length || !known || run.steps !== known.reward.length) return;
+  if (run.scratch || run.switches.length || !known || run.steps !== known.reward.length) return;
   byId("same").textContent =
     known.hash === run.hash
       ? "Every bit of the weights is as on the machine that recorded this seed."
@@ -424,7 +525,8 @@ function compareHash(run) {
 /** Draw the attempts of a group as a tree: what they share once, then a branch for each way to go on. */
 function drawGroup(records, title) {
   byId("group-title").textContent = title;
-  byId("group-question").textContent = `${visible(records[0].question)} (${records[0].ground_truth.join(" or ")})`;
+  byId("group-question").textContent =
+    `${visible(records[0].question)} (${records[0].ground_truth.join(" or ")})`;
   const start = records[0].rows[0].action_mask.indexOf(1);
   byId("tree").replaceChildren(drawBranch(records, start));
 }
@@ -467,7 +569,10 @@ function leafOf(records) {
   const [{ answer, em, reward, advantage, stop_reason: stop }] = records;
   if (!stop) return make("span", "small", " …");
   const said = answer ?? `no answer (${stop.replace("_", " ")})`;
-  const worth = advantage === undefined ? "" : ` reward ${reward.toFixed(1)}, advantage ${advantage.toFixed(2)}`;
+  const worth =
+    advantage === undefined
+      ? ""
+      : ` reward ${reward.toFixed(1)}, advantage ${advantage.toFixed(2)}`;
   const mark = make("b", em ? "right" : "wrong", `${em ? "✓" : "✗"} ${visible(said)}`);
   return make("p", "leaf", mark, make("span", "small", worth));
 }
@@ -480,7 +585,8 @@ function answerLines(record, step) {
   const lines = [];
   let [text, acting] = ["", null];
   const flush = () => {
-    if (text && acting !== null) lines.push(make("p", acting ? "turn agent" : "turn result", visible(text)));
+    if (text && acting !== null)
+      lines.push(make("p", acting ? "turn agent" : "turn result", visible(text)));
   };
   for (let t = row.action_mask.indexOf(1); t < row.tokens.length; t++) {
     if (acting !== Boolean(row.action_mask[t])) {
@@ -496,7 +602,9 @@ function answerLines(record, step) {
   const look = !known ? "" : record.em ? "right" : "wrong";
   const expected = known && !record.em ? ` Expected: ${record.ground_truth.join(" or ")}.` : "";
   const facts = ` After ${step} steps, ${record.calls} searches.${expected}`;
-  lines.unshift(make("p", "verdict", make("b", look, `${mark}${said}`), make("span", "small", facts)));
+  lines.unshift(
+    make("p", "verdict", make("b", look, `${mark}${said}`), make("span", "small", facts)),
+  );
   return lines;
 }
 

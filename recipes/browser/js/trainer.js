@@ -134,12 +134,12 @@ class Trainer {
     return { updates: this.updates, weights: this.weights(), moments: copies };
   }
 
-  /** Go on from a state of RL. */
-  restore({ updates, weights, moments }) {
+  /** Go on from a state. */
+  restore({ updates, weights, moments }, { beta2 } = ADAMW) {
     this.reset(weights);
     this.floats(this.module.moment_1(), this.count).set(moments[0]);
     this.floats(this.module.moment_2(), this.count).set(moments[1]);
-    this.module.count_updates(updates, ADAMW.beta2);
+    this.module.count_updates(updates, beta2);
     this.updates = updates;
   }
 

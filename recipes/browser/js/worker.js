@@ -8,7 +8,11 @@
  */
 
 const LIVE_PAUSE = 60; // milliseconds between pictures of the group that is being sampled
-const work = { session: null, crew: null, learner: null, running: false, left: 0, asked: [], lastLive: 0 };
+const IMITATED_AT_ONCE = 20; // steps of the cold start between two messages; they take about a second
+const START_QUESTIONS = 200; // of the test of a cold start
+const work = {
+  session: null, crew: null, cold: null, learner: null, running: false, left: 0, asked: [], lastLive: 0,
+}; // prettier-ignore
 
 const send = (type, facts = {}, parts = []) => postMessage({ type, ...facts }, parts);
 const nextTask = () => new Promise((resolve) => setTimeout(resolve, 0));
@@ -66,15 +70,24 @@ const handlers = {
     work.crew.add(port);
   },
 
-  /** Begin a run with the start weights, or go on with the state that another worker left. */
-  train({ steps, seed, switches, workers, state }) {
-    const { trainer, agent, header, start } = work.session;
+  /**
+   * Begin a run with the start weights, or go on with the state that another worker left. With demonstrations
+   * (`plays`), the run begins with random weights and a cold start.
+   */
+  async train({ steps, seed, switches, workers, plays, state }) {
+    const { trainer, agent, start } = work.session;
     trainer.reset(start);
+    Object.assign(work, { cold: null, learner: null, running: true, left: steps });
     work.crew.most = workers ?? Infinity;
-    const recipe = { steps, switches };
-    work.learner = new Learner(trainer, agent, header.train, recipe, seed, work.crew);
+    work.begin = () => beginLearning({ steps, switches }, seed);
+    if (plays) {
+      work.cold = new ColdStart(trainer, agent, await unpackPlays(plays), seed, { switches });
+      if (state) work.cold.restore(state);
+      return;
+    }
+    work.begin();
     if (state) work.learner.restore(state);
-    Object.assign(work, { running: true, left: steps - work.learner.step });
+    work.left = steps - work.learner.step;
   },
 
   pause() {
@@ -107,7 +120,39 @@ const handlers = {
   },
 };
 
+/** Begin RL with the weights as they are. */
+function beginLearning(recipe, seed) {
+  const { trainer, agent, header } = work.session;
+  trainer.reset(trainer.weights());
+  work.learner = new Learner(trainer, agent, header.train, recipe, seed, work.crew);
+}
+
+/** Take some steps of the cold start. After the last, test the weights, and begin RL with them. */
+async function imitate() {
+  const { cold, session } = work;
+  const losses = [];
+  let found = { done: false };
+  for (let i = 0; i < IMITATED_AT_ONCE && !found.done; i++) {
+    found = cold.takeStep();
+    losses.push(found.loss);
+  }
+  const loss = losses.reduce((a, b) => a + b) / losses.length;
+  const state = found.done ? null : cold.state();
+  const { phase, step } = found;
+  send("cold", { phase, step, steps: cold.steps, loss, state }, buffersOf(state));
+  if (!found.done) return;
+  work.cold = null;
+  work.begin();
+  await handlers.evaluate({ count: START_QUESTIONS });
+  send("taught", { hash: session.trainer.weightsHash() });
+}
+
+/** List what a state hands over instead of copying it. */
+const buffersOf = (state) =>
+  state ? [state.weights, ...state.moments].map(({ buffer }) => buffer) : [];
+
 async function takeOneStep() {
+  if (work.cold) return imitate();
   const { learner, session } = work;
   const { chat } = session.agent;
   const began = performance.now();
@@ -127,8 +172,7 @@ async function takeOneStep() {
   const workers = 1 + work.crew.working().length;
   // The page keeps the state: if this worker dies, another one goes on from it.
   const state = learner.state();
-  const parts = [state.weights, ...state.moments].map(({ buffer }) => buffer);
-  send("step", { step, steps, figures, seconds, group, hash, workers, state }, parts);
+  send("step", { step, steps, figures, seconds, group, hash, workers, state }, buffersOf(state));
   if (work.left === 0) {
     work.running = false;
     send("done");

@@ -29,6 +29,10 @@ def small_world() -> tuple[dict[str, Any], bytes]:
     return header, world.pack(header)
 
 
+def small_plays() -> bytes:
+    return world.pack_plays(world.describe_plays(small_config()))
+
+
 def array(text: str) -> np.ndarray:
     """What `base64Of` of node.py printed."""
     return np.frombuffer(base64.b64decode(text), np.float32)

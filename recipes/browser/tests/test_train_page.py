@@ -12,7 +12,7 @@ import pytest
 
 from agent_r1_recipes.browser import page
 from agent_r1_recipes.browser.node import module_bytes, run_node
-from agent_r1_recipes.browser.tests.small_world import small_world
+from agent_r1_recipes.browser.tests.small_world import small_plays, small_world
 from agent_r1_recipes.browser.world import read_start
 
 
@@ -22,7 +22,7 @@ def small(tmp_path_factory):
         home = tmp_path_factory.mktemp("home")
         patch.setenv("AGENT_R1_HOME", str(home))
         header, data = small_world()
-        page.write_page(home / "train.html", data)
+        page.write_page(home / "train.html", data, small_plays())
         yield header, data, (home / "train.html").read_text()
 
 
@@ -167,6 +167,6 @@ def test_the_page_in_docs_is_what_the_command_writes(small, tmp_path):
 
     def without_data(text):
         """Links to the lessons are in a checkout's page only."""
-        return re.sub(r'id="data">[^<]*<|</?a\b[^>]*>', "", text)
+        return re.sub(r'id="(data|plays)">[^<]*<|</?a\b[^>]*>', "", text)
 
     assert without_data(kept) == without_data(small[2]), "agent-r1 train-page docs/train.html"
