@@ -20,12 +20,16 @@ from sympy import Eq, FiniteSet, Float, Interval, MatrixBase, Mul, Number, Ratio
 
 from agent_r1_recipes.math.notation import (
     NO_UNITS_IN_SENTENCES,
+    ROMAN,
+    SERIES,
     has_finite_decimal,
     is_rounded,
     normal,
     number,
+    numbers_and_words,
     quantities,
     read,
+    with_base,
 )
 
 BOX_EXTRACTION = [
@@ -56,6 +60,8 @@ MATHEMATICS = frozenset(
 WORDS = re.compile(r"[^\W\d_]{4,}|[^\W\d_]+(?:[ -][^\W\d_]+)+")
 """A word of four letters or several words. Shorter ones may be products of variables."""
 SHORT_WORDS = ("yes", "no")
+PROSE = re.compile(r"[^\\]*[^\W\d_]{4,}[^\\]*")
+"""A text with a word, such as `March 14, 2023`: capitals do not count."""
 MAX_PERMUTED = 6
 """Elements of a set, above which it is compared in sympy's order."""
 
@@ -66,6 +72,8 @@ def same(answer: str, target: str) -> bool:
     if "\\boxed" in mine.text:  # several boxes, of which one may be right
         return False
     if mine.text == right.text:
+        return True
+    if PROSE.fullmatch(right.text) and mine.text.casefold() == right.text.casefold():
         return True
     if several := quantities(right.text):  # 3 hours 20 minutes
         return quantities(mine.text) == several
@@ -82,6 +90,13 @@ def same_value(answer: str, target: str) -> bool:
         return True
     if COLONS.fullmatch(answer):  # math-verify divides: 1:2:3 would be 1/6
         return normal(answer).lstrip("0") == normal(target).lstrip("0")  # 09:30 is 9:30
+    if SERIES.fullmatch(target) or (ROMAN.fullmatch(target) and ROMAN.fullmatch(answer)):
+        return False  # its text is not the target's
+    for reading in (with_base, numbers_and_words):
+        mine_in_order = reading(answer)
+        right_in_order = reading(target)
+        if mine_in_order and right_in_order:
+            return mine_in_order == right_in_order
     if WORDS.fullmatch(target) or target.casefold() in SHORT_WORDS:
         return answer.casefold() == target.casefold()
     right, mine = number(target), number(answer)

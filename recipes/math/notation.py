@@ -173,10 +173,13 @@ SYMBOLS = {
     "th": "th", "st": "th", "nd": "th", "rd": "th", "rs": "rupee", "men": "man", "women": "woman",
     "people": "person", "children": "child", "sq": "sq", "cu": "cu", "hz": "hz", "n": "", "x": "",
     "pennies": "penny", "ms": "ms", "kj": "kj", "kw": "kw", "ha": "ha", "pt": "pt", "pts": "pt",
-    "mw": "mw", "cc": "cc", "no": "", "or": "", "so": "",
+    "mw": "mw", "cc": "cc", "joule": "J", "newton": "N", "volt": "V", "watt": "W", "no": "",
+    "or": "", "so": "",
 }  # fmt: skip
 """Units by the name of their kind. An empty name is none. Two letters are a unit only if they are
 here: `5ab` is a product."""
+CAPITALS = ("J", "N", "V", "W")
+"""Units of one capital letter, after a blank: `5 N`. `5N` is a product, and `5 M` is 5 million."""
 SCALES = {"° celsius": "°C", "° fahrenheit": "°F", "° kelvin": "°K"}
 POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 WORDS_OF_NUMBERS = """
@@ -325,9 +328,12 @@ def _word_named(word: str, is_attached: bool) -> str:
     for ending in ("", "s", "es"):
         stem = lower.removesuffix(ending)
         # `ms` is no plural of `m`.
-        if stem in SYMBOLS and lower.endswith(ending) and (not ending or len(stem) > 2):
-            # Capitals of short symbols are others: `5 M` is 5 million, `N` is a force.
-            return "" if len(word) == 1 and word.isupper() and word != "L" else SYMBOLS[stem]
+        is_known = stem in SYMBOLS and lower.endswith(ending) and (not ending or len(stem) > 2)
+        # Capitals of short symbols are others: `5 M` is 5 million, `N` is a force.
+        if is_known and (len(word) > 1 or word.islower() or word == "L"):
+            return SYMBOLS[stem]
+    if word in CAPITALS and not is_attached:
+        return word
     if is_attached or len(word) < 3:
         return ""
     # `celsius`, `glass` and `axis` are no plurals.
@@ -348,6 +354,41 @@ def quantities(text: str) -> list[tuple[Fraction, str]] | None:
     return parts
 
 
+# ------------------------------------------------------------------------- numbers in a fixed order
+
+SERIES = re.compile(r"\d+(?:-\d+){2,}|\d+(?:\.\d+){2,}")
+"""A date, a version, an address: `2023-03-14` is no difference."""
+ROMAN = re.compile(r"[IVX]{2,}|[IVXLCDM]{3,}")
+"""A Roman numeral. As a product of letters, `XIV` would be `XVI`."""
+BASED = re.compile(r"(-?(?=[A-F]*\d)[0-9A-F]+)_(\w+)")
+"""A numeral with its base: `1011_2`, `2A_16`, `123_five`."""
+
+
+def with_base(text: str) -> tuple[str, ...] | None:
+    """Return a numeral's digits and its base; None for other texts."""
+    match = BASED.fullmatch(re.sub(r"\\(?:text|mathrm)(?![a-zA-Z])|[{}() ]", "", text))
+    return match.groups() if match else None
+
+
+def numbers_and_words(text: str) -> list[Fraction | str] | None:
+    """Read numbers with words between, such as `7 out of 10`; None for other texts.
+
+    math-verify multiplies them, so that `10 out of 7` would be equal.
+    """
+    tokens: list[Fraction | str] = []
+    for word in text.split():
+        value = number(word)
+        if value and value.form == "numeral":
+            tokens.append(value.value)
+        elif word.isalpha() and word not in ("and", "or"):
+            tokens.append(word.casefold())
+        else:
+            return None
+    numerals = [place for place, token in enumerate(tokens) if isinstance(token, Fraction)]
+    has_word_between = bool(numerals) and numerals[-1] - numerals[0] >= len(numerals)
+    return tokens if has_word_between else None
+
+
 # ----------------------------------------------------------------------------------------- numbers
 
 WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
@@ -361,6 +402,8 @@ SCIENTIFIC = re.compile(
 )
 PART = rf"(?: ?\{{ ?([-+]?{WHOLE}) ?\}}| ?(\d))"
 FRACTION = re.compile(rf"([-+]?) ?(?:\\frac{PART}{PART}|([-+]?{WHOLE}) ?/ ?({WHOLE}))")
+REPEATING = re.compile(r"([-+]?) ?(\d*)\.(\d*) ?\\overline ?\{? ?(\d+) ?\}?")
+"""A decimal whose last digits repeat without end: `0.1\\overline{6}`."""
 MIXED_NUMBER = re.compile(rf"([-+]?) ?({WHOLE}) ?(?:(\\frac.+)|(?<= )({WHOLE} ?/ ?{WHOLE}))")
 
 
@@ -391,6 +434,11 @@ def number(text: str) -> Exact | None:
         return Exact(value, "numeral", True, decimals, significant)
     if match := SCIENTIFIC.fullmatch(text):
         return Exact(Fraction(match[1]) * Fraction(10) ** int(match[2]), "scientific")
+    if match := REPEATING.fullmatch(text):
+        sign, whole, first, repeated = match.groups()
+        tail = Fraction(int(repeated), 10 ** len(repeated) - 1)
+        value = int(whole or 0) + (int(first or 0) + tail) / 10 ** len(first)
+        return Exact(-value if sign == "-" else value, "fraction")
     if match := FRACTION.fullmatch(text):
         return _fraction(match)
     if match := MIXED_NUMBER.fullmatch(text):
