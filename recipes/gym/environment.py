@@ -27,15 +27,15 @@ class Game:
     def __init__(self, name: str, make: Callable[[], Any]):
         self.owner = f"environment {name}"
         self.make = make
-        env = make()
         try:
-            for method in ("reset", "step"):
-                if not callable(getattr(env, method, None)):
-                    raise ConfigError(
-                        f"{self.owner} has no method {method}; a Gymnasium environment has "
-                        "reset(seed=...) and step(action)",
-                        code="missing_method",
-                    )
+            env = make()
+        except Exception as error:  # no display, a missing package, a fault of the class
+            raise ConfigError(
+                f"{self.owner}: it cannot be made ({type(error).__name__}: {first_line(error)})",
+                code="broken_code",
+            ) from error
+        try:
+            _check_methods(self.owner, env)
             self.actions: Actions = actions_of(env, self.owner)
             check_observations(getattr(env, "observation_space", None), self.owner)
             self.expert = callable(getattr(getattr(env, "unwrapped", env), "expert", None))
@@ -56,6 +56,32 @@ class Game:
             return name.partition(":")[2]
         own = type(env).__dict__.get("__doc__")
         return inspect.cleandoc(own).partition("\n\n")[0] if own else ""
+
+
+def _check_methods(owner: str, env: Any) -> None:
+    """Raise ConfigError if `reset(seed=...)` or `step(action)` cannot be called."""
+    for name, arguments in (("reset", {"seed": 0}), ("step", {})):
+        method = getattr(env, name, None)
+        if not callable(method):
+            raise ConfigError(
+                f"{owner} has no method {name}; a Gymnasium environment has reset(seed=...) and "
+                "step(action)",
+                code="missing_method",
+            )
+        if inspect.iscoroutinefunction(method):
+            raise ConfigError(
+                f"{owner}: {name} is async, and Gymnasium's methods are not; write a plain def, "
+                "or a plain class (docs/tutorial/your-own-environment.md)",
+                code="wrong_signature",
+            )
+        try:
+            inspect.signature(method).bind(*(() if arguments else (None,)), **arguments)
+        except TypeError as error:
+            raise ConfigError(
+                f"{owner}: {name} cannot be called as in Gymnasium ({error}); its form is "
+                "reset(self, seed=None, options=None) and step(self, action)",
+                code="wrong_signature",
+            ) from None
 
 
 def close_if_possible(env: Any) -> None:
@@ -108,7 +134,7 @@ def take_action(episode: Episode, action: Any) -> str:
     """Take one action of the agent, and return the observation as text."""
     game = episode.game
     result = episode.env.step(game.actions.value(action))
-    if not isinstance(result, tuple) or len(result) not in (4, 5):
+    if not isinstance(result, tuple | list) or len(result) not in (4, 5):
         raise AgentR1Error(
             f"{game.owner}: step returned {type(result).__name__}, and must return "
             "(observation, reward, terminated, truncated, info)",

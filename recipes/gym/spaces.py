@@ -6,6 +6,7 @@ recognised by the names of their classes, so no package is needed.
 
 from __future__ import annotations
 
+import enum
 import inspect
 import typing
 from collections.abc import Iterable
@@ -60,11 +61,11 @@ def actions_of(env: Any, owner: str) -> Actions:
                 "for each",
                 code="wrong_code",
             )
-        return _choice(list(names), values)
+        return _choice(list(names), values, owner)
     if kind == "Text":
         return Actions(str, [], [])
-    if isinstance(space, list | tuple | range):
-        return _choice(list(space), list(space))
+    if isinstance(space, list | tuple | range | enum.EnumType):
+        return _choice(list(space), list(space), owner)
     raise ConfigError(
         f"{owner}: its action_space is a {kind}"
         f"{' of continuous actions' if kind == 'Box' else ''}, and an agent writes Discrete or "
@@ -73,8 +74,22 @@ def actions_of(env: Any, owner: str) -> Actions:
     )
 
 
-def _choice(choices: list[Any], values: list[Any]) -> Actions:
-    return Actions(Literal[tuple(choices)], choices, values)
+def _choice(choices: list[Any], values: list[Any], owner: str) -> Actions:
+    """Return actions that are chosen from a list. `values` are what `step` gets."""
+    if not choices:
+        raise ConfigError(
+            f"{owner}: it has no actions; name at least one in action_space",
+            code="unsupported_space",
+        )
+    written = [_written(choice) for choice in choices]
+    return Actions(Literal[tuple(written)], written, values)
+
+
+def _written(choice: Any) -> Any:
+    """Return an action as the agent writes it: an enum's name, NumPy's numbers as Python's."""
+    if isinstance(choice, enum.Enum):
+        return choice.name
+    return choice.item() if hasattr(choice, "item") else choice
 
 
 def _annotated_actions(env: Any, owner: str) -> Actions:
@@ -86,7 +101,9 @@ def _annotated_actions(env: Any, owner: str) -> Actions:
         hint = None
     if typing.get_origin(hint) is Literal:
         choices = list(typing.get_args(hint))
-        return _choice(choices, choices)
+        return _choice(choices, choices, owner)
+    if isinstance(hint, enum.EnumType):
+        return _choice(list(hint), list(hint), owner)
     if hint in (int, str):
         return Actions(hint, [], [])
     raise ConfigError(
@@ -121,19 +138,34 @@ def text_of(observation: Any, owner: str) -> str:
         return ""
     if isinstance(observation, str):
         return observation
+    if isinstance(observation, bytes):
+        return observation.decode("utf-8", "replace")
     if isinstance(observation, dict):
         lines = [f"{key}: {text_of(value, owner)}" for key, value in observation.items()]
         return "\n".join(lines)
     if hasattr(observation, "tolist"):  # NumPy's arrays and scalars
-        if getattr(observation, "size", 1) > MAX_VALUES:
-            raise AgentR1Error(
-                f"{owner}: an observation has {observation.size} numbers, such as pixels, and an "
-                "agent reads text; return a text or a dict",
-                code="unsupported_space",
-            )
+        _refuse_many(getattr(observation, "size", 1), owner)
         return text_of(observation.tolist(), owner)
     if isinstance(observation, float):
         return f"{observation:.6g}"
-    if isinstance(observation, Iterable) and not isinstance(observation, bytes):
+    if isinstance(observation, Iterable):
+        observation = list(observation)
+        _refuse_many(_count_numbers(observation), owner)
         return ", ".join(text_of(value, owner) for value in observation)
     return str(observation)
+
+
+def _refuse_many(count: int, owner: str) -> None:
+    if count > MAX_VALUES:
+        raise AgentR1Error(
+            f"{owner}: an observation has {count} numbers, such as pixels, and an agent reads "
+            "text; return a text or a dict",
+            code="unsupported_space",
+        )
+
+
+def _count_numbers(value: Any) -> int:
+    """Count the numbers in nested lists."""
+    if isinstance(value, list | tuple):
+        return sum(_count_numbers(element) for element in value)
+    return isinstance(value, int | float)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import random
 from typing import Literal
 
@@ -150,6 +151,8 @@ def test_close_is_called_once_also_after_an_exception(chat):
         (np.array([1, 2]), "1, 2"),
         ({"a": np.bool_(True), "b": (1, 2.0)}, "a: True\nb: 1, 2"),
         ([np.array([1.25])], "1.25"),
+        (b"seen", "seen"),
+        (["word"] * 65, ", ".join(["word"] * 65)),
     ],
 )
 def test_values_as_text(value, text):
@@ -157,8 +160,9 @@ def test_values_as_text(value, text):
 
 
 def test_pixels_boxes_and_continuous_actions_are_refused_by_name():
-    with fails_with("unsupported_space"):
-        text_of(np.zeros((9, 9)), "it")
+    for image in (np.zeros((9, 9)), [[0] * 9] * 9):
+        with fails_with("unsupported_space"):
+            text_of(image, "it")
     for space, words in ((Box(), "Box of shape"), (Pixels(), "pixels"), (Dict(), "pixels")):
         with pytest.raises(Exception, match=words):
             check_observations(space, "it")
@@ -188,6 +192,54 @@ def test_the_forms_of_actions():
     assert form(step=count).read("-3") == -3 and form(step=count).read("9" * 5000) is None
     with fails_with("unsupported_space"):
         form(step=untyped)
+
+
+class Move(enum.Enum):
+    LEFT = 0
+    RIGHT = 1
+
+
+def test_enums_and_numbers_of_numpy_are_actions():
+    def step(self, action: Move):
+        return None
+
+    for members in ({"action_space": Move}, {"action_space": list(Move)}, {"step": step}):
+        actions = actions_of(type("It", (), members)(), "it")
+        assert actions.choices == ["LEFT", "RIGHT"] and actions.value("RIGHT") is Move.RIGHT
+    numbers = actions_of(type("It", (), {"action_space": [np.int64(4), np.int64(7)]})(), "it")
+    assert [type(choice) for choice in numbers.choices] == [int, int] and numbers.read("7") == 7
+    with fails_with("unsupported_space"):
+        actions_of(type("It", (), {"action_space": ()})(), "it")
+
+
+class WithoutSeed(Steps):
+    def reset(self):
+        return "", {}
+
+
+class WithoutAction(Steps):
+    def step(self):
+        return "", 0.0, True, False, {}
+
+
+class Later(Steps):
+    async def reset(self, seed=None, options=None):
+        return "", {}
+
+
+class Screen(Steps):
+    def __init__(self):
+        raise OSError("no display")
+
+
+@pytest.mark.parametrize(
+    ("cls", "code"),
+    [(WithoutSeed, "wrong_signature"), (WithoutAction, "wrong_signature"),
+     (Later, "wrong_signature"), (Screen, "broken_code")],
+)  # fmt: skip
+def test_a_class_that_cannot_be_played_is_refused_before_the_run(cls, code):
+    with fails_with(code):
+        Game("gym:test:It", cls)
 
 
 def test_rows_are_seeds_and_no_seed_is_in_two_splits():
@@ -257,8 +309,38 @@ def test_an_installed_environment_by_its_id(chat):
             make_env(row | {"agent_name": bad}, {}, EnvConfig(name=bad))
 
 
-def test_a_naive_class_is_told_the_name():
-    name = named(Steps).removeprefix("gym:")
+class Naive:
+    """Its spaces are set in the constructor, and nothing but its methods tells its shape."""
+
+    def __init__(self):
+        self.action_space = ("left", "right")
+
+    def reset(self, seed=None):
+        return "", {}
+
+    def step(self, action: str):
+        """Act.
+
+        Args:
+            action: What to do.
+        """
+        return "", 0.0, True, False, {}
+
+
+class Plain(Naive):
+    """A class in our form, one of whose tools is named `step`."""
+
+    def reset(self, seed, **row):
+        self.reward = 0.0
+        return ""
+
+
+@pytest.mark.parametrize("cls", [Steps, Naive])
+def test_a_naive_class_is_told_the_name(cls):
+    name = named(cls).removeprefix("gym:")
     trust(name)
     with fails_with("gymnasium_class"):
-        make_env(rows_of(Steps, 1)[0] | {"agent_name": name}, {}, EnvConfig(name=name))
+        make_env(rows_of(cls, 1)[0] | {"agent_name": name}, {}, EnvConfig(name=name))
+    plain = named(Plain).removeprefix("gym:")
+    trust(plain)
+    make_env(rows_of(Plain, 1)[0] | {"agent_name": plain}, {}, EnvConfig(name=plain))

@@ -174,7 +174,8 @@ def refuse_gymnasium(owner: str, cls: type, public: list[str]) -> None:
     """
     options = "options" in inspect.signature(_bound(cls, "reset")).parameters
     spaces = any(hasattr(cls, name) for name in ("action_space", "observation_space"))
-    if "step" in public and (options or spaces or "render" in public):
+    is_likely = options or spaces or "render" in public or not _names_reward(cls, public)
+    if "step" in public and is_likely:
         # `environment FILE.py:Class` is the owner of a class that the user named.
         place = owner.removeprefix("environment ")
         raise ConfigError(
@@ -182,6 +183,18 @@ def refuse_gymnasium(owner: str, cls: type, public: list[str]) -> None:
             f"env.name=gym:{place}",
             code="gymnasium_class",
         )
+
+
+def _names_reward(cls: type, public: list[str]) -> bool:
+    """Say whether a class has a reward in our form: a method `get_reward`, or `self.reward`."""
+    if "get_reward" in public or hasattr(cls, "reward"):
+        return True
+    for name in dir(cls):
+        member = inspect.getattr_static(cls, name)
+        # `self.reward = 0.0` in a method: the attribute exists only after `reset`.
+        if inspect.isfunction(member) and "reward" in member.__code__.co_names:
+            return True
+    return False
 
 
 def _bound(cls: type, name: str) -> Callable[..., Any]:
