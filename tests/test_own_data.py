@@ -92,6 +92,7 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
      (b'{"question": "\xff"}', "line 11 (no JSON)"),
      ('{"question": "?", "answer": NaN}', "nan or infinity"),
+     (f'{{"question": "?", "answer": "1", "metadata": {{"x": {2**63}}}}}', "more than 64 bits"),
      (f'{{"question": "?", "answer": "1", "metadata": {{"x": {"[" * 70 + "]" * 70}}}}}', "line 11 "
          "(value error, json nested")],
 )  # fmt: skip
@@ -247,6 +248,12 @@ def test_metadata_have_one_type_in_the_whole_file(tmp_path, seed):
     rows = made(tmp_path / "mixed", records, seed=seed)
     years = [row["extra_info"]["metadata"]["year"] for some in rows.values() for row in some]
     assert {type(year) for year in years} == {float} and sorted(years)[-1] == 1999.5
+
+
+def test_an_empty_object_in_the_metadata_is_a_missing_value(tmp_path):
+    records = [record | {"metadata": {"a": {}, "b": [{}], "c": 1}} for record in GOOD]
+    for row in made(tmp_path, records)["train"]:
+        assert row["extra_info"]["metadata"] == {"a": None, "b": [None], "c": 1}
 
 
 def test_a_refusal_lists_the_keys(tmp_path):

@@ -173,6 +173,7 @@ def test_every_exception_becomes_a_tool_error(exception, is_async):
             "sorry"),
         (ValueError("see https://example.org/a and 1/2 or and/or"),
          "error: it failed: see https://example.org/a and 1/2 or and/or"),
+        (ValueError("7 // 0 or a / b"), "error: it failed: 7 // 0 or a / b"),
         (ValueError("first\nsecond"), "error: it failed: first"),
         (InvalidArgumentsError("x is too large"), "error: it: x is too large"),
         (InvalidArgumentsError("write + - * / // % or see /help"), "error: it: write + - * / // % "

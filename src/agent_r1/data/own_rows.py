@@ -82,7 +82,7 @@ class OwnQuestion(BaseModel):
         if not isinstance(value, dict):
             return value
         return {
-            key: field_value if key == "metadata" else _whole_numbers(field_value)
+            key: _storable(field_value) if key == "metadata" else _whole_numbers(field_value)
             for key, field_value in value.items()
             if field_value is not None
         }
@@ -130,6 +130,22 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, list):
         return all(_is_finite(element) for element in value)
     return not isinstance(value, float) or math.isfinite(value)
+
+
+def _storable(value: Any, is_inside: bool = False) -> Any:
+    """Return metadata as parquet stores them. An empty object inside them is a missing value.
+
+    Raises ValueError for a whole number of more than 64 bits.
+    """
+    if isinstance(value, dict):
+        if is_inside and not value:
+            return None
+        return {key: _storable(element, is_inside=True) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_storable(element, is_inside=True) for element in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number of more than 64 bits in the metadata; write it as a text")
+    return value
 
 
 def _whole_numbers(value: Any) -> Any:

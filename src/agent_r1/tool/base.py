@@ -392,7 +392,8 @@ def cut_middle(text: str, max_chars: int) -> str:
 # ------------------------------------------------------------------------------ words for the agent
 
 LONGEST_MESSAGE = 300
-_PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/)[^\s'\",;)]+")
+_PATH = re.compile(r"(?<![\w/:])(?:[A-Za-z]:\\|~?/{1,2}(?=[\w.~]))[^\s'\",;)]+")
+"""`7 // 2` and `a / b` are no paths."""
 
 
 def _place(tool: BaseTool, error: BaseException) -> str:
