@@ -156,7 +156,8 @@ def planned(monkeypatch):
     """What `train --dry-run` was to plan: (configuration, name of the run)."""
     seen = []
     monkeypatch.setattr(
-        "agent_r1.app.plan.print_plan", lambda config, run, price: seen.append((config, run))
+        "agent_r1.app.plan.print_plan",
+        lambda config, run, price, is_verbose: seen.append((config, run)),
     )
     return seen
 

@@ -164,7 +164,7 @@ def test_the_copied_files_are_enough(image, tmp_path):
     assert done.returncode == 0, done.stderr
     stages = [line for line in done.stdout.splitlines() if line.startswith("environment")]
     assert not stages, "everything is installed, so nothing is to do"
-    assert "algorithm: grpo" in done.stdout
+    assert "smoke-grpo" in done.stdout
 
 
 # -------------------------------------------------------------------------------------- speedrun.sh

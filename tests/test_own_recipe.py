@@ -82,7 +82,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_its_short_names_can_be_used_like_ours(folder, capsys):
-    assert main("train", "halved", "--recipe=mine", "--dry-run") == 0
+    assert main("train", "halved", "--recipe=mine", "--dry-run", "--verbose") == 0
     assert "preset: " in capsys.readouterr().out
     assert main("tools", "--recipe=mine", "--call", "double", "x=21") == 0
     assert "42" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_it_declares_settings_of_its_own(folder, capsys):
         (["env.call_cots=0.5"], "did you mean 'env.call_cost'?"),
         (["env.call_cost=99"], "env.call_cost is too high"),
     ):
-        main("train", "grpo", "--recipe=mine", "--dry-run", *words)
+        main("train", "grpo", "--recipe=mine", "--dry-run", "--verbose", *words)
         assert said in "".join(capsys.readouterr())
     tables.entries("settings").pop("env.thrift")
     with pytest.raises(ConfigError, match="unknown configuration key 'env.call_cost'"):

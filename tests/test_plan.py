@@ -45,12 +45,17 @@ def plan(capsys, *argv: str) -> tuple[dict[str, tuple[str, Path]], str]:
 
 
 def test_nothing_is_done_and_nothing_is_made(home, tmp_path, capsys):
-    stages, said = plan(capsys, *TINY, "ppo", "--run", "mine", "actor.lr=0.125", "--seed=7")
+    words = [*TINY, "ppo", "--run", "mine", "actor.lr=0.125", "--seed=7"]
+    stages, said = plan(capsys, *words)
+    assert said.startswith("data ") and said.endswith("\n--verbose prints all settings\n")
+    assert len(said.splitlines()) < 25
+    stages, said = plan(capsys, *words, "--verbose")
     assert tuple(stages) == TITLES
     assert {state for state, _ in stages.values()} == {"to do"}
     assert stages["training"][1] == home / "runs" / "mine" / "checkpoints" / "step_000008"
     assert list(tmp_path.iterdir()) == []
-    (tmp_path / "printed.yaml").write_text(said.split("\n\n")[0])  # the resolved configuration
+    # The resolved configuration.
+    (tmp_path / "printed.yaml").write_text(said.rstrip("\n").rpartition("\n\n")[2])
     expected = load_config("smoke", [*TINY[1:], "actor.lr=0.125"], algorithm="ppo", seed=7)
     assert from_yaml(tmp_path / "printed.yaml") == expected
 

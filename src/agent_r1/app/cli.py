@@ -293,8 +293,8 @@ def cold_start(a: Namespace) -> None:
     *CONFIG_OPTIONS,
     RUN,
     flag("--resume", "continue from the run's newest checkpoint"),
-    flag("--dry-run", "print the configuration, the stages, and estimates of memory, time and "
-        "cost; start nothing"),
+    flag("--dry-run", "print the stages, and estimates of memory, time and cost; start nothing"),
+    flag("--verbose", "with --dry-run: print all settings, too"),
     option("--gpu-hour", type=float, metavar="PRICE", help="with --dry-run: price of one GPU for "
         "one hour"),
     flag("--plain", "print one line per step instead of the dashboard"),
@@ -310,7 +310,7 @@ def train(a: Namespace) -> None:
         from agent_r1.app.plan import print_plan
 
         check_own(config)
-        return print_plan(config, name, a.gpu_hour)
+        return print_plan(config, name, a.gpu_hour, a.verbose)
     from agent_r1.app import stages
 
     stages.run_train(config, name, a.resume, a.plain)

@@ -357,8 +357,10 @@ def describe_template(config: Config) -> str:
     return describe_start_chat(config)
 
 
-def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> None:
-    """Print configuration, stages and estimates.
+def print_plan(
+    config: Config, run_name: str, gpu_hour: float | None = None, is_verbose: bool = False
+) -> None:
+    """Print stages and estimates, and with `is_verbose` all settings after them.
 
     Args:
         gpu_hour: Price of one GPU for one hour.
@@ -375,7 +377,6 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
         else local_plan(config)
     )
     template = describe_template(config)  # raises before anything is printed
-    say(to_yaml(config))
     if template:
         say(f"chat template      {template}")
     for title, path in (
@@ -404,6 +405,7 @@ def print_plan(config: Config, run_name: str, gpu_hour: float | None = None) -> 
             from agent_r1.verl_engine import compose
 
         say(compose.page(config, workspace.start_model, workspace.data, run.path))
+    say(f"\n{to_yaml(config).rstrip()}" if is_verbose else "\n--verbose prints all settings")
 
 
 def slower(gpu: str) -> int:

@@ -424,7 +424,8 @@ def _explain(error: ValidationError) -> ConfigError:
             settings = all_settings()
             hint = nearest(key, [*settings.fields, *settings.config.model_fields])
         return ConfigError(
-            f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run` lists all keys",
+            f"unknown configuration key {key!r}{hint}; `agent-r1 train --dry-run --verbose` lists "
+            "all keys",
             code="unknown_setting",
         )
     if kind == "literal_error":

@@ -323,7 +323,7 @@ class TrainerConfig(Section):
 
 
 class Config(Section):
-    """Hold everything that a run depends on. `agent-r1 train --dry-run` prints it."""
+    """Hold everything that a run depends on. `agent-r1 train --dry-run --verbose` prints it."""
 
     _replaced_auto: list[str] = PrivateAttr(default_factory=list)
     preset: str = "laptop"
