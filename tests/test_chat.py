@@ -315,7 +315,10 @@ FAULTS = {
     "unknown tool": ([call("lokup", query="x"), ANSWER], "unknown tool 'lokup'; available: lookup"),
     "wrong argument": ([call("lookup", q="x"), ANSWER], "lookup: missing argument 'query'"),
     "slow tool": ([call("lookup", query="slow"), ANSWER], "took longer than 0.2 s"),
-    "two bad calls": ([BAD_CALL, BAD_CALL], "no answer: 2 invalid calls in a row"),
+    "two bad calls": (
+        [BAD_CALL, call("lokup", query="x") + LOOK],
+        "2 invalid calls in a row (no name: malformed call; lokup: unknown tool)",
+    ),
     "no end of calls": ([LOOK] * 5, "no answer: its 5 turns are used up"),
     "too many calls": ([LOOK * 7], "no answer: it asked for more than 6 tool calls"),
     "a turn cut off": ([lambda chat: cut(chat, LOOK)], "cut off: a turn has 200 tokens"),

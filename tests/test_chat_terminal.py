@@ -245,6 +245,31 @@ def test_one_question(chat_command):
     )
 
 
+def test_a_question_with_words_of_no_training_question(chat_command):
+    asked = ("Wo liegt die Stadt von Sosnum?", "In which city is the publisher of Sosnum based?")
+    notes = [chat_command("--question", question)[1].split("\n")[0] for question in asked]
+    assert "and not: liegt, die, von; do not trust" in notes[0] and "do not" not in notes[1]
+
+
+def test_the_first_question_is_one_that_was_learned(home, chat_command):
+    model, config = find_model("laptop-grpo")
+    paths = Workspace(config)
+    rows = paths.load_rows("test")
+    run = home / "runs" / "laptop-grpo"
+    card = {"rows_hash": "1", "data": paths.data.name, "model": str(model)}
+    try:
+        for name, right in (("eval_before", 0.0), ("eval", 1.0)):
+            scores = [1.0] * len(rows)
+            scores[7] = right
+            (run / f"{name}.json").write_text(json.dumps(card | {"question_scores": scores}))
+        assert paths.learned_question(model) == 7
+        _, out, _ = chat_command(stdin="/help\n")
+        assert f"  1  {rows[7]['prompt'][-1]['content']}\n" in out
+    finally:
+        (run / "eval_before.json").unlink()
+        (run / "eval.json").unlink()
+
+
 def test_a_script_through_standard_input(chat_command):
     script = (
         b"1\n/why\n\xff\xfe broken bytes\n/nonsense\n"

@@ -98,7 +98,7 @@ def header(config: Config | None = None) -> dict[str, Any]:
     described = export.header_of(config, DEMO_AGENT, [0], model, read_start())
     for split in ("train", "val", "test"):
         described[split] = [_question(row) for row in workspace.load_rows(split)]
-    del described["questions"]
+    del described["questions"], described["first"]
     return described
 
 

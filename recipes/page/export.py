@@ -243,6 +243,8 @@ def header_of(
     rollout = config.rollout
     paths = Workspace(config)
     rows = paths.load_rows("test")[:QUESTIONS]
+    # The page begins with a question that shows what RL has taught.
+    first = paths.learned_question(model) or 0
     lead = list(rows[0]["prompt"][:-1])
     schema = paths.load_tools()["search"].schema()
     corpus = []
@@ -269,6 +271,7 @@ def header_of(
         },
         "corpus": corpus,
         "questions": [_question_of(row) for row in rows],
+        "first": first if first < len(rows) else 0,
     }
 
 

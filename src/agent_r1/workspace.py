@@ -342,6 +342,33 @@ class Workspace:
         refuse_long_context(rows, config.rollout.max_context)
         return rows
 
+    def learned_question(self, model: Path) -> int | None:
+        """Return the number of a test question that RL has taught the model, or None.
+
+        It was wrong before RL and is right after it, by the eval cards of a run's last checkpoint
+        or of a model's folder. Of several such questions, its samples are right most often.
+        """
+        folder = model
+        if not (model / "eval.json").is_file():
+            folder = Path(*model.resolve().parts[:-3])  # runs/NAME/checkpoints/step_000220/model
+        try:
+            before, after = [
+                json.loads((folder / name).read_text(encoding="utf-8"))
+                for name in ("eval_before.json", "eval.json")
+            ]
+            is_other = folder != model and Path(after["model"]).resolve() != model.resolve()
+            if is_other or after["data"] != self.data.name:
+                return None
+            if before["rows_hash"] != after["rows_hash"]:  # other questions
+                return None
+            scores = zip(before["question_scores"], after["question_scores"], strict=True)
+            learned = [number for number, (old, new) in enumerate(scores) if old <= 0 < new]
+            samples = (after.get("reliability") or {}).get("right") or []
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # not evaluated, or only on some questions
+        counts = [samples[number] if number < len(samples) else 0 for number in learned]
+        return learned[counts.index(max(counts))] if learned else None
+
     def load_passages(self) -> Iterator[Passage]:
         """Yield all passages of the corpus. Raises AgentR1Error if the data is not made yet."""
         return read_corpus(self.data_folder() / "corpus.jsonl")

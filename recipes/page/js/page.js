@@ -6,6 +6,8 @@
 
 const byId = (id) => document.getElementById(id);
 const GROUP = 8;
+/** A word in small letters: the names of a question may be new. */
+const WORD = /(?<![\p{L}\p{N}_])\p{Ll}{2,}/gu;
 const CANCELLED = Symbol("another question was asked");
 /** The unpacked data, the agent, the question, its greedy records by checkpoint. `turn` counts actions. */
 const page = { turn: 0, records: [] };
@@ -79,13 +81,29 @@ function drawEpisode(stage) {
   return { onRead, onToken };
 }
 
+/** Say why the answer to a question of the reader's is not to be trusted; "" for no reason. */
+function doubt(question) {
+  const { corpus, questions } = page.header;
+  const names = corpus.map(({ title }) => title.split(" (")[0]);
+  if (!names.some((name) => question.includes(name))) {
+    return " This agent knows one small world, and your question names nothing in it: do not trust the answer.";
+  }
+  const words = new Set(questions.flatMap((known) => known.question.match(WORD) ?? []));
+  const unknown = (question.match(WORD) ?? []).filter((word) => !words.has(word));
+  return unknown.length
+    ? ` No known question has the words ${unknown.slice(0, 5).join(", ")}: do not trust the answer.`
+    : "";
+}
+
 /** Write what an episode was worth. */
 function verdict(record) {
   const look = judge(record);
   const written = total(record.rows[0].action_mask);
   const expected = look === "wrong" ? ` Expected: ${record.ground_truth.join(" or ")}.` : "";
   const paid =
-    look === "open" ? " No right answer is known." : ` Reward ${record.reward.toFixed(1)}.`;
+    look === "open"
+      ? ` No right answer is known.${doubt(page.asked.question)}`
+      : ` Reward ${record.reward.toFixed(1)}.`;
   const searches = searchesOf(record);
   const counts = ` ${searches} search${searches === 1 ? "" : "es"}, ${written} tokens.`;
   const answer = make("b", look, `${MARKS[look]} ${said(record)}`);
@@ -241,7 +259,7 @@ function label() {
   byId("strip").replaceChildren(...cells);
 }
 
-/** Connect the controls, and play the first test question. */
+/** Connect the controls, and play a question that RL turned from wrong to right, if one is known. */
 function connect() {
   const { checkpoints, questions } = page.header;
   const [slider, form] = [byId("checkpoint"), byId("ask")];
@@ -264,7 +282,7 @@ function connect() {
     byId("suggestions").append(chip);
   }
   for (const element of document.querySelectorAll("[disabled]")) element.disabled = false;
-  ask(questions[0].question);
+  ask(questions[page.header.first].question);
 }
 
 /** Unpack the data, and show the recorded group. */

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from agent_r1 import load_any, load_chat, load_config
+from agent_r1 import Workspace, load_any, load_chat, load_config
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 from agent_r1_recipes.page import export
 from agent_r1_recipes.page.tests import parity
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
         noise = torch.Generator().manual_seed(0)
         for step, spoiled in ((10, 0.03), (20, 0.01), (140, 0.0)):
             model = home / "runs" / "mine" / "checkpoints" / f"step_{step:06d}" / "model"
-            shutil.copytree(DEMO_AGENT, model)
+            shutil.copytree(DEMO_AGENT, model, ignore=shutil.ignore_patterns("eval*.json"))
             weights = load_file(model / "model.safetensors")
             for name, weight in weights.items():
                 weights[name] = (
@@ -163,7 +163,7 @@ TURNS = [
 def test_a_turn_is_parsed_run_and_paid_as_in_python(run):
     import asyncio
 
-    from agent_r1 import Action, Workspace, make_env
+    from agent_r1 import Action, make_env
 
     _, config, (data, _, _) = run
     paths = Workspace(config)
@@ -233,6 +233,49 @@ def test_the_page_is_one_file_whose_policy_names_its_script_alone(run, tmp_path)
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function|\bon\w+=",
         program,
     )
+
+
+def test_the_page_begins_with_a_question_that_was_learned(run, tmp_path):
+    checkpoint, config, (_, packed, header) = run
+    assert header["first"] == 0  # without cards
+    folder = checkpoint.parent.parent
+    rows = {"rows_hash": "1", "data": Workspace(config).data.name}
+    rows["model"] = str(checkpoint / "model")
+    before = rows | {"question_scores": [1.0, 0.0, 0.0, 1.0, 0.0]}
+    after = rows | {"question_scores": [1.0, 0.0, 1.0, 0.0, 1.0]}
+    try:
+        (folder / "eval_before.json").write_text(json.dumps(before))
+        (folder / "eval.json").write_text(json.dumps(after))
+        described = export.header_of(
+            config, checkpoint / "model", [1], load_any(DEMO_AGENT), packed
+        )
+        assert described["first"] == 2
+        # Of two, the one that is right more often among samples.
+        after["reliability"] = {"right": [8, 0, 3, 0, 7]}
+        (folder / "eval.json").write_text(json.dumps(after))
+        assert Workspace(config).learned_question(checkpoint / "model") == 4
+        for key in ("rows_hash", "data", "model"):
+            (folder / "eval.json").write_text(json.dumps(after | {key: "other"}))
+            assert Workspace(config).learned_question(checkpoint / "model") is None, key
+    finally:
+        (folder / "eval_before.json").unlink()
+        (folder / "eval.json").unlink()
+
+
+def test_a_question_of_which_the_agent_knows_too_little_is_told(run):
+    _, _, (data, _, header) = run
+    known = header["questions"][0]["question"]
+    [doubts] = parity.run_node(
+        "(async () => { const job = JSON.parse(require('fs').readFileSync(0)); "
+        "page.header = (await unpack(job.data)).header;"
+        "console.log(JSON.stringify(job.texts.map(doubt))) })()",
+        {
+            "data": base64.b64encode(data).decode(),
+            "texts": [known, "What is the capital of France?", f"Wo liegt denn das: {known}"],
+        },
+    )
+    assert doubts[0] == "" and "names nothing in it" in doubts[1]
+    assert "the words liegt, denn, das: do not trust" in doubts[2]
 
 
 def test_the_page_tells_how_reliable_its_last_checkpoint_is(run, tmp_path):

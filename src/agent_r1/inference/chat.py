@@ -18,6 +18,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,7 @@ from rich.console import Console
 
 from agent_r1.config import Config, tables
 from agent_r1.core import Row, Step
+from agent_r1.data.source import SPLITS
 from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
@@ -58,6 +60,12 @@ OUTSIDE = (
     "answer (a chat lists "
     "questions that it can answer)"
 )
+UNKNOWN_WORDS = (
+    "this agent has only seen the words of its training questions, and not: {words}; do not trust "
+    "the answer"
+)
+WORD = re.compile(r"\b[^\W\d_A-Z]{2,}")
+"""A word in small letters: names and numbers of a question are new in most tasks."""
 
 
 # ------------------------------------------------------------------------------------- the commands
@@ -83,7 +91,9 @@ class Repl:
         ignored."""
         self.test_rows = load_test_questions(agent.config)
         self.world = only_world(agent)
-        self.suggestions = suggest(self.test_rows)
+        self.known_words = known_words(agent)
+        learned = Workspace(agent.config).learned_question(agent.model)
+        self.suggestions = suggest(self.test_rows, learned)
         self.conversation = Conversation(agent, self.test_rows, seed, None if as_json else screen)
         self.failure: str | None = None
         """The last failure, if any; a script exits with it."""
@@ -158,6 +168,10 @@ class Repl:
         follows = self.conversation.memory and self.conversation.exchanges
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
+        elif self.known_words:
+            unknown = [word for word in WORD.findall(question) if word not in self.known_words]
+            if unknown:
+                self.screen.note(UNKNOWN_WORDS.format(words=", ".join(unknown[:5])))
         exchange = self._runner.run(self.conversation.ask(question))
         reason = no_answer(exchange, self.agent)
         self.failure = reason or self.failure
@@ -283,15 +297,34 @@ def only_world(agent: Agent) -> set[str]:
     }  # questions name Faust (opera) as Faust
 
 
-def suggest(rows: list[Row]) -> list[str]:
-    """Choose a few questions of every kind."""
+def known_words(agent: Agent) -> set[str]:
+    """Return all words in small letters of the run's questions.
+
+    A model that starts from nothing knows no others. For another model, return none.
+    """
+    words: set[str] = set()
+    if agent.starts_from_nothing:
+        for split in SPLITS:
+            with contextlib.suppress(AgentR1Error):
+                for row in Workspace(agent.config).load_rows(split):
+                    words.update(WORD.findall(question_of(row)))
+    return words
+
+
+def suggest(rows: list[Row], first: int | None = None) -> list[str]:
+    """Choose a few questions of every kind.
+
+    `first`: the number of the question at the beginning, which RL has taught the agent.
+    """
     by_kind: dict[str, list[str]] = {}
     for row in rows:
         by_kind.setdefault(row["extra_info"].get("kind", ""), []).append(question_of(row))
     suggestions: list[str] = []
+    if first is not None and first < len(rows):
+        suggestions.append(question_of(rows[first]))
     for n in range(SUGGESTIONS):  # one of each kind in turn
         suggestions += [questions[n] for questions in by_kind.values() if n < len(questions)]
-    return suggestions[:SUGGESTIONS]
+    return list(dict.fromkeys(suggestions))[:SUGGESTIONS]
 
 
 # -------------------------------------------------------------------------------------- the command

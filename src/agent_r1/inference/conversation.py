@@ -27,7 +27,7 @@ from agent_r1.core import (
     Trajectory,
 )
 from agent_r1.data.prompts import messages
-from agent_r1.env import brings_tools, dialect_of, make_env
+from agent_r1.env import INVALID, brings_tools, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
@@ -270,11 +270,22 @@ def no_answer(exchange: Exchange, agent: Agent) -> str | None:
         "full",
         StopReason.TOOL_BUDGET: f"no answer: it asked for more than {env.max_tool_calls} tool "
         "calls",
-        StopReason.INVALID_CALLS: f"no answer: {env.max_invalid_calls} invalid calls in a row",
+        StopReason.INVALID_CALLS: f"no answer: {env.max_invalid_calls} invalid calls in a row"
+        f"{_invalid_calls(exchange.trajectory, env.max_invalid_calls)}",
         StopReason.TIME_OUT: f"no answer within {env.episode_timeout_s:g} s",
         StopReason.ERROR: "no answer: the environment failed "
         f"({exchange.trajectory.error}){foreign}",
     }[exchange.trajectory.stop_reason]
+
+
+def _invalid_calls(trajectory: Trajectory, count: int) -> str:
+    """Name the last `count` invalid calls: a valid one between their turns may stand last."""
+    names: list[str] = []
+    for step in trajectory.steps:
+        for call in step.info.get("tool_calls", ()):
+            if call["error"] in INVALID:
+                names.append(f"{call['name'] or 'no name'}: {call['error'].replace('_', ' ')}")
+    return f" ({'; '.join(names[-count:])})" if names else ""
 
 
 def exchange_record(exchange: Exchange, agent: Agent) -> dict[str, Any]:
