@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 
@@ -119,6 +120,20 @@ def test_eval_of_a_run_with_changed_code_or_weights_never_advises_deletion(forge
     text = error_of(capsys, "eval", "--run", "lamp", "--trust-run", "--limit", "2")
     weights.write_bytes(content)
     assert "does not match its checksum; restore the file" in text
+
+
+def test_try_counts_in_the_tokens_and_limits_of_training(trained, monkeypatch, capsys):
+    """Before the cold start a byte is a token, and there are no limits. It says so."""
+    home, words = trained
+    settings = [word for word in words if not word.startswith(("grpo", "--run", "--plain"))]
+    said = []
+    for place in (home, home / "elsewhere"):
+        monkeypatch.setenv("AGENT_R1_HOME", str(place))
+        monkeypatch.setattr("sys.stdin", io.StringIO("switch\n= done\n"))
+        assert runs.main("try", *settings) == 0
+        said.append(capsys.readouterr().out)
+    assert "of at most 48" in said[0] and "as in training" in said[0]
+    assert "of at most" not in said[1] and "each token is one byte here" in said[1]
 
 
 def test_inspect_opens_a_run(trained, capsys):
