@@ -2,7 +2,8 @@
 
 Each example is followed as its page says, in an empty folder, with one thread. It must learn: the
 mean test score of the seeds rises by more than the 95 % interval of the difference. A page has a
-line that begins with `<!-- figures NAME -->`; the rest of this line is written here.
+line that begins with `<!-- figures NAME -->`; the rest of this line is written here. The curve is
+the mean reward of each training step; its last three steps must lie above its first three.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from agent_r1.ground.files import write_whole
@@ -38,6 +40,18 @@ class Example:
     train: list[str]
     script: str = ""
     """A file to run before, which writes the questions."""
+
+
+@dataclass(frozen=True)
+class Played:
+    """Hold what a run of an example has recorded."""
+
+    before: dict[str, Any]
+    """The part of the eval card that is sampled at temperature 1. Greedy decoding would hide the
+    mixture of good and bad plays, which RL improves."""
+    after: dict[str, Any]
+    curve: list[float]
+    """Mean reward of each step."""
 
 
 def examples() -> dict[str, Example]:
@@ -88,15 +102,18 @@ def run() -> dict[str, Any]:
 def run_example(name: str, example: Example) -> dict[str, Any]:
     """Train an example on three seeds, and write its figures into its page."""
     began = _cpu_seconds()
-    scores = [play(example, seed) for seed in SEEDS]
+    runs = [play(example, seed) for seed in SEEDS]
     seconds = round((_cpu_seconds() - began) / len(SEEDS))
-    before = sum(first["score"] for first, _ in scores) / len(SEEDS)
-    after = sum(last["score"] for _, last in scores) / len(SEEDS)
-    noise = 1.96 * math.sqrt(sum(error(card) ** 2 for pair in scores for card in pair))
-    noise /= len(SEEDS)
+    before = fmean(run.before["score"] for run in runs)
+    after = fmean(run.after["score"] for run in runs)
+    errors = [error(card) for run in runs for card in (run.before, run.after)]
+    noise = 1.96 * math.hypot(*errors) / len(SEEDS)
     if after - before <= noise:
         raise AssertionError(f"{name}: {before:.3f} -> {after:.3f}, within {noise:.3f}")
-    each = ", ".join(f"{first['score']:.2f} -> {last['score']:.2f}" for first, last in scores)
+    curve = [round(fmean(rewards), 3) for rewards in zip(*[run.curve for run in runs], strict=True)]
+    if fmean(curve[-3:]) <= fmean(curve[:3]):
+        raise AssertionError(f"{name}: the reward does not rise: {curve}")
+    each = ", ".join(f"{run.before['score']:.2f} -> {run.after['score']:.2f}" for run in runs)
     write_figures(name, example.page, f"{before:.2f} -> {after:.2f}", each, seconds)
     print(f"{name}: {each}", flush=True)
     return {
@@ -104,6 +121,7 @@ def run_example(name: str, example: Example) -> dict[str, Any]:
         f"{name}_after": round(after, 3),
         f"{name}_noise": round(noise, 3),
         f"{name}_cpu_seconds": seconds,
+        f"{name}_curve": curve,
     }
 
 
@@ -119,19 +137,17 @@ def error(card: dict[str, Any]) -> float:
     return (high - low) / 2 / 1.96
 
 
-def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Follow an example in an empty folder. Return its sampled scores before and after RL."""
+def play(example: Example, seed: int) -> Played:
+    """Follow an example in an empty folder."""
     folder = Path(tempfile.mkdtemp())
     try:
         for file, code in example.files.items():
             (folder / file).write_text(code, encoding="utf-8")
         # One thread repeats to the last bit, and several runs share a machine better.
         settings = [*example.train[1:], f"--seed={seed}", "--run=example", "trainer.threads=1"]
-        steps = [
-            ["-m", "agent_r1", "train", *settings, "--plain"],
-            ["-m", "agent_r1", "eval", "--before", *settings],
-            ["-m", "agent_r1", "eval", *settings],
-        ]
+        steps = [["-m", "agent_r1", "train", *settings, "--plain"]]
+        for words in (["--before", *settings], settings):
+            steps[0] += ["then", "eval", *words]  # in one process, which imports once
         if example.script:
             steps.insert(0, [example.script])
         # The page's `python` is the one that runs this.
@@ -145,10 +161,13 @@ def play(example: Example, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
             if done.returncode:
                 last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
                 raise AssertionError(f"{' '.join(words[:3])}: {last_line}")
-        cards = [folder / "runs" / "example" / name for name in ("eval_before.json", "eval.json")]
-        # Sampled at temperature 1, because greedy decoding hides the mixture that RL improves.
-        before, after = [json.loads(card.read_text(encoding="utf-8"))["sampled"] for card in cards]
-        return before, after
+        run = folder / "runs" / "example"
+        cards = [
+            json.loads((run / name).read_text(encoding="utf-8"))["sampled"]
+            for name in ("eval_before.json", "eval.json")
+        ]
+        lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        return Played(*cards, [json.loads(line)["critic/score/mean"] for line in lines])
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

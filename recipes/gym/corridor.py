@@ -5,7 +5,7 @@ from typing import Any
 
 
 class Corridor:
-    """A treasure lies in a corridor of nine cells."""
+    """Two treasures lie in a corridor: a small one near, a large one far away."""
 
     action_space = ("left", "right", "take")
     floor = 0.65
@@ -13,20 +13,24 @@ class Corridor:
 
     def reset(self, *, seed: int | None = None, options: Any = None):
         rng = random.Random(seed)
-        self.cell = 4
-        self.treasure = rng.choice([0, 1, 2, 3, 5, 6, 7, 8])
+        side = rng.choice([-1, 1])
+        self.cell = 0
+        self.small = side
+        self.large = -side * rng.choice([3, 4])
         return self.look(), {}
 
     def look(self):
-        side = "left" if self.treasure < self.cell else "right"
-        if self.treasure == self.cell:
-            side = "here"
-        return {"treasure": side}
+        return {"small": self.direction(self.small), "large": self.direction(self.large)}
+
+    def direction(self, cell):
+        if cell == self.cell:
+            return "here"
+        return "left" if cell < self.cell else "right"
 
     def step(self, action: str):
         if action == "take":
-            is_at_treasure = self.cell == self.treasure
-            return self.look(), float(is_at_treasure), True, False, {"is_success": is_at_treasure}
+            value = {self.small: 0.3, self.large: 1.0}.get(self.cell, 0.0)
+            return self.look(), value, True, False, {"is_success": value == 1.0}
         self.cell += {"left": -1, "right": 1}[action]
         return self.look(), -0.05, False, False, {}
 
