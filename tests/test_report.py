@@ -144,6 +144,18 @@ def test_an_answer_is_right_by_the_score_of_its_environment():
     assert not report_module._right(record) and report_module._right(record | {"score_name": None})
 
 
+@pytest.mark.parametrize(("right", "falls"), [(72, False), (60, True)])
+def test_a_kind_fell_only_beyond_chance(run, right, falls):
+    """One of 75 questions is no fall. A share below 100 % is never shown as 100 %."""
+    for name, count in (("eval_before", 73), ("eval", right)):
+        kinds = {"1-hop": {"score": count / 75, "em": count / 75, "n": 75}}
+        change_card(run, name, by_kind=kinds, stop_reasons={"answered": 299, "no_answer": 1})
+    page = report(run)
+    assert (f"Fell: 1-hop from 0.97 to {right / 75:.2f}." in page.text) == falls
+    assert ("Fell" in page.text) == falls
+    assert "answered 99.7%" in page.text and "no_answer under 1%" in page.text
+
+
 def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, tmp_path):
     gone = ("eval.json", "eval_before.json", "metrics.jsonl", "rollouts/eval.jsonl")
     for name in gone:
