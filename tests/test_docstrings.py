@@ -28,6 +28,13 @@ STYLES = {
         "most\n          so many.",
     "Google, at the margin": "Look up.\nArgs:\ncity: The city.\nlimit: At most so many.\nReturns: "
         "Text.",
+    "Google, small letters": "Look up.\n\nargs:\n    city: The city.\n    limit: At most so "
+        "many.",
+    "Google, bold": "Look up.\n\n**Args:**\n    **city**: The city.\n    `limit` (int): At most so "
+        "many.",
+    "Google, a list": "Look up.\n\nArgs:\n    - city: The city.\n    - `limit`: At most\n      so "
+        "many.",
+    "Google, dashes": "Look up.\n\nArgs:\n    city - The city.\n    limit -- At most so many.",
     "NumPy": "Look up.\n\nParameters\n----------\ncity : str\n    The city.\nlimit : int, "
         "optional\n    At most so many.\n\n"
     "Returns\n-------\nstr\n    Text.",

@@ -134,7 +134,10 @@ def _schema(function: Callable[..., Any], owner: str) -> tuple[str, dict[str, An
         if name not in preset_names
     }
     _check(parameters, hints, owner)
-    description, descriptions = read_docstring(_docstring_of(function), list(parameters))
+    docstring = _docstring_of(function)
+    description, descriptions = read_docstring(docstring, list(parameters))
+    if parameters.keys() - descriptions.keys():
+        description, descriptions = read_docstring(_in_plain_form(docstring), list(parameters))
     lacking_names = [name for name in parameters if name not in descriptions]
     if lacking_names or not description:
         lack = "there is no docstring"
@@ -218,6 +221,16 @@ HEADING = re.compile(r"[^\W\d]\w*:|[A-Z]\w*(?: \w+)+:\s*$")
 """A line at the margin that ends a section, such as `Returns: Text.` or `Side effects:`."""
 ENTRY = re.compile(r"(\s*)\*{0,2}(\w+)\s*(?:\(.*\))?\s*:(.*)")
 """The beginning of an entry: `name: What it is.` or `name (type): What it is.`"""
+PLAIN_FORMS = (
+    (
+        re.compile(r"^[ *_#]*(?:arg|argument|param|parameter|input)s?[ *_]*:[ *_]*$", re.I | re.M),
+        "Args:",
+    ),
+    (re.compile(r"^(\s*)[-*+] +(?=[`*_]*\w+)", re.M), r"\1"),
+    (re.compile(r"^(\s*)[`*]+(\w+)[`*]+(?=\s*[:(-])", re.M), r"\1\2"),
+    (re.compile(r"^(\s+\w+) +--? +", re.M), r"\1: "),
+)
+"""Only for docstrings that describe no parameter otherwise."""
 OTHER_STYLES = (DocstringStyle.NUMPYDOC, DocstringStyle.REST, DocstringStyle.EPYDOC)
 
 
@@ -242,6 +255,13 @@ def read_docstring(docstring: str, parameters: list[str]) -> tuple[str, dict[str
         for name in entry.arg_name.split(","):
             descriptions[name.strip().lstrip("*")] = " ".join((entry.description or "").split())
     return " ".join(description.split()), descriptions
+
+
+def _in_plain_form(docstring: str) -> str:
+    """Rewrite what people mix into Google's style: `args:`, lists, marked names, `name - text`."""
+    for pattern, plain in PLAIN_FORMS:
+        docstring = pattern.sub(plain, docstring)
+    return docstring
 
 
 def _in_another_style(docstring: str) -> docstring_parser.Docstring:
