@@ -76,6 +76,8 @@ def _check_methods(owner: str, env: Any) -> None:
             )
         try:
             inspect.signature(method).bind(*(() if arguments else (None,)), **arguments)
+        except ValueError:  # a method in C, whose signature cannot be read
+            continue
         except TypeError as error:
             raise ConfigError(
                 f"{owner}: {name} cannot be called as in Gymnasium ({error}); its form is "
