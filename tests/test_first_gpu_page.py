@@ -73,3 +73,7 @@ def test_hours_are_those_of_the_plan(preset, gpu, shown):
     low, high = re.search(r"^time +([\d.]+) to ([\d.]+) h", page, re.MULTILINE).groups()
     assert shown.startswith(f"{low} to {high}")
     assert shown in PAGE
+    if gpu in ("H100", "RTX-4090"):
+        readme = (ROOT / "README.md").read_text()
+        [row] = [line for line in readme.splitlines() if f"`{preset}`" in line]
+        assert f"by plan {low} to {high} h" in row
