@@ -3,10 +3,13 @@
 In: the switches of js/switches.js, and seeds. Out: measured.json, with the figures of each step and
 the hash of the final weights; and the table of README.md, which the page shows, too. A run takes
 about 25 CPU seconds. Runs that the file has are not repeated; `--table` only writes the table.
+`--scratch` measures runs from random weights, which begin with a cold start of about three CPU
+minutes: healthy ones, and one switch that acts in the cold start.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import statistics
 import sys
@@ -24,6 +27,8 @@ HEALTHY_SEEDS = (1, 2, 3, 4, 5)
 HELD_BACK = (6, 7, 8)
 """Seeds on which switches are judged."""
 QUESTIONS = 500
+SCRATCH = ("healthy", "stop-token-untrained")
+"""Measured from random weights, too."""
 
 LIST = """
 tell(Object.entries(SWITCHES).map(([name, { title, shows }]) => ({ name, title, shows })));
@@ -60,25 +65,34 @@ for (const { switches, seed, steps, questions, scratch } of job.runs) {
 FIGURES = ("reward", "em", "gap", "kl", "clipped", "trained", "zero", "norm")
 
 
-def run_name(switch: str, seed: int) -> str:
-    return f"{switch}/{seed}"
+def run_name(switch: str, seed: int, scratch: bool = False) -> str:
+    return f"{switch}@random/{seed}" if scratch else f"{switch}/{seed}"
 
 
-def measure(data: bytes, switch: str, seed: int) -> dict[str, Any]:
-    """Run a switch (or `healthy`) with a seed."""
+def measure(data: bytes, switch: str, seed: int, plays: bytes = b"") -> dict[str, Any]:
+    """Run a switch (or `healthy`) with a seed; with demonstrations, from random weights."""
     run = {
         "switches": [] if switch == "healthy" else [switch],
         "seed": seed,
         "steps": STEPS,
-        "questions": QUESTIONS if switch == "healthy" else 0,
+        "questions": QUESTIONS if switch == "healthy" or plays else 0,
+        "scratch": bool(plays),
     }
-    [found] = run_node(RUN, {"runs": [run]}, data)
+    [found] = run_node(RUN, {"runs": [run], "plays": base64.b64encode(plays).decode()}, data)
     steps: dict[str, list[float]] = {}
     for name in FIGURES:
         steps[name] = [round(step[name], 4) for step in found["figures"]]
     result = {"hash": found["hash"], "cpu_seconds": round(found["cpu"], 1), **steps}
-    if switch == "healthy":
+    if run["questions"]:
         result["em_greedy"] = found["right"] / QUESTIONS
+    if plays:
+        taught = found["taught"]
+        result["cold_start"] = {
+            "hash": taught["hash"],
+            "cpu_seconds": round(taught["cpu"], 1),
+            "loss": round(taught["loss"], 4),
+            "em_greedy": taught["right"] / QUESTIONS,
+        }
     return result
 
 
@@ -108,15 +122,18 @@ def limit(runs: dict[str, Any]) -> float:
     return 2 * statistics.stdev(last_five(runs[run_name("healthy", s)]) for s in HEALTHY_SEEDS)
 
 
-def judged(runs: dict[str, Any], shows: dict[str, str]) -> list[dict[str, Any]]:
+def judged(
+    runs: dict[str, Any], shows: dict[str, str], scratch: bool = False
+) -> list[dict[str, Any]]:
     """Compare each switch with the healthy runs of its seeds. `shows` names its figure."""
     rows = []
     for switch, figure in shows.items():
-        seeds = [seed for seed in HELD_BACK if run_name(switch, seed) in runs]
-        if not seeds:
+        names = [(run_name(switch, s, scratch), run_name("healthy", s, scratch)) for s in HELD_BACK]
+        names = [pair for pair in names if runs.keys() >= set(pair)]
+        if not names:
             continue  # not measured yet
-        broken = [runs[run_name(switch, seed)] for seed in seeds]
-        healthy = [runs[run_name("healthy", seed)] for seed in seeds]
+        broken = [runs[name] for name, _ in names]
+        healthy = [runs[name] for _, name in names]
         pairs = zip(broken, healthy, strict=True)
         differences = [last_five(run) - last_five(other) for run, other in pairs]
         rows.append(
@@ -139,13 +156,17 @@ def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
         "| switch | reward of the last five steps, minus healthy | hurts | what shows it |",
         "|---|---|---|---|",
     ]
-    for row in judged(runs, {one["name"]: one["shows"] for one in switches}):
+    shows = {one["name"]: one["shows"] for one in switches}
+    # In the cold start the untrained stop token shows in the reward: turns do not end.
+    cold = judged(runs, {SCRATCH[1]: "reward"}, scratch=True)
+    for row in judged(runs, shows) + cold:
         numbers = ", ".join(f"{difference:+.2f}" for difference in row["differences"])
         shown = f"{NAMES[row['figure']]}: {row['broken']:.2g}"
         if row["figure"] != "kl":  # a healthy run has no reference model
             shown += f" instead of {row['healthy']:.2g}"
         hurts = "yes" if row["hurts"] else "no"
-        lines.append(f"| {titles[row['switch']]} | {numbers} | {hurts} | {shown} |")
+        title = titles[row["switch"]] + (", from random weights" if row in cold else "")
+        lines.append(f"| {title} | {numbers} | {hurts} | {shown} |")
     missing = [one["title"] for one in switches if run_name(one["name"], HELD_BACK[0]) not in runs]
     text = "\n".join(lines) + f"\n\nTwice the standard deviation is {limit(runs):.3f}."
     return text + (f" Not measured: {', '.join(missing)}." if missing else "")
@@ -168,23 +189,26 @@ def known_switches() -> list[dict[str, str]]:
 def main() -> None:
     """Measure what measured.json lacks, and write the table."""
     switches = known_switches()
-    if "--table" not in sys.argv:
-        measure_all([one["name"] for one in switches])
+    if "--scratch" in sys.argv:
+        plays = world.pack_plays(world.describe_plays())
+        measure_all([(switch, seed) for seed in HELD_BACK for switch in SCRATCH], plays)
+    elif "--table" not in sys.argv:
+        wanted = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
+        for seed in HELD_BACK:
+            wanted += [(one["name"], seed) for one in switches]
+        measure_all(wanted)
     write_table(switches)
 
 
-def measure_all(switches: list[str]) -> None:
+def measure_all(wanted: list[tuple[str, int]], plays: bytes = b"") -> None:
     """Measure what measured.json lacks."""
     data = world.pack(world.header())
-    wanted = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
-    for seed in HELD_BACK:
-        wanted += [(switch, seed) for switch in switches]
     for switch, seed in wanted:
         known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-        name = run_name(switch, seed)
+        name = run_name(switch, seed, bool(plays))
         if name in known:
             continue
-        known[name] = measure(data, switch, seed)
+        known[name] = measure(data, switch, seed, plays)
         write_whole(FILE, json.dumps(known, indent=1) + "\n")
         print(name, known[name]["reward"][-5:], flush=True)
 

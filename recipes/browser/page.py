@@ -58,7 +58,7 @@ def recorded() -> dict[str, Any]:
     healthy = {}
     for name, run in runs.items():
         switch, _, seed = name.partition("/")
-        if switch == "healthy":
+        if switch == "healthy":  # and not `healthy@random`
             healthy[seed] = {"reward": run["reward"], "hash": run["hash"]}
     return {"healthy": healthy}
 

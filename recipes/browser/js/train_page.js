@@ -323,7 +323,7 @@ function buttons() {
   const { run } = page;
   const going = Boolean(run && !run.done && run.going);
   const paused = Boolean(run && !run.done && !run.going);
-  byId("train").disabled = byId("scratch").disabled = !page.open || going;
+  for (const id of ["train", "scratch", "again"]) byId(id).disabled = !page.open || going;
   byId("train").textContent = run ? "Train again from the start" : "Train";
   byId("pause").disabled = !going && !paused;
   byId("pause").textContent = paused ? "Continue" : "Pause";
@@ -353,6 +353,10 @@ function connect() {
   for (const seed of SEEDS) byId("seed").append(new Option(seed));
   byId("train").onclick = () => train(false);
   byId("scratch").onclick = () => train(true);
+  byId("again").onclick = () => {
+    train(false);
+    byId("curve").scrollIntoView({ block: "center" });
+  };
   byId("pause").onclick = pauseOrContinue;
   byId("one").onclick = () => send("step");
   byId("scope").onclick = openMicroscope;
