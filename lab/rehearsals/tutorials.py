@@ -162,12 +162,13 @@ def play(example: Example, seed: int) -> Played:
                 last_line = (done.stderr.strip().splitlines() or ["no message"])[-1]
                 raise AssertionError(f"{' '.join(words[:3])}: {last_line}")
         run = folder / "runs" / "example"
-        cards = [
+        before, after = [
             json.loads((run / name).read_text(encoding="utf-8"))["sampled"]
             for name in ("eval_before.json", "eval.json")
         ]
         lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return Played(*cards, [json.loads(line)["critic/score/mean"] for line in lines])
+        curve = [json.loads(line)["critic/score/mean"] for line in lines]
+        return Played(before, after, curve)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

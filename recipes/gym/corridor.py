@@ -22,7 +22,7 @@ class Corridor:
     def look(self):
         return {"small": self.direction(self.small), "large": self.direction(self.large)}
 
-    def direction(self, cell):
+    def direction(self, cell: int):
         if cell == self.cell:
             return "here"
         return "left" if cell < self.cell else "right"
