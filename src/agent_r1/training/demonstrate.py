@@ -108,7 +108,7 @@ class _Played(AgentEnvLoop, Policy):
         write_turn: WriteTurn,
         chat: ChatFormat,
         limits: Limits,
-        make_env,
+        make_env: Callable[[Row], AgentEnv] | None,
         row: Row,
         rng: random.Random,
     ):
@@ -137,6 +137,9 @@ class _Played(AgentEnvLoop, Policy):
             messages.append({"role": "assistant", "content": text})
         ids = self.chat.turn_ids(text)
         return Generation(ids, [0.0] * len(ids), "stop")
+
+    def release(self, session: str) -> None:
+        """Do nothing: a function keeps no session."""
 
 
 def write_turn(
@@ -181,7 +184,12 @@ class _Plays(AgentFlowBase):
     """A flow with a separate player for every episode."""
 
     def __init__(
-        self, write_turn: WriteTurn, chat: ChatFormat, limits: Limits, make_env, seed: int
+        self,
+        write_turn: WriteTurn,
+        chat: ChatFormat,
+        limits: Limits,
+        make_env: Callable[[Row], AgentEnv],
+        seed: int,
     ):
         super().__init__(None, chat, limits, make_env)
         self.write_turn = write_turn
