@@ -55,6 +55,7 @@ class Trainer:
         inputs = [self.put("i", batch[name]) for name in ("ids", "slots", "positions")]
         rows, count = self.put("i", batch["rows"]), len(batch["rows"])
         noise = self.put("f", batch["uniforms"])
+        temperature = float(temperature)
         tokens, logprobs = (self.call("allocate", 4 * count) for _ in range(2))
         self.call(
             "read", len(batch["ids"]), *inputs, count, rows, noise, temperature, tokens, logprobs
@@ -70,7 +71,8 @@ class Trainer:
         numbers = [self.put("f", call[n]) for n in ("advantage", "old", "reference", "weight")]
         count, loss = len(call["at"]), call["loss"]
         logprobs = self.call("allocate", 4 * count + 4)
-        settings = [loss[n] for n in ("clipLow", "clipHigh", "clipDual", "temperature", "kl")]
+        names = ("clipLow", "clipHigh", "clipDual", "temperature", "kl")
+        settings = [float(loss[name]) for name in names]  # JSON writes 1.0 as 1
         value = self.call(
             "differentiate", len(call["starts"]) - 1, *lists, count, *places, *numbers, *settings,
             int(loss["imitate"]), 1, logprobs,
@@ -110,7 +112,7 @@ def main() -> None:
             case "addShard":
                 trainer.add_shard()
             case "update":
-                trainer.call("update", *facts)
+                trainer.call("update", *map(float, facts))
     print(trainer.weights_hash())
 
 

@@ -6,14 +6,12 @@ percentile of the time between two frames is measured. Run it while nothing else
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from lab.rehearsals._chromium import chromium
 from lab.rehearsals._firefox import firefox
-from lab.rehearsals.browser import open_page, train
+from lab.rehearsals.browser_pages import open_page, train
 
-PAGE = Path(__file__).parents[2] / "docs" / "train.html"
 LARGEST_GAP = 100
 """Milliseconds between two frames, at the 99th percentile."""
 LARGEST_SECONDS = 60
@@ -23,7 +21,7 @@ def run() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     for name, start in {"chromium": chromium, "firefox": firefox}.items():
         with start() as browser:
-            open_page(browser, PAGE)
+            open_page(browser)
             for workers in (2, 1):
                 found = train(browser, 1, workers)
                 figures[f"seconds_{name}_{workers}"] = round(found["seconds"], 1)
