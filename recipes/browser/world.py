@@ -141,16 +141,16 @@ def play_demonstrations(config: Config | None = None) -> tuple[list[Row], dict[s
 
     Return the questions, and the training rows of both phases, each with its question's number.
     """
-    config = config or preset()
-    workspace = Workspace(config)
+    chosen = preset() if config is None else config
+    workspace = Workspace(chosen)
     workspace.make_task()
     questions = workspace.load_rows("cold")
     chat = load_chat(DEMO_AGENT)
     demonstrator = Demonstrator(chat, workspace.dialect)
     tools = workspace.load_tools()
-    loop = make_loop(demonstrator, chat, tools, config.rollout, config.env)
-    behaviours: dict[str, float] = config.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
-    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, config.seed)
+    loop = make_loop(demonstrator, chat, tools, chosen.rollout, chosen.env)
+    behaviours: dict[str, float] = chosen.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
+    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, chosen.seed)
     # As `demonstrations` orders them: one-hop questions, then the others and every fifth of these,
     # twice.
     numbers = range(len(questions))
