@@ -87,9 +87,9 @@ def difference(before: Any, after: Any, place: str) -> str | None:
         return None
     if isinstance(before, dict) and isinstance(after, dict):
         keys = sorted(before.keys() | after.keys())
-        return next(
-            filter(None, (difference(before.get(k), after.get(k), f"{place}: {k}") for k in keys))
-        )
+        found = (difference(before.get(k), after.get(k), f"{place}: {k}") for k in keys)
+        # A new key of a card that is None says as little as no key.
+        return next(filter(None, found), None)
     if isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
         pairs = enumerate(zip(before, after, strict=True))
         return next(filter(None, (difference(a, b, f"{place}[{i}]") for i, (a, b) in pairs)))
