@@ -75,8 +75,10 @@ function startAgain(reason) {
   for (const worker of page.workers) worker.terminate();
   if (!page.open || ++page.restarts > RESTARTS)
     return fail(`the training stopped: ${reason}; reload the page`);
-  const after =
-    page.run && !page.run.done ? ` after step ${page.run.figures.length}, and no step is lost` : "";
+  const { run } = page;
+  const cold = run?.scratch && !run.figures.length;
+  const step = cold ? (run.losses.at(-1)?.[0] ?? 0) : run?.figures.length;
+  const after = run && !run.done ? ` after step ${step}, and no step is lost` : "";
   notice(`The worker stopped (${reason}). Another one goes on${after}.`);
   page.open = false;
   buttons();
