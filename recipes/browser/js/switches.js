@@ -40,9 +40,9 @@ const SWITCHES = {
   },
   "kl-of-the-wrong-sign": {
     title: "Flip the sign of the KL",
-    says: "The distance to the start model, weight 0.2, is rewarded instead of penalised.",
+    says: "The distance to the start model, weight 2, is rewarded instead of penalised.",
     shows: "kl",
-    change: ({ loss }) => ({ loss: { ...loss, kl: -0.2 } }),
+    change: ({ loss }) => ({ loss: { ...loss, kl: -2 } }), // with -0.2, 20 steps show nothing,
   },
   "minibatches-miscounted": {
     title: "Update ten times instead of twice",

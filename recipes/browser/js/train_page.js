@@ -273,6 +273,7 @@ function train(scratch) {
   begin(run);
   buttons();
   drawRuns();
+  drawCurve();
   drawColdStart();
 }
 
