@@ -146,7 +146,7 @@ def test_a_session_in_a_terminal(home):
     opening = " ".join(
         re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", opening).split()
     )  # the terminal breaks and colours lines
-    assert "runs/laptop-grpo/checkpoints/step_000140, local; tools: search over tinyhop-" in opening
+    assert "runs/laptop-grpo/checkpoints/step_000220, local; tools: search over tinyhop-" in opening
     assert (
         "prompt: none; temperature 1," in opening
         and "each question starts a new conversation" in opening

@@ -36,7 +36,7 @@ def home(agent_home, tmp_path, monkeypatch):
 
 
 def checkpoint(home):
-    return home / "runs" / "laptop-grpo" / "checkpoints" / "step_000140"
+    return home / "runs" / "laptop-grpo" / "checkpoints" / "step_000220"
 
 
 def test_the_export_of_a_run(home, capsys):
@@ -68,8 +68,9 @@ def test_the_export_of_a_run(home, capsys):
     )
     record = json.loads((target / "export.json").read_text())
     assert (
-        0 < record["max_logprob_difference"] < 1e-4
-        and record["checkpoint"] == "laptop-grpo/checkpoints/step_000140"
+        # 0 on some CPUs: both readers of the weights add up in the same order.
+        record["max_logprob_difference"] < 1e-4
+        and record["checkpoint"] == "laptop-grpo/checkpoints/step_000220"
     )
     assert str(home) not in "".join(f.read_text() for f in target.glob("*.json"))
     assert find_model(hf_path=str(target)) == (target, config)
