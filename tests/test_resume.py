@@ -181,9 +181,15 @@ def test_a_run_whose_time_is_up_saves(home, capsys):
 def test_a_terminal_that_goes_away_saves_the_step(home):
     """As when an SSH connection breaks: SIGHUP, and then no line can be written."""
     run, (ours, theirs) = home / "runs" / "hung-up", os.openpty()
+
+    def sit_at_a_terminal():
+        os.login_tty(theirs)
+        # Tests that run under nohup ignore SIGHUP, and so would this process.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     process = subprocess.Popen(
         [AGENT, *train("grpo", "hung-up")], env=environment(home) | {"TERM": "xterm"}, cwd=home,
-        start_new_session=True, preexec_fn=lambda: os.login_tty(theirs), pass_fds=(theirs,),
+        start_new_session=True, preexec_fn=sit_at_a_terminal, pass_fds=(theirs,),
     )  # fmt: skip
     os.close(theirs)
     deadline = time.monotonic() + 100
