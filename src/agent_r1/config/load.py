@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
-from agent_r1.config.settings import Engine, OutsideFingerprint, OutsideWhileAuto
+from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_AUTO, Engine
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -457,8 +457,8 @@ def fingerprint_values(part: Any) -> Any:
     values = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
-        is_auto = OutsideWhileAuto.__metadata__[0] in field.metadata and value == AUTO
-        if not is_auto and OutsideFingerprint.__metadata__[0] not in field.metadata:
+        is_auto = OUTSIDE_WHILE_AUTO in field.metadata and value == AUTO
+        if not is_auto and OUTSIDE not in field.metadata:
             values[name] = fingerprint_values(value)
     return values
 

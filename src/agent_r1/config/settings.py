@@ -23,10 +23,12 @@ LossAggregation = Literal[
 ]
 KlEstimator = Literal["k1", "k2", "k3"]
 T = TypeVar("T")
-OutsideFingerprint = Annotated[T, "outside the fingerprint"]
+OUTSIDE = "outside the fingerprint"
+OutsideFingerprint = Annotated[T, OUTSIDE]
 """No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
 in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
-OutsideWhileAuto = Annotated[T, "outside the fingerprint while it is auto"]
+OUTSIDE_WHILE_AUTO = "outside the fingerprint while it is auto"
+OutsideWhileAuto = Annotated[T, OUTSIDE_WHILE_AUTO]
 """`auto` leaves the choice to the machine. A run keeps what was chosen, and its fingerprint has
 it."""
 Price = Annotated[T, "a price"]
