@@ -276,7 +276,7 @@ def test_its_agent_learns(tmp_path):
     """Data, index and start model are made on the way, in AGENT_R1_HOME."""
     done = subprocess.run(
         [sys.executable, "one_file.py"], cwd=ROOT, env=environment(tmp_path),
-        capture_output=True, text=True, timeout=600,
+        capture_output=True, text=True, timeout=1200,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     before, after = map(float, re.findall(r"exact match (\.?\d\.\d+)", done.stdout))
