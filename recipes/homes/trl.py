@@ -168,8 +168,7 @@ def turn_text(message: dict[str, Any]) -> str:
     text = message.get("content") or ""
     for call in message.get("tool_calls") or ():
         function = call["function"]
-        turn = Hermes().write_turn(ToolCall(function["name"], function["arguments"]))
-        text += turn.removeprefix("<think>go on</think>")
+        text += Hermes().write_call(ToolCall(function["name"], function["arguments"]))
     return text
 
 

@@ -15,6 +15,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from agent_r1_recipes.shop.demonstrator import WARES
 from agent_r1_recipes.tinymath.draw import distinct, split_numbers
 
 COMPLAINTS = {
@@ -40,20 +41,6 @@ Not liked: refund if delivered this week, else nothing.
 Never came: replace if lost, else nothing.
 Refund the price. Answer: refunded the ITEM, replaced the ITEM, or sorry for the ITEM."""
 """What the agent reads before the complaint; `decide` is the same in code."""
-ITEMS = [
-    "lamp",
-    "chair",
-    "table",
-    "clock",
-    "vase",
-    "spoon",
-    "plate",
-    "towel",
-    "candle",
-    "basket",
-    "mirror",
-    "pillow",
-]
 OTHER_ORDERS = 3
 """Orders of other customers in the database."""
 
@@ -83,4 +70,4 @@ def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, 
 
 
 def _record(state: str, rng: random.Random) -> dict[str, Any]:
-    return {"item": rng.choice(ITEMS), "price": rng.randrange(11, 100), "state": state}
+    return {"item": rng.choice(WARES), "price": rng.randrange(11, 100), "state": state}

@@ -149,10 +149,14 @@ class Hermes(Dialect):
         thought = f"<think>{thought or 'go on'}</think>"
         if isinstance(message, str):
             return f"{thought}<answer>{message}</answer>"
-        call = {"name": message.name, "arguments": message.arguments}
+        return f"{thought}{self.write_call(message)}"
+
+    def write_call(self, call: ToolCall) -> str:
+        """Write a call between its tags."""
+        request = {"name": call.name, "arguments": call.arguments}
         # Names stay as they are written: "Ærø" as \u00c6r\u00f8 would be more tokens to learn.
-        body = json.dumps(call, ensure_ascii=False)
-        return f"{thought}<tool_call>\n{body}\n</tool_call>"
+        body = json.dumps(request, ensure_ascii=False)
+        return f"<tool_call>\n{body}\n</tool_call>"
 
     @classmethod
     def call(cls, name: str, thought: str = "", /, **arguments: Any) -> str:
