@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import io
 import json
 import os
@@ -91,7 +92,6 @@ class Repl:
         ignored."""
         self.test_rows = load_test_questions(agent.config)
         self.world = only_world(agent)
-        self.known_words = known_words(agent)
         learned = Workspace(agent.config).learned_question(agent.model)
         self.suggestions = suggest(self.test_rows, learned)
         self.conversation = Conversation(agent, self.test_rows, seed, None if as_json else screen)
@@ -108,6 +108,11 @@ class Repl:
             "/clear": ("forget the conversation", self.clear),
             "/quit": ("leave (or Ctrl-D)", lambda: None),
         }
+
+    @functools.cached_property
+    def known_words(self) -> set[str]:
+        """All words of the run's questions, read when the first question is asked."""
+        return known_words(self.agent)
 
     def handle(self, line: str) -> bool:
         """Handle a command, a suggestion's number or a question. Return False to quit."""
@@ -169,9 +174,9 @@ class Repl:
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
         elif self.known_words:
-            unknown = [word for word in WORD.findall(question) if word not in self.known_words]
-            if unknown:
-                self.screen.note(UNKNOWN_WORDS.format(words=", ".join(unknown[:5])))
+            unknown_words = [w for w in WORD.findall(question) if w not in self.known_words]
+            if unknown_words:
+                self.screen.note(UNKNOWN_WORDS.format(words=", ".join(unknown_words[:5])))
         exchange = self._runner.run(self.conversation.ask(question))
         reason = no_answer(exchange, self.agent)
         self.failure = reason or self.failure

@@ -18,7 +18,6 @@ clone of a perfect player shows none.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import json
 import math
@@ -142,29 +141,32 @@ class _Played(AgentEnvLoop, Policy):
         """Do nothing: a function keeps no session."""
 
 
-def write_turn(
-    demonstrate: Demonstrate, row: Row, history: list[Message], rng: random.Random
-) -> str:
-    """Call a demonstrator for its next turn. Raise ConfigError with the question if it fails."""
-    rest = (rng,) if len(inspect.signature(demonstrate).parameters) > 2 else ()
-    question = row["prompt"][-1]["content"]
-    try:
-        text = demonstrate(row, history, *rest)
-    except Exception as error:
-        raise ConfigError(
-            f"the demonstrator failed on {question[:80]!r}: "
-            f"{plugins.error_location(error)}{type(error).__name__}: {error}",
-            code="broken_code",
-        ) from error
-    if not isinstance(text, str) or not text.strip():
-        raise ConfigError(
-            f"the demonstrator ({plugins.source_location(demonstrate)}) returned {text!r} "
-            f"on {question[:80]!r}; it "
-            "returns the agent's next turn as text, such as Hermes.call('search', query='...') "
-            "or Hermes.answer('...')",
-            code="wrong_return_value",
-        )
-    return text
+def make_writer(demonstrate: Demonstrate) -> WriteTurn:
+    """Check what a demonstrator returns: a ConfigError with the question if it is no turn."""
+    # Looked up here, once: a signature takes longer than a turn of most demonstrators.
+    takes_rng = len(inspect.signature(demonstrate).parameters) > 2
+
+    def write_turn(row: Row, history: list[Message], rng: random.Random) -> str:
+        rest = (rng,) if takes_rng else ()
+        question = row["prompt"][-1]["content"]
+        try:
+            text = demonstrate(row, history, *rest)
+        except Exception as error:
+            raise ConfigError(
+                f"the demonstrator failed on {question[:80]!r}: "
+                f"{plugins.error_location(error)}{type(error).__name__}: {error}",
+                code="broken_code",
+            ) from error
+        if not isinstance(text, str) or not text.strip():
+            raise ConfigError(
+                f"the demonstrator ({plugins.source_location(demonstrate)}) returned {text!r} "
+                f"on {question[:80]!r}; it returns the agent's next turn as text, such as "
+                "Hermes.call('search', query='...') or Hermes.answer('...')",
+                code="wrong_return_value",
+            )
+        return text
+
+    return write_turn
 
 
 def demonstrator_of(name: str) -> Demonstrate:
@@ -250,10 +252,10 @@ def play_demonstrations(
         requests.add(world.asks)
         return world
 
-    player = functools.partial(write_turn, demonstrate)
-    flow = _Plays(player, chat, limits, make_and_watch, seed)
+    writer = make_writer(demonstrate)
+    flow = _Plays(writer, chat, limits, make_and_watch, seed)
     for make in tables.for_changed_settings("demonstrations", rollout=rollout):
-        flow = make(player, chat, limits, make_and_watch, rollout, seed)
+        flow = make(writer, chat, limits, make_and_watch, rollout, seed)
     tasks: list[Task] = []
     for again in range(plays):
         for i, row in enumerate(rows):
