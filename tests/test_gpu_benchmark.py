@@ -7,11 +7,28 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 
 import pytest
+from benchmarks.gpu import pack_vllm
 from runs import ROOT
+
+
+def test_machine_code_of_other_cards_becomes_zeros(tmp_path):
+    """A fat binary between other bytes: an entry for compute capability 8.0, one for 9.0."""
+
+    def entry(capability: int, code: bytes) -> bytes:
+        return struct.pack("<HHIQIIII", 2, 1, 32, len(code), 0, 0, 0, capability) + code
+
+    entries = entry(80, b"ampere!!") + entry(90, b"hopper!!")
+    container = pack_vllm.FAT_BINARY + struct.pack("<HHQ", 1, 16, len(entries)) + entries
+    library = tmp_path / "library.so"
+    library.write_bytes(b"before" + container + b"after")
+    pack_vllm.keep_hopper(library)
+    kept = container.replace(b"ampere!!", bytes(8))
+    assert library.read_bytes() == b"before" + kept + b"after"
 
 
 @pytest.mark.slow

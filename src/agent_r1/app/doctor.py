@@ -29,7 +29,7 @@ from agent_r1.config import Config
 from agent_r1.ground import machine, preflight
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import home
-from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu, find_shape
+from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu
 from agent_r1.ground.machine import (
     GpuHere,
     available_memory,
@@ -119,10 +119,9 @@ def gather_facts(config: Config) -> Facts:
     problem = check_model(config)
     if config.engine == "verl" and config.verl.gpu:
         # Imported here, so that a broken FAISS stops no other check.
-        from agent_r1.workspace import Workspace
 
         try:
-            shape = find_shape(config.model.path or "", Workspace(config).base_model)
+            shape = plan_local.model_shape(config)
             # If the context is too long, the shape stays: the other tests for GPUs still apply.
             check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
         except ConfigError as error:
@@ -153,7 +152,7 @@ def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
     memory = 0.0
     disk = 0.0
     with suppress(ConfigError):  # the model is not downloaded yet
-        shape = plan_local.local_shape(config)
+        shape = plan_local.model_shape(config)
         memory = sum(plan_local.local_memory(config, shape).values())
         disk = plan_local.local_disk(config, shape)
     folders = {

@@ -27,12 +27,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.app import plan, stages
-from agent_r1.app.plan_local import local_shape
+from agent_r1.app.plan_local import model_shape
 from agent_r1.config import Config, apply_overrides, fingerprint, load_config
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
-from agent_r1.ground.hardware import GIB, find_gpu, find_shape
+from agent_r1.ground.hardware import GIB, find_gpu
 from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
 from agent_r1.inference.export import RECORD, export
@@ -176,14 +176,9 @@ def warm_start(check: GpuCheck) -> str:
 def real_size(check: GpuCheck) -> str:
     """Update random weights of the preset's shape once; compare the peak with the plan."""
     device, _ = resolve_device(check.config.trainer.device, check.config.trainer.dtype)
-    small_here = True
-    if device == "cpu" or check.preset is None:
-        config = check.config
-        shape = local_shape(config)
-    else:
-        small_here = False
-        config = check.preset
-        shape = find_shape(config.model.path or "", Workspace(config).base_model)
+    small_here = device == "cpu" or check.preset is None
+    config = check.config if small_here else check.preset
+    shape = model_shape(config)
     config = choose_attention(check.run, config, device)
     folder = check.folder / "real_size"
     measurement = real_update.measure(config, shape, device, folder)

@@ -23,14 +23,14 @@ from __future__ import annotations
 
 import math
 
-from agent_r1.app.plan_local import local_memory, local_plan
+from agent_r1.app.plan_local import local_memory, local_plan, model_shape
 from agent_r1.config import Config, tables, to_yaml
 from agent_r1.data.source import source_of
 from agent_r1.env import dialect_of
 from agent_r1.env.hermes import Hermes
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
-from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu, find_shape
+from agent_r1.ground.hardware import GIB, Gpu, Shape, check_context, find_gpu
 from agent_r1.ground.machine import total_memory
 
 # -------------------------------------------------------------------------------------- assumptions
@@ -418,12 +418,11 @@ def check_conversion(config: Config) -> None:
 
     One process merges verl's shards in float32, after the first steps were paid for.
     """
-    from agent_r1.workspace import Workspace
 
-    if not config.verl.gpu or config.model.path is None:
-        return  # a CPU, or a tiny model made from nothing, as gpu-check trains it
+    if not config.verl.gpu:
+        return
     try:
-        shape = find_shape(config.model.path, Workspace(config).base_model)
+        shape = model_shape(config)
     except ConfigError:  # of unknown size until it is fetched
         return
     total = total_memory()
@@ -445,10 +444,8 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    from agent_r1.workspace import Workspace
-
     v, gpu = config.verl, find_gpu(config.verl.gpu)
-    shape = find_shape(config.model.path or "", Workspace(config).base_model)
+    shape = model_shape(config)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
     memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))

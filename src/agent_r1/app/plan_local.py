@@ -28,8 +28,8 @@ LOGIT_COPIES = 6
 """Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""
 
 
-def local_shape(config: Config) -> Shape:
-    """Return the shape of the model that the local loop trains.
+def model_shape(config: Config) -> Shape:
+    """Return the shape of the model that a run trains, also of one made from nothing.
 
     Raises ConfigError for an unknown model that is not downloaded yet.
     """
@@ -114,7 +114,7 @@ def check_free_memory(config: Config) -> None:
 
         free = torch.cuda.mem_get_info()[0]
     with suppress(ConfigError):  # the model is not downloaded yet
-        parts = local_memory(config, local_shape(config), ITEMSIZE[dtype])
+        parts = local_memory(config, model_shape(config), ITEMSIZE[dtype])
         need = sum(parts.values())
         if free is not None and free < need:
             raise AgentR1Error(
@@ -147,7 +147,7 @@ def local_plan(config: Config) -> str:
 
     device, dtype = device_names(config.trainer.device, config.trainer.dtype)
     r, t, networks = config.rollout, config.trainer, 2 if config.algorithm_has("critic") else 1
-    shape = local_shape(config)
+    shape = model_shape(config)
     parts = local_memory(config, shape, ITEMSIZE[dtype])
     if config.model.path and config.engine == "local" and Workspace(config).base_model.is_dir():
         from agent_r1.rollout.model_files import read_shape
