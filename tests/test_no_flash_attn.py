@@ -128,6 +128,7 @@ def test_a_run_chooses_what_loads_and_keeps_it(error, chosen, tmp_path, monkeypa
     printed = capsys.readouterr()
     assert ("does not load" in printed.out + printed.err) is (error is not None)
     launch.open_run(run, config)
+    (tmp_path / "metrics.jsonl").touch()
     monkeypatch.setattr(launch, "flash_attn_error", lambda: ImportError("gone meanwhile"))
     assert launch.choose_attention(run, load_config("hotpotqa-4xh100"), "cuda") == config
     # The script evaluates before it trains, also when it is called again.

@@ -69,6 +69,8 @@ def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
         device != "cpu"
     )  # else vLLM dies, now and then
     assert actor.fsdp_config.mixed_precision.param_dtype == ("fp32" if device == "cpu" else "bf16")
+    # With these, vLLM never takes FlashInfer's sampler, which needs nvcc (inference/serve.py).
+    assert whole.actor_rollout_ref.rollout.logprobs_mode == "processed_logprobs"
     assert (whole.trainer.nnodes, whole.trainer.n_gpus_per_node) == (1, config.verl.ranks)
     for network in (actor.fsdp_config, whole.actor_rollout_ref.ref.fsdp_config, whole.critic.fsdp):
         assert network.param_offload == network.optimizer_offload == config.verl.offload

@@ -16,6 +16,7 @@ LAZY_NAMES = (
     "apply_overrides",
     "fingerprint",
     "from_yaml",
+    "keep_choices",
     "load_config",
     "user_code_names",
     "preset_names",

@@ -409,6 +409,25 @@ def keep_stored(config: Config, stored_config: Config) -> Config:
     return apply_overrides(config, overrides) if overrides else config
 
 
+def keep_choices(config: Config, other: Config) -> Config:
+    """Return `config` with the values of `other` where a setting is still `auto`.
+
+    These are the settings that a stage of a run chooses, not the loading (`OutsideWhileAuto`).
+    """
+    for name in type(config).model_fields:
+        part = getattr(config, name)
+        if not isinstance(part, BaseModel):
+            continue
+        values = {
+            key: getattr(getattr(other, name), key)
+            for key, field in type(part).model_fields.items()
+            if OUTSIDE_WHILE_AUTO in field.metadata and getattr(part, key) == AUTO
+        }
+        if values:
+            config = config.model_copy(update={name: part.model_copy(update=values)})
+    return config
+
+
 def _explain(error: ValidationError) -> ConfigError:
     """Describe pydantic's first error in one line, with the nearest valid name."""
     first = error.errors(include_url=False)[0]

@@ -25,6 +25,7 @@ from agent_r1.config import (
     fingerprint,
     fingerprint_values,
     from_yaml,
+    keep_choices,
     plugins,
     to_yaml,
     user_code,
@@ -70,6 +71,10 @@ class RunDir:
             for name in ("metrics.jsonl", "checkpoints", "eval_before.json")
         )
 
+    def stored_config(self) -> Config | None:
+        """Return the configuration of a run that has begun, or None."""
+        return from_yaml(self.config) if self.config.exists() and self.has_begun() else None
+
     def is_finished(self, steps: int) -> bool:
         """Return whether the last step has a checkpoint."""
         latest = self.latest_checkpoint()
@@ -109,25 +114,14 @@ def open_run(run: RunDir, config: Config) -> None:
     with other settings.
     """
     check_same_settings(run, config)
-    # A script that is called again evaluates before training: the choice must survive that.
-    config = keep_attention(run, config)
+    if old_config := run.stored_config():
+        # A script that is called again evaluates before training: a choice must survive that.
+        config = keep_choices(config, old_config)
     with writing(run.path):
         (run.path / "rollouts").mkdir(parents=True, exist_ok=True)
         write_whole(run.config, to_yaml(config))
         if code := plugins.code_hashes(user_code(config)):
             write_whole(run.code, json.dumps(code, indent=2) + "\n")
-
-
-def keep_attention(run: RunDir, config: Config) -> Config:
-    """Return `config` with the attention that the run has chosen, where the setting is auto."""
-    if config.verl.attention != "auto" or not run.config.exists():
-        return config
-    return _with_attention(config, from_yaml(run.config).verl.attention)
-
-
-def _with_attention(config: Config, attention: str) -> Config:
-    verl = config.verl.model_copy(update={"attention": attention})
-    return config.model_copy(update={"verl": verl})
 
 
 ANOTHER_RUN = "choose another name with --run NAME, or delete the folder"
@@ -140,13 +134,12 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
     Args:
         remedy: What to do about it. An evaluation trains nothing, so it never advises deletion.
     """
-    if not (run.config.exists() and run.has_begun()):
+    old_config = run.stored_config()
+    if old_config is None:
         return
-    old_config = from_yaml(run.config)
-    config = keep_attention(run, config)
-    if old_config.verl.attention == "auto":
-        # Not trained yet: this call may choose.
-        old_config = _with_attention(old_config, config.verl.attention)
+    # `auto` takes what the run has chosen. A run that was only evaluated may still choose.
+    config = keep_choices(config, old_config)
+    old_config = keep_choices(old_config, config)
     if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
             f"{run.path} was started with other settings "

@@ -31,7 +31,7 @@ import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
-from agent_r1.config import Config, fingerprint, tables
+from agent_r1.config import Config, fingerprint, keep_choices, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
@@ -45,7 +45,7 @@ from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers
 from agent_r1.training.run import graceful_interrupt
-from agent_r1.training.run_dir import RunDir, keep_attention, only_trainer, open_run
+from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, newest_shards
 from agent_r1.verl_engine.compose import (
@@ -124,7 +124,9 @@ def train_with_verl(
 
 def choose_attention(run: RunDir, config: Config, device: str) -> Config:
     """Resolve `verl.attention=auto`: as the run was started, or by what loads on this machine."""
-    attention = keep_attention(run, config).verl.attention
+    if old_config := run.stored_config():
+        config = keep_choices(config, old_config)
+    attention = config.verl.attention
     if attention == "auto" and device == "cuda":
         error = flash_attn_error()
         if error is None:
@@ -353,7 +355,6 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
         "AGENT_R1_HOME": str(home().resolve()),
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",  # it needs nvcc (inference/serve.py)
         "HF_HUB_OFFLINE": "1",  # everything is in local folders
         "HF_DATASETS_CACHE": str(scratch / "datasets"),  # verl copies the questions there
         "TOKENIZERS_PARALLELISM": "false",
