@@ -29,7 +29,7 @@ LOGIT_COPIES = 6
 
 
 def model_shape(config: Config) -> Shape:
-    """Return the shape of the model that a run trains, also of one made from nothing.
+    """Return the shape of the model that a run trains. It may be one made from nothing.
 
     Raises ConfigError for an unknown model that is not downloaded yet.
     """
