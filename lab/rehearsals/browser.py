@@ -84,7 +84,6 @@ def run() -> dict[str, Any]:
         build.compile_to(rebuilt, str(python))
         figures["sha256"] = build.sha256(rebuilt)[:16]
         assert build.sha256(rebuilt) == build.hashes()["binary"], "another binary"
-        figures["formatted_files"] = _formatted(folder)
         figures["planted_faults_found"] = _planted(folder, str(python))
         described = world.header()
         data = world.pack(described)
@@ -104,21 +103,6 @@ def _environment(folder: Path, *packages: str) -> Path:
     python = folder / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
     return python
-
-
-def _formatted(folder: Path) -> int:
-    """Check the format of the C files and of the scripts with the pinned programs."""
-    sources = [page.HERE / name for name in build.SOURCES]
-    python = _environment(folder / "format", build.C_FORMATTER)
-    clang_format = [python.with_name("clang-format"), "--dry-run", "--Werror"]
-    subprocess.run([*clang_format, *sources], check=True)
-    scripts = sorted((page.HERE / "js").glob("*.js"))
-    npm = node().parents[1] / "lib/node_modules/npm/bin/npm-cli.js"
-    options = ["--silent", "--no-audit", "--no-fund", "--prefix", folder]
-    subprocess.run([node(), npm, "install", *options, build.JS_FORMATTER], check=True)
-    prettier = folder / "node_modules/prettier/bin/prettier.cjs"
-    subprocess.run([node(), prettier, "--check", "--print-width", "100", *scripts], check=True)
-    return len(sources) + len(scripts)
 
 
 def _planted(place: Path, python: str) -> int:

@@ -18,9 +18,6 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 COMPILER = "ziglang==0.17.1"
-C_FORMATTER = "clang-format==23.1.3"
-JS_FORMATTER = "prettier@3.10.1"
-"""They format c/ and js/; `make long PART=browser` checks that nothing is left to format."""
 FLAGS = (
     "-target",
     "wasm32-freestanding",
