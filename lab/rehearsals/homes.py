@@ -1,18 +1,25 @@
-"""Play 100 scripted episodes of each world here and in TRL, and compare them.
+"""Compare 100 scripted episodes of each world here, in TRL and in verifiers.
 
 The turns are those of the world's own demonstrator, which is often wrong. In TRL the real
 GRPOTrainer plays them, with a model of two narrow layers that is not asked: only its
-`_generate_single_turn` is replaced.
+`_generate_single_turn` is replaced. In verifiers the real command `vf-eval` plays them, with an API
+that answers with the demonstrator's turns. The package is installed into an environment of its own.
+What that environment lacks comes from ours.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import re
+import subprocess
+import sys
+import sysconfig
 import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
@@ -20,6 +27,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 from agent_r1 import (
     ChatFormat,
     Generation,
+    Hermes,
     Message,
     Policy,
     Row,
@@ -34,9 +42,14 @@ from agent_r1 import (
 )
 from agent_r1.config import plugins
 from agent_r1.training.demonstrate import play_demonstrations, texts_of
-from agent_r1_recipes.homes.trl import Home, reward, trl_home
+from agent_r1_recipes.homes.trl import Home, reward, trl_home, turn_text
+from lab.rehearsals.agents import ROOT, install
+
+sys.path.insert(0, str(ROOT / "tests"))
+from api_servers import answer, scripted_api  # noqa: E402
 
 EPISODES = 100
+VERIFIERS = ("verifiers==0.4.0",)
 WORLDS = {
     "support": ["data.train=100", "data.val=4", "data.test=4"],
     "tinymath": ["data.train=100", "data.val=4", "data.test=4"],
@@ -69,12 +82,14 @@ class Script:
         self.rows = {row["prompt"][-1]["content"]: row for row in rows}
 
     def turn(self, prompt_ids: list[int]) -> list[int]:
-        history = conversation(self.chat.decode(prompt_ids))
+        return self.chat.turn_ids(self.text(conversation(self.chat.decode(prompt_ids))))
+
+    def text(self, history: list[Message]) -> str:
         question = next(message["content"] for message in history if message["role"] == "user")
         row = next(row for text, row in self.rows.items() if question.startswith(text))
         turns = sum(message["role"] == "assistant" for message in history)
         rng = random.Random(f"{row['extra_info']['index']}/{turns}")
-        return self.chat.turn_ids(self.demonstrate(row, history, rng))
+        return self.demonstrate(row, history, rng)
 
 
 class Scripted(Policy):
@@ -174,7 +189,128 @@ def played_in_trl(
     return episodes
 
 
-def compare(preset: str, settings: list[str], folder: str) -> dict[str, Any]:
+# ---------------------------------------------------------------------------------------- verifiers
+
+Said = tuple[list[tuple[str, str, bool]], float]
+"""Messages as (role, text, whether the model wrote it), and the reward."""
+
+
+def as_said(episodes: list[Episode], chat: ChatFormat) -> list[Said]:
+    """Read our episodes as verifiers records them: as messages, sampled or not."""
+    said: list[Said] = []
+    for ids, mask, value in episodes:
+        messages: list[tuple[str, str, bool]] = []
+        # `conversation` leaves out the beginning of the next turn, so it needs one.
+        for message in conversation(chat.decode(ids) + "\n<|im_start|>assistant\n"):
+            role = message["role"]
+            if role != "system":  # the tools, which verifiers keeps in a field of their own
+                messages.append((role, spelled(message["content"], role), role == "assistant"))
+        # Whatever the model wrote has mask 1, and nothing else has.
+        runs = "".join(map(str, mask)).split("0")
+        sampled = [run for run in runs if run]
+        if len(sampled) != sum(one[2] for one in messages):
+            raise RuntimeError("a turn of ours has no mask of its own")
+        said.append((messages, value))
+    return said
+
+
+def spelled(text: str, role: str) -> str:
+    """Return one spelling of a turn; JSON and blanks may be written in several ways."""
+    if role != "assistant":
+        return text
+    parts: list[Any] = []
+    for part in Hermes().parts(text):
+        value: Any = part.text.strip()
+        if part.kind == "tool_call":
+            value = json.loads(value)
+        if value:
+            parts.append([part.kind, value])
+    return json.dumps(parts, sort_keys=True)
+
+
+def as_answer(text: str) -> dict[str, Any]:
+    """Write a turn as the body of an API's answer."""
+    content = ""
+    thought: dict[str, str] = {}
+    calls: list[tuple[str, str]] = []
+    for part in Hermes().parts(text):
+        if part.kind == "think":
+            thought["reasoning_content"] = part.text
+        elif part.kind == "tool_call":
+            call = json.loads(part.text)
+            calls.append((call["name"], json.dumps(call["arguments"])))
+        elif part.kind == "answer":
+            content += f"<answer>{part.text}</answer>"
+        else:
+            content += part.text
+    reason = "tool_calls" if calls else "stop"
+    body = answer(content.strip() or None, calls, finish_reason=reason, **thought)
+    # verifiers checks an answer against the schema of the `openai` package.
+    body["choices"][0]["index"] = 0
+    body["usage"]["total_tokens"] = 110
+    return body | {"id": "a", "object": "chat.completion", "created": 1, "model": "script"}
+
+
+def played_in_verifiers(
+    preset: str, settings: list[str], script: Script, python: Path, folder: str
+) -> list[Said]:
+    """Play the questions with `vf-eval`. Raise RuntimeError if it fails, or branches."""
+    name = f"home_{preset.replace('-', '_')}"
+    words = ", ".join(repr(word) for word in [preset, *settings])
+    (Path(folder) / f"{name}.py").write_text(
+        "from agent_r1_recipes.homes.verifiers import verifiers_home\n\n"
+        f"Questions, Episodes = verifiers_home({words})\n"
+        '__all__ = ["Questions", "Episodes"]\n'
+    )
+    out = Path(folder) / f"out-{name}"
+    path = f"{ROOT / 'src'}:{ROOT}:{folder}"
+    with scripted_api(lambda body, number: as_answer(script.text(body["messages"]))) as api:
+        options = ["--client.base-url", api.url, "--client.api-key-var", "SCRIPT_KEY"]
+        options += ["--env.agent.runtime.type", "subprocess", "--no-push", "-o", str(out)]
+        done = subprocess.run(
+            [python.with_name("vf-eval"), name, "-m", "script", "-c", "8", *options],
+            cwd=folder,
+            env=os.environ | {"SCRIPT_KEY": "none", "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+    if done.returncode:
+        raise RuntimeError(f"vf-eval {name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
+    [file] = out.rglob("traces.jsonl")
+    traces = [json.loads(line)["traces"][0] for line in file.read_text().splitlines()]
+    said: list[Said] = []
+    for trace in sorted(traces, key=lambda one: one["task"]["data"].get("idx", 0)):
+        nodes = trace["nodes"]
+        if not trace["ok"] or [node.get("parent") for node in nodes[1:]] != [
+            *range(len(nodes) - 1)
+        ]:
+            raise RuntimeError(f"verifiers saw an error or a branch: {trace['errors'] or nodes}")
+        messages: list[tuple[str, str, bool]] = []
+        for node in nodes:
+            role = node["message"]["role"]
+            messages.append((role, text_in(node["message"]), node["sampled"]))
+        said.append((messages, trace["rewards"]["outcome"]["score"]))
+    return said
+
+
+def text_in(message: dict[str, Any]) -> str:
+    """Return a recorded message as ours is spelled."""
+    if message["role"] != "assistant":
+        return message["content"]
+    calls = [
+        {"function": {"name": call["name"], "arguments": json.loads(call["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    thought = message.get("reasoning_content")
+    text = f"<think>{thought}</think>" if thought else ""
+    text += turn_text({"content": message.get("content"), "tool_calls": calls})
+    return spelled(text, "assistant")
+
+
+# -------------------------------------------------------------------------------------- comparisons
+
+
+def compare(preset: str, settings: list[str], folder: str, python: Path) -> dict[str, Any]:
     """Return how many episodes of a world are equal, and the mean reward."""
     config = load_config(preset, settings, algorithm="grpo")
     home = trl_home(preset, *settings)
@@ -191,8 +327,15 @@ def compare(preset: str, settings: list[str], folder: str) -> dict[str, Any]:
     for one, other in zip(ours, theirs, strict=True):
         for place in range(3):
             equal[place] += one[place] == other[place]
+    equal_said = [0, 0]
+    here = as_said(ours, chat)
+    there = played_in_verifiers(preset, settings, script, python, folder)
+    for one, other in zip(here, there, strict=True):
+        for place in range(2):
+            equal_said[place] += one[place] == other[place]
     return {
         f"{preset}_ids_masks_rewards": "{} {} {} of {}".format(*equal, len(rows)),
+        f"{preset}_verifiers_messages_rewards": "{} {} of {}".format(*equal_said, len(rows)),
         f"{preset}_mean_reward": round(sum(one[2] for one in ours) / len(ours), 2),
     }
 
@@ -201,7 +344,11 @@ def run() -> dict[str, Any]:
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AGENT_R1_HOME"] = folder
+        python = install(Path(folder) / "verifiers", VERIFIERS)
+        # Its own packages come first; what it lacks (torch, our dependencies) is ours.
+        [theirs] = (Path(folder) / "verifiers" / "lib").glob("python*/site-packages")
+        (theirs / "ours.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
         for preset, settings in WORLDS.items():
-            figures |= compare(preset, settings, folder)
+            figures |= compare(preset, settings, folder, python)
             print(figures, flush=True)
     return figures

@@ -193,3 +193,48 @@ def test_a_child_in_a_session_of_its_own_is_ended(micro, chat, tmp_path, runs_pr
     assert trajectories[0].reward == 1.0
     [place] = tmp_path.glob("daemon-*")
     assert not os.path.exists(f"/proc/{place.read_text()}")
+
+
+def test_threads_of_one_agent_are_conversations_of_their_own(micro, chat, tmp_path):
+    """Four threads ask at once; each call is a row, and no token is lost."""
+    file = written(
+        tmp_path,
+        """
+        from concurrent.futures import ThreadPoolExecutor
+        def play(task):
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(ask, ["one", "two", "three", "four"]))
+            return ask(task["question"])
+        """,
+    )
+    trajectories, flow = played(micro, chat, f"{file}:play", episodes=3)
+    assert [len(trajectory.steps) for trajectory in trajectories] == [5] * 3
+    for trajectory in trajectories:
+        prompts = [chat.decode(step.observation_ids) for step in trajectory.steps]
+        assert sum("founded" in prompt for prompt in prompts) == 1
+        assert sum(step.reward for step in trajectory.steps) == trajectory.reward == 1.0
+    assert flow.counts["gateway/trained_tokens"] == 15 * len(chat.turn_ids("<answer>Marn</answer>"))
+    assert not any(name.startswith("gateway/cuts") for name in flow.counts)
+
+
+def test_a_reward_after_the_end_is_not_used(micro, chat, tmp_path):
+    """A daemon posts it when the agent has ended: the daemon is ended first, or the key is void."""
+    file = written(
+        tmp_path,
+        """
+        import time
+        def play(task):
+            ask("x")
+            if os.fork() == 0:
+                os.setsid()
+                time.sleep(0.5)
+                request = urllib.request.Request(
+                    os.environ["AGENT_R1_REWARD_URL"], b'{"reward": 1}',
+                    {"authorization": "Bearer " + os.environ["AGENT_R1_REWARD_KEY"]},
+                )
+                urllib.request.urlopen(request, timeout=20)
+                os._exit(0)
+        """,
+    )
+    with fails_with("episodes_failed", match="no reward was reported"):
+        played(micro, chat, f"{file}:play", 1, 20.0, "rollout.agent_reward=agent")
