@@ -151,7 +151,7 @@ class Browser:
 
 
 @contextmanager
-def chromium() -> Iterator[Browser]:
+def chromium(*more_flags: str) -> Iterator[Browser]:
     """Start Chromium without a network. Raises AssertionError if it is not installed."""
     program = shutil.which("chromium")
     assert program, "chromium is not installed: apt-get install chromium"
@@ -163,6 +163,7 @@ def chromium() -> Iterator[Browser]:
             "--disable-gpu",
             "--remote-debugging-port=0",
             offline,
+            *more_flags,
         ]
         command = [program, *flags, f"--user-data-dir={profile}", "about:blank"]
         running = subprocess.Popen(command, stderr=subprocess.DEVNULL)

@@ -68,12 +68,12 @@ class Firefox:
 
 
 @contextmanager
-def firefox() -> Iterator[Firefox]:
-    """Start Firefox. Raises AssertionError if it is not installed."""
+def firefox(more_settings: str = "") -> Iterator[Firefox]:
+    """Start Firefox with more lines of user.js. Raises AssertionError if it is not installed."""
     program = shutil.which("firefox-esr")
     assert program, "firefox-esr is not installed: apt-get install firefox-esr"
     with tempfile.TemporaryDirectory() as profile, Path(profile, "log").open("w+") as log:
-        Path(profile, "user.js").write_text(SETTINGS)
+        Path(profile, "user.js").write_text(SETTINGS + more_settings)
         flags = ["--headless", "--no-remote", "--remote-debugging-port=0", "--profile", profile]
         running = subprocess.Popen([program, *flags], stderr=log)
         try:

@@ -3,7 +3,7 @@
 In: the switches of js/switches.js, and seeds. Out: measured.json, with the figures of each step and
 the hash of the final weights; and the table of README.md, which the page shows, too. A run takes
 about 25 CPU seconds. Runs that the file has are not repeated; `--table` only writes the table.
-`--scratch` measures runs from random weights, which begin with a cold start of about three CPU
+`--scratch` measures runs from random weights, which begin with a cold start of five to ten CPU
 minutes: healthy ones, and one switch that acts in the cold start.
 """
 

@@ -59,6 +59,7 @@ function startWorkers() {
       event.preventDefault?.();
       helper.terminate();
       send("lost", { number });
+      if (page.failed) return; // the page has said why no worker can train
       notice(
         "A helper stopped; the training goes on with fewer workers, and gives the same weights.",
       );
@@ -107,6 +108,9 @@ function notice(text) {
 }
 
 function fail(text) {
+  page.failed = true;
+  for (const worker of page.workers) worker.terminate();
+  byId("notice").hidden = true;
   byId("problem").hidden = false;
   byId("problem").textContent = `Something is wrong: ${text}.`;
   for (const control of document.querySelectorAll("main button")) control.disabled = true;
@@ -141,7 +145,7 @@ const hear = {
     );
     recall();
     buttons();
-    send("evaluate", { count: BEFORE_AND_AFTER });
+    send("evaluate", { count: BEFORE_AND_AFTER, run: null });
     send("ask", questions[0]);
     byId("question").value = questions[0].question;
     drawCurve();
@@ -164,10 +168,12 @@ const hear = {
     remember();
     drawGroup(group, `Step ${step}`);
     page.group = group;
+    page.groupStep = step;
+    byId("no-figures").hidden = true;
     byId("figures").replaceChildren(...figureLines(run));
     drawCurve();
+    drawRuns();
     buttons();
-    if (page.scope) openMicroscope();
   },
 
   /** Some steps of the cold start are done. */
@@ -176,8 +182,11 @@ const hear = {
     run.losses.push([step, loss]);
     run.state = state;
     const what = phase === "copy" ? "it learns to copy names" : "it learns to play, badly";
-    const wall = ((performance.now() - run.began) / 1000).toFixed(0);
-    status(`Cold start, step ${step} of ${steps}, ${wall} s: ${what}. Loss ${loss.toFixed(3)}.`);
+    const wall = (performance.now() - run.began) / 1000;
+    const left = counted(Math.ceil((wall * (1 / coldShare(step) - 1)) / 60), "minute", "minutes");
+    status(
+      `Cold start, step ${step} of ${steps}, ${wall.toFixed(0)} s, about ${left} left: ${what}. Loss ${loss.toFixed(3)}.`,
+    );
     drawColdStart();
   },
 
@@ -202,22 +211,22 @@ const hear = {
     compareHash(run);
     buttons();
     drawRuns();
-    send("evaluate", { count: BEFORE_AND_AFTER });
+    send("evaluate", { count: BEFORE_AND_AFTER, run: page.runs.length - 1 });
     ask();
   },
 
-  evaluated({ em, count, step }) {
+  /** Weights were tested: the start weights (`run` is null), a run's at its end, or those of a cold start. */
+  evaluated({ em, step, run: number }) {
     const { run } = page;
-    const of = run?.scratch ? run : page; // a cold start has a result of its own
-    if (step === 0) of.before = em;
-    else if (run) run.after = em;
-    const parts = [
-      `${count} test questions, answered greedily: ${of.before.toFixed(3)} right before training`,
-    ];
-    if (step > 0) parts.push(`${em.toFixed(3)} after step ${step}`);
-    byId("score").textContent = `${parts.join(", ")}.`;
-    byId("score").dataset.after = step > 0 ? em : "";
+    if (number === null) page.before = em;
+    else if (step === 0) run.before = em;
+    else page.runs[number].after = em;
     drawRuns();
+    const asked = number === null ? !run?.scratch : step === 0 || page.runs[number] === run;
+    if (!asked) return; // another run began meanwhile
+    const before = run?.scratch ? run.before : page.before;
+    showScore(before, step > 0 ? `, ${em.toFixed(3)} after step ${step}` : "");
+    byId("score").dataset.after = step > 0 ? em : "";
   },
 
   answer({ record, step }) {
@@ -234,6 +243,22 @@ const hear = {
 };
 
 const status = (text) => (byId("status").textContent = text);
+
+/** Tell exact match before training, and what came of it. */
+function showScore(before, after) {
+  const questions = `${BEFORE_AND_AFTER} test questions, answered greedily`;
+  byId("score").textContent = `${questions}: ${before.toFixed(3)} right before training${after}.`;
+}
+
+/** Forget what is said of the run before. */
+function clearWords(scratch) {
+  page.hidden = false;
+  byId("hidden").hidden = byId("notice").hidden = true;
+  byId("same").textContent = "";
+  byId("score").dataset.after = "";
+  if (scratch) byId("score").textContent = "Random weights are tested after their cold start.";
+  else if (page.before !== undefined) showScore(page.before, "");
+}
 
 // ------------------------------------------------------------------------------------------ controls
 
@@ -265,6 +290,7 @@ function train(scratch) {
   };
   page.run = run;
   page.runs.push(run);
+  clearWords(scratch);
   status(
     scratch
       ? "Random weights, which know nothing. The cold start begins …"
@@ -327,12 +353,13 @@ function buttons() {
   const going = Boolean(run && !run.done && run.going);
   const paused = Boolean(run && !run.done && !run.going);
   for (const id of ["train", "scratch", "again"]) byId(id).disabled = !page.open || going;
-  byId("train").textContent = run ? "Train again from the start" : "Train";
+  byId("train").textContent = run ? "Train again" : "Train";
   byId("pause").disabled = !going && !paused;
   byId("pause").textContent = paused ? "Continue" : "Pause";
   byId("one").disabled = !paused;
   for (const id of ["ask", "question", "another"]) byId(id).disabled = !page.open;
   byId("scope").disabled = !page.group;
+  if (page.group) byId("scope").textContent = `Open step ${page.groupStep} in the microscope`;
 }
 
 function pauseOrContinue() {
@@ -344,11 +371,15 @@ function pauseOrContinue() {
 function ask() {
   const text = byId("question").value.trim();
   const known = page.questions.find(({ question }) => question === text);
-  if (text) send("ask", known ?? { question: text, answers: [] });
+  if (!text) return;
+  const { run } = page;
+  const wait = run && !run.done && run.going ? "The agent answers after this step …" : "Asking …";
+  byId("answer").replaceChildren(make("p", "small", wait));
+  send("ask", known ?? { question: text, answers: [] });
 }
 
+/** Show the last step's group. It stays while the training goes on, so that it can be read. */
 function openMicroscope() {
-  page.scope = true;
   microscope(byId("microscope-here"), { records: page.group });
 }
 
@@ -442,6 +473,9 @@ function drawCurve() {
     `Mean reward of each step${last === undefined ? "" : `; now ${last.toFixed(2)}`}`;
 }
 
+/** Return the share of the cold start's work that is done. A step after the first 600 has twice as many tokens. */
+const coldShare = (step) => (step + Math.max(0, step - 600)) / (2 * COLD_STEPS - 600);
+
 const HIGHEST_LOSS = 3; // nats per token; random weights begin above it
 
 /** Draw the loss of the cold start, which comes before the curve of rewards. */
@@ -458,8 +492,9 @@ function drawColdStart() {
     lines.push(svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(loss), y2: y(loss), class: "grid" }));
     lines.push(svg("text", { x: LEFT - 6, y: y(loss) + 4, "text-anchor": "end" }, String(loss)));
   }
-  for (const step of [600, 1400, 2200]) {
-    lines.push(svg("text", { x: x(step), y: low + 18, "text-anchor": "middle" }, String(step)));
+  for (const step of [600, 1400, COLD_STEPS]) {
+    const anchor = step === COLD_STEPS ? "end" : "middle";
+    lines.push(svg("text", { x: x(step), y: low + 18, "text-anchor": anchor }, String(step)));
   }
   const path = losses
     .map(([step, loss], i) => `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(loss).toFixed(1)}`)
@@ -586,29 +621,29 @@ function leafOf(records) {
 
 // -------------------------------------------------------------------------------------------- answer
 
+const counted = (number, one, several) => `${number} ${number === 1 ? one : several}`;
+
 /** Write what the agent did: its turns, the results that it read, and the verdict. */
 function answerLines(record, step) {
   const [row] = record.rows;
   const lines = [];
-  let [text, acting] = ["", null];
-  const flush = () => {
-    if (text && acting !== null)
-      lines.push(make("p", acting ? "turn agent" : "turn result", visible(text)));
-  };
+  let [line, acting] = [null, null];
   for (let t = row.action_mask.indexOf(1); t < row.tokens.length; t++) {
     if (acting !== Boolean(row.action_mask[t])) {
-      flush();
-      [text, acting] = ["", Boolean(row.action_mask[t])];
+      acting = Boolean(row.action_mask[t]);
+      line = make("p", acting ? "turn agent" : "turn result");
+      lines.push(line);
     }
-    text += row.tokens[t];
+    const text = visible(row.tokens[t]);
+    line.append(CONTROL.test(row.tokens[t]) ? make("span", "control", text) : text);
   }
-  flush();
   const known = record.ground_truth.length > 0;
   const said = visible(record.answer ?? `no answer (${record.stop_reason.replace("_", " ")})`);
   const mark = !known ? "" : record.em ? "✓ " : "✗ ";
   const look = !known ? "" : record.em ? "right" : "wrong";
   const expected = known && !record.em ? ` Expected: ${record.ground_truth.join(" or ")}.` : "";
-  const facts = ` After ${step} steps, ${record.calls} searches.${expected}`;
+  const steps = counted(step, "step", "steps");
+  const facts = ` After ${steps}, ${counted(record.calls, "search", "searches")}.${expected}`;
   lines.unshift(
     make("p", "verdict", make("b", look, `${mark}${said}`), make("span", "small", facts)),
   );

@@ -49,13 +49,18 @@ function flatten(rows, shift = 0) {
   return { starts, ids, positions, at, targets, columns };
 }
 
+const TOO_LITTLE_MEMORY =
+  "this device gave the page too little memory (300 MB); close other tabs and reload";
+
 class Trainer {
   /** Compile the module. Raises an Error in words for the reader. */
   static async open(bytes, slots) {
     let instance;
     try {
       ({ instance } = await WebAssembly.instantiate(bytes, {}));
-    } catch {
+    } catch (error) {
+      // A module that compiles, and has no room, raises a RangeError.
+      if (error instanceof RangeError) throw new Error(TOO_LITTLE_MEMORY);
       throw new Error(
         "this browser cannot run WebAssembly with SIMD; update it (since 2023 all have it)",
       );
@@ -67,11 +72,7 @@ class Trainer {
     this.module = module;
     this.slots = slots;
     this.updates = 0;
-    if (!module.setup() || !module.open_cache(slots)) {
-      throw new Error(
-        "this device gave the page too little memory (300 MB); close other tabs and reload",
-      );
-    }
+    if (!module.setup() || !module.open_cache(slots)) throw new Error(TOO_LITTLE_MEMORY);
     this.count = module.parameters();
   }
 

@@ -67,7 +67,7 @@ const handlers = {
 
   /** Let a helper in. It takes part as soon as it has opened its session. */
   helper({ port }) {
-    work.crew.add(port);
+    work.crew?.add(port); // a worker that could not open has no crew
   },
 
   /**
@@ -112,11 +112,11 @@ const handlers = {
     send("answer", { record, step: work.learner?.step ?? 0 });
   },
 
-  /** Score the weights on test questions, of a world that training never asks about. */
-  async evaluate({ count }) {
+  /** Score the weights on test questions, of a world that training never asks about. `run` comes back. */
+  async evaluate({ count, run }) {
     const episodes = await work.crew.answer(work.session.header.test.slice(0, count));
     const em = episodes.reduce((sum, episode) => sum + episode.em, 0) / episodes.length;
-    send("evaluated", { em, count: episodes.length, step: work.learner?.step ?? 0 });
+    send("evaluated", { em, step: work.learner?.step ?? 0, run });
   },
 };
 

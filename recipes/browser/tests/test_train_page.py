@@ -154,6 +154,23 @@ def test_what_goes_wrong_is_one_sentence(talk):
     assert last["type"] == "problem" and "\n" not in last["text"] and json.dumps(last)
 
 
+REFUSED = """
+WebAssembly.instantiate = () => Promise.reject(new (job.range ? RangeError : TypeError)("x"));
+onmessage({ data: { type: "open", data: job.world, module: new Uint8Array(4) } });
+onmessage({ data: { type: "helper", port: {} } }); // the page lets its helpers in at once
+await busy;
+tell(sent.filter(({ type }) => type === "problem").map(({ text, opened }) => [text, opened]));
+"""
+
+
+@pytest.mark.parametrize(("range_error", "cause"), [(True, "memory"), (False, "SIMD")])
+def test_a_worker_that_cannot_open_says_why_and_nothing_else(small, range_error, cause):
+    program = HOST + page.own_script("worker").replace('"use strict";', "") + REFUSED
+    job = {"world": base64.b64encode(small[1]).decode(), "range": range_error}
+    [[[text, opened]]] = run_node(program, job)
+    assert cause in text and not opened
+
+
 def test_the_page_in_docs_is_what_the_command_writes(small, tmp_path):
     """All but the world: its data are made in seconds, and its weights are compared here."""
     kept = (page.HERE.parents[1] / "docs/train.html").read_text()
