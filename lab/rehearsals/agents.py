@@ -1,4 +1,4 @@
-"""Play agents through the gateway: 500 equal episodes, 1,000 hostile ones, three real clients.
+"""Play agents through the gateway: 500 equal episodes, 1,000 hostile ones, four real clients.
 
 The tests of recipes/gateway and recipes/api do the same with tens of episodes. Here they run in
 pytest, because the world and the model are its fixtures. The clients of CLIENTS are installed from
@@ -22,6 +22,7 @@ TESTS = (
     "recipes/api/tests/test_own_model.py",
 )
 CLIENTS = {
+    "openai": ("openai==3.54.0",),
     "langgraph": ("langgraph==1.2.22", "langchain-openai==1.7.4"),
     "openai-agents": ("openai-agents==0.24.0",),
 }

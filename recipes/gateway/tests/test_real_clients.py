@@ -151,7 +151,13 @@ def test_an_impatient_client_loses_nothing(micro, chat, model, streams, monkeypa
     agent = f"{FOLDER / 'openai_agent.py'}:answer"
     rows = micro.rows("train")[:6]
     trajectories, flow = play(
-        micro, chat, model, agent, None, rows, prepare=lambda policy: slow_down(policy, 1.5)
+        micro,
+        chat,
+        model,
+        agent,
+        PYTHONS.get("openai"),
+        rows,
+        prepare=lambda policy: slow_down(policy, 1.5),
     )
     counts, causes = flow.take_counts()
     assert not [t.error for t in trajectories if t.error], causes
@@ -172,7 +178,7 @@ def test_a_client_that_dies_loses_its_own_episode_only(micro, chat, model, how, 
     agent = f"{FOLDER / 'openai_agent.py'}:answer"
     rows = micro.rows("train")[:9]
     dying = [row for row in rows if row["extra_info"]["index"] % 3 == 0]
-    trajectories, flow = play(micro, chat, model, agent, None, rows)
+    trajectories, flow = play(micro, chat, model, agent, PYTHONS.get("openai"), rows)
     counts, _ = flow.take_counts()
     errors = [t.error for t in trajectories if t.error]
     assert len(errors) == counts["gateway/failures"] == len(dying) > 0
