@@ -66,6 +66,13 @@ def refuse(sentence: str) -> AgentR1Error:
 
 def read_record(file: Path) -> Record:
     """Read a record and check its form. Raises AgentR1Error for anything that is not in it."""
+    record = read_json(file)
+    check_form(record)
+    return record
+
+
+def read_json(file: Path) -> Any:
+    """Read a small file of JSON without duplicate keys. Raises AgentR1Error."""
     try:
         with file.open("rb") as opened:
             data = opened.read(LARGEST_FILE + 1)
@@ -76,7 +83,7 @@ def read_record(file: Path) -> Record:
     if len(data) > LARGEST_FILE:
         raise refuse(f"it has more than {LARGEST_FILE} bytes")
     try:
-        record = json.loads(data.decode("ascii"), object_pairs_hook=_without_duplicates)
+        return json.loads(data.decode("ascii"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError:
         raise refuse("it has letters beyond ASCII") from None
     except RecursionError:
@@ -85,8 +92,6 @@ def read_record(file: Path) -> Record:
         if error.msg == "Extra data":
             raise refuse(f"bytes follow its end, from number {error.pos} on") from None
         raise refuse(f"it is not JSON ({error.msg})") from None
-    check_form(record)
-    return record
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -103,12 +108,12 @@ def check_form(record: Any) -> None:
     if not isinstance(record, dict):
         raise refuse("it is not an object")
     _check_keys(record, KEYS, "")
-    if record["format"] != 1:
+    if not _is_count(record["format"]) or record["format"] != 1:
         raise refuse("its format is not 1")
     name = record["name"]
     if not isinstance(name, str) or not re.fullmatch(r"[\w .,()+-]{1,40}", name, re.ASCII):
         raise refuse("its name is not 1 to 40 letters, digits, blanks or . , ( ) + -")
-    if record["track"] not in TRACKS:
+    if not isinstance(record["track"], str) or record["track"] not in TRACKS:
         raise refuse(f"its track is not one of {', '.join(TRACKS)}")
     check_recipe(record["recipe"])
     for key in ("binary", "start"):
@@ -142,7 +147,8 @@ def _check_keys(found: dict[str, Any], keys: tuple[str, ...], where: str) -> Non
         if key in keys:
             continue
         reason = OWN.get(key, "a record has no such key")
-        raise refuse(f"it has the key {key[:40]!r} {where}: {reason}".replace("  ", " "))
+        named = f"it has the key {key[:40]!r} {where}".rstrip()
+        raise refuse(f"{named}: {reason}")
     for key in keys:
         if key not in found:
             raise refuse(f"it lacks the key {key!r} {where}".rstrip())
@@ -192,8 +198,12 @@ def cpu_seconds(recipe: dict[str, float]) -> float:
 
 
 def seeds_of(record: Record) -> list[int]:
-    """Derive the seeds of the runs from track, recipe, binary and start."""
-    made_of = [record["track"], record["recipe"], record["binary"], record["start"]]
+    """Derive the seeds of the runs from track, recipe, binary and start.
+
+    A recipe has one text: 20 and 20.0 are the same number of steps, and must give the same seeds.
+    """
+    recipe = {key: values[values.index(record["recipe"][key])] for key, values in GRID.items()}
+    made_of = [record["track"], recipe, record["binary"], record["start"]]
     text = json.dumps(made_of, sort_keys=True)
     digests = [hashlib.sha256(f"{text}/{number}".encode()).digest() for number in range(RUNS)]
     return [int.from_bytes(digest[:4], "big") for digest in digests]
@@ -334,7 +344,9 @@ def copies_of(record: Record, folder: Path = HERE / "records") -> list[str]:
 def run_record(a: Namespace) -> None:
     """Check a record, or fill it."""
     if a.make:
-        record = json.loads(a.file.read_text(), object_pairs_hook=_without_duplicates)
+        record = read_json(a.file)
+        if not isinstance(record, dict):
+            raise refuse("it is not an object")
         blank = {"weights": "0" * 64, "right": 0}
         record |= {"binary": "0" * 64, "start": "0" * 64, "runs": [blank] * RUNS, "cost": 0}
         check_form(record)

@@ -72,9 +72,11 @@ TEXTS = {
     "a record has no such key": changed(url="http://x.invalid/"),
     "lacks the key 'cost'": json.dumps({k: v for k, v in good().items() if k != "cost"}),
     "format is not 1": changed(format=2),
+    "its format is not 1": changed(format=True),
     "its name is not": changed(name="x" * 41),
     "its name is not 1": changed(name="<img src=x>"),
     "track is not one of": changed(track="fastest"),
+    "its track is not one of": changed(track=["episodes"]),
     "learningRate is off the grid": changed(recipe__learningRate=3.1e-4),
     "steps is off the grid": changed(recipe__steps=401),
     "steps is off the grid; choose 1 to 400": changed(recipe__steps=True),
@@ -103,6 +105,9 @@ def test_seeds_follow_from_the_recipe():
     other = good()
     other["recipe"]["learningRate"] = 5e-4
     assert not set(seeds) & set(record.seeds_of(other))
+    written_otherwise = good()
+    written_otherwise["recipe"] |= {"steps": 20.0, "questions": 16.0, "largestNorm": 1}
+    assert record.seeds_of(written_otherwise) == seeds
     renamed = good() | {"name": "other", "runs": [], "cost": 1}
     assert record.seeds_of(renamed) == seeds
 
