@@ -10,6 +10,8 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from agent_r1 import ConfigError
+
 FIFTHS = {"train": (0, 3), "val": (3, 4), "test": (4, 5)}
 """Each split's fifths of the shuffled numbers."""
 
@@ -28,10 +30,21 @@ def split_numbers(numbers: range, split: str) -> list[int]:
 
 
 def distinct(count: int, draw: Callable[[], dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield `count` different questions from `draw`."""
+    """Yield `count` different questions from `draw`. Raise ConfigError if there are not so many."""
     texts: set[str] = set()
+    repeats = 0
     while len(texts) < count:
         question = draw()
-        if question["question"] not in texts:
-            texts.add(question["question"])
-            yield question
+        if question["question"] in texts:
+            repeats += 1
+            # If one question is left, so many draws in a row miss it once in 5 * 10^8 times.
+            if repeats > 20 * len(texts) + 1000:
+                raise ConfigError(
+                    f"this task has only {len(texts)} different questions of a split, and "
+                    f"{count} are wanted; lower data.train, data.val or data.test",
+                    code="too_few_questions",
+                )
+            continue
+        repeats = 0
+        texts.add(question["question"])
+        yield question

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from agent_r1 import load_config
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import Ran
 from agent_r1_recipes.files.env import Files
@@ -38,6 +39,12 @@ def test_no_name_and_no_number_is_in_two_splits():
             t["metadata"]["number"] for t in made
         }
     assert not seen["train"] & seen["test"] and not seen["train"] & seen["val"]
+
+
+def test_there_are_as_many_tasks_as_the_preset_wants():
+    data = load_config("files", [], algorithm="grpo").data
+    for split, count in (("train", data.train), ("val", data.val), ("test", data.test)):
+        assert len({task["question"] for task in tasks(split, count)}) == count
 
 
 def test_the_number_is_not_in_the_question():

@@ -7,10 +7,13 @@ import asyncio
 import random
 import re
 
+import pytest
 from building import demonstrated, row_of
+from conftest import fails_with
 
 from agent_r1 import Workspace, load_config
 from agent_r1_recipes.tinymath import demonstrator
+from agent_r1_recipes.tinymath.draw import distinct
 from agent_r1_recipes.tinymath.questions import KINDS, questions
 
 CONFIG = load_config("tinymath")
@@ -29,6 +32,18 @@ def test_no_number_of_the_test_occurs_in_training_and_its_digits_stand_everywher
     assert sum(map(len, numbers.values())) == len(set().union(*numbers.values())) > 800
     for place in range(3):  # else copying a test number would take what was never practised
         assert {n[place] for n in numbers["test"]} <= {n[place] for n in numbers["train"]}
+
+
+@pytest.mark.parametrize("count", [7, 10])
+def test_all_questions_of_a_task_are_found_and_no_more_are_waited_for(count):
+    rng = random.Random(0)
+
+    def draw() -> dict:
+        return {"question": str(rng.randrange(10))}
+
+    assert len({one["question"] for one in distinct(count, draw)}) == count
+    with fails_with("too_few_questions", match="only 10 different"):
+        list(distinct(11, draw))
 
 
 def test_a_seed_gives_the_same_questions_again_and_another_seed_gives_others():
