@@ -27,6 +27,8 @@ HEALTHY_SEEDS = (1, 2, 3, 4, 5)
 HELD_BACK = (6, 7, 8)
 """Seeds on which switches are judged."""
 QUESTIONS = 500
+EM_OF_START = 0.362
+"""Greedy exact match of the shipped start on the same questions."""
 SCRATCH = ("healthy", "stop-token-untrained")
 """Measured from random weights, too."""
 
@@ -100,6 +102,7 @@ def measure(data: bytes, switch: str, seed: int, plays: bytes = b"") -> dict[str
 
 README = Path(__file__).with_name("README.md")
 BEGIN, END = "<!-- table -->", "<!-- end of table -->"
+BEGIN_SCRATCH, END_SCRATCH = "<!-- from random weights -->", "<!-- end of from random weights -->"
 NAMES = {
     "gap": "gap between sampler and trainer",
     "kl": "log-ratio to the start model",
@@ -172,12 +175,38 @@ def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
     return text + (f" Not measured: {', '.join(missing)}." if missing else "")
 
 
+def scratch_table(runs: dict[str, Any]) -> str:
+    """Write what became of random weights, in Markdown."""
+    lines = [
+        "| seed | EM after the cold start | EM after 20 steps | CPU seconds: cold start, all |",
+        "|---|---|---|---|",
+    ]
+    for seed in HELD_BACK:
+        run = runs.get(run_name("healthy", seed, scratch=True))
+        if run is None:
+            continue  # not measured yet
+        cold = run["cold_start"]
+        seconds = f"{cold['cpu_seconds']:.0f}, {run['cpu_seconds']:.0f}"
+        lines.append(f"| {seed} | {cold['em_greedy']:.3f} | {run['em_greedy']:.3f} | {seconds} |")
+    return "\n".join(lines)
+
+
+def with_tables(text: str, runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
+    """Put both tables into the text of README.md."""
+    made = {
+        (BEGIN, END): table(runs, switches),
+        (BEGIN_SCRATCH, END_SCRATCH): scratch_table(runs),
+    }
+    for (begin, end), lines in made.items():
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n\n{lines}\n\n{end}{rest.split(end)[1]}"
+    return text
+
+
 def write_table(switches: list[dict[str, str]]) -> None:
-    """Put the table into README.md."""
-    text = README.read_text()
-    before, rest = text.split(BEGIN)
-    made = table(json.loads(FILE.read_text()), switches)
-    write_whole(README, f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.split(END)[1]}")
+    """Put both tables into README.md."""
+    runs = json.loads(FILE.read_text())
+    write_whole(README, with_tables(README.read_text(), runs, switches))
 
 
 def known_switches() -> list[dict[str, str]]:

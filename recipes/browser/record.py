@@ -40,7 +40,10 @@ THRESHOLD = 0.9
 LARGEST_FILE = 4096
 CPU_SECONDS = 600
 PARAMETERS = 460_160
+RECORDS = HERE / "records"
 KEYS = ("format", "name", "track", "recipe", "binary", "start", "runs", "cost")
+MAY_TELL = "tried"
+"""How many recipes the author tried, if the author tells. No one can check it."""
 GRID: dict[str, tuple[float, ...]] = {
     "steps": tuple(range(1, 401)),
     "questions": (4, 8, 12, 16),
@@ -107,7 +110,9 @@ def check_form(record: Any) -> None:
     """Check keys, types and grid. Raises AgentR1Error."""
     if not isinstance(record, dict):
         raise refuse("it is not an object")
-    _check_keys(record, KEYS, "")
+    _check_keys({key: record[key] for key in record if key != MAY_TELL}, KEYS, "")
+    if MAY_TELL in record and not (_is_count(record[MAY_TELL]) and 1 <= record[MAY_TELL] < 1e6):
+        raise refuse(f"{MAY_TELL} is not a number of recipes")
     if not _is_count(record["format"]) or record["format"] != 1:
         raise refuse("its format is not 1")
     name = record["name"]
@@ -315,7 +320,8 @@ def fill(record: Record, described: dict[str, Any]) -> Record:
     """Run a recipe, and return its record with what it gave."""
     from agent_r1_recipes.browser import world
 
-    made = {key: record[key] for key in ("format", "name", "track", "recipe")}
+    told = ("format", "name", "track", "recipe", MAY_TELL)
+    made = {key: record[key] for key in told if key in record}
     made["binary"] = hashes()["binary"]
     made["start"] = start_hash(world.pack(described))
     runs = [run_once(made, seed, described) for seed in seeds_of(made)]
@@ -324,15 +330,15 @@ def fill(record: Record, described: dict[str, Any]) -> Record:
     return made
 
 
-def copies_of(record: Record, folder: Path = HERE / "records") -> list[str]:
+def same_recipe(record: Record, other: Record) -> bool:
+    return all(record[key] == other[key] for key in ("track", "recipe"))
+
+
+def copies_of(record: Record, folder: Path = RECORDS) -> list[str]:
     """Name records with the same track and recipe under another name."""
-    names = []
-    for file in sorted(folder.glob("*.json")):
-        other = json.loads(file.read_text())
-        same = all(other[key] == record[key] for key in ("track", "recipe"))
-        if same and other["name"] != record["name"]:
-            names.append(other["name"])
-    return names
+    others = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    names = [other["name"] for other in others if same_recipe(record, other)]
+    return [name for name in names if name != record["name"]]
 
 
 @command(

@@ -9,33 +9,8 @@ import pytest
 
 from agent_r1 import AgentR1Error
 from agent_r1_recipes.browser import record
+from agent_r1_recipes.browser.tests.example_record import RECIPE, good
 from agent_r1_recipes.browser.tests.small_world import small_world
-
-RECIPE = {
-    "steps": 20,
-    "questions": 16,
-    "samples": 8,
-    "minibatches": 2,
-    "learningRate": 3e-4,
-    "finalShare": 0.1,
-    "largestNorm": 1.0,
-    "clipLow": 0.2,
-    "clipHigh": 0.28,
-}
-
-
-def good():
-    run = {"weights": "a" * 64, "right": 950}
-    return {
-        "format": 1,
-        "name": "the start (1)",
-        "track": "episodes",
-        "recipe": dict(RECIPE),
-        "binary": record.hashes()["binary"],
-        "start": "c" * 64,
-        "runs": [dict(run) for _ in range(5)],
-        "cost": 2560,
-    }
 
 
 def read(tmp_path, text):
@@ -87,6 +62,7 @@ TEXTS = {
     "weights of a run are not": changed(runs__0__weights="NaN"),
     "not a number of its questions": changed(runs__0__right=1001),
     "cost is not a whole number": changed(cost=-1),
+    "tried is not a number of recipes": changed(tried="few"),
 }
 
 

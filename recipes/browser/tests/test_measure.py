@@ -1,0 +1,21 @@
+"""The tables of README.md are those of measured.json."""
+
+from __future__ import annotations
+
+import json
+
+from agent_r1_recipes.browser import measure
+
+
+def test_the_readme_has_the_tables():
+    text = measure.README.read_text()
+    runs = json.loads(measure.FILE.read_text())
+    made = measure.with_tables(text, runs, measure.known_switches())
+    assert made == text, "python -m agent_r1_recipes.browser.measure --table"
+
+
+def test_a_cold_start_ends_near_the_shipped_one():
+    runs = json.loads(measure.FILE.read_text())
+    names = [measure.run_name("healthy", seed, scratch=True) for seed in measure.HELD_BACK]
+    found = [runs[name]["cold_start"]["em_greedy"] for name in names if name in runs]
+    assert found and all(abs(em - measure.EM_OF_START) <= 0.05 for em in found)
