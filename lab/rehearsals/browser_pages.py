@@ -59,6 +59,8 @@ def train(browser: Any, seed: int, workers: int) -> dict[str, Any]:
         browser.js(f"(document.querySelector('#{name}').value = '{value}')")
     browser.js(FRAMES)
     browser.js("(document.querySelector('#train').click(), true)")
+    stale = browser.js("document.querySelector('#same').innerText + page.run.hash")
+    assert stale == "undefined", "the page still speaks of the run before"
     browser.wait(DONE, 900)
     _no_problem(browser)
     found = browser.js("({ hash: page.run.hash, seconds: page.run.wall })")

@@ -196,7 +196,16 @@ const hear = {
     status("The cold start is done. Sampling the first attempts …");
   },
 
-  paused: () => buttons(),
+  paused() {
+    const { figures, steps, scratch, losses, done } = page.run;
+    if (done) return; // its last step ended meanwhile
+    const cold = scratch && !figures.length;
+    const place = cold
+      ? `${losses.at(-1)?.[0] ?? 0} of the cold start`
+      : `${figures.length} of ${steps}`;
+    status(`Paused after step ${place}.`);
+    buttons();
+  },
 
   done() {
     const { run } = page;
