@@ -1,8 +1,11 @@
 """Write the board of records into README.md: `python -m agent_r1_recipes.browser.board`.
 
 In: the files of records/, whose names begin with a date. Out: the table of README.md. A record that
-has the track and the recipe of an earlier one is listed as its copy. Run it after a record was
-merged: CI ran the record again before that, and `make long PART=browser_records` runs all of them.
+has the track and the recipe of an earlier one is listed as its copy. A record of another binary,
+which can no longer be run again, is listed as such.
+
+Run it after a record was merged. CI ran the record again before that, and
+`make long PART=browser_records` runs all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_r1 import write_whole
+from agent_r1_recipes.browser.build import hashes
 from agent_r1_recipes.browser.record import (
     RECORDS,
     RUNS,
@@ -50,6 +54,8 @@ def row(record: Record, records: list[Record]) -> str:
     name = (
         record["name"] if original is record else f"{record['name']}, a copy of {original['name']}"
     )
+    if record["binary"] != hashes()["binary"]:
+        name += " (made with another binary)"
     settings = ", ".join(f"{key} {value:g}" for key, value in record["recipe"].items())
     tried = record.get("tried", "not told")
     return f"| {track} | {cost} {UNITS[track]} | {score} | {name} | {settings} | {tried} |"

@@ -19,5 +19,10 @@ def test_the_board_lists_the_lowest_cost_first_and_names_copies(tmp_path):
     assert "| mine, a copy of the start (1) |" in third
 
 
+def test_the_board_marks_a_record_of_another_binary(tmp_path):
+    (tmp_path / "1.json").write_text(json.dumps(good() | {"binary": "b" * 64}))
+    assert "| the start (1) (made with another binary) |" in board.board(tmp_path)
+
+
 def test_the_readme_has_the_board():
     assert board.board() in board.README.read_text(), "python -m agent_r1_recipes.browser.board"

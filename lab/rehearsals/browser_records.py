@@ -1,0 +1,21 @@
+"""Run each record of recipes/browser again, and compare hashes, scores and costs.
+
+A record of twenty steps takes about five CPU minutes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from agent_r1_recipes.browser import record, world
+
+
+def run() -> dict[str, Any]:
+    described = world.header()
+    figures: dict[str, Any] = {}
+    for file in sorted(record.RECORDS.glob("*.json")):
+        found = record.read_record(file)
+        figures[found["name"]] = record.check(found, described)
+        print(f"  {found['name']}: {figures[found['name']]}", flush=True)
+    assert figures, "there is no record"
+    return figures
