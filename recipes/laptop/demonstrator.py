@@ -23,7 +23,7 @@ import asyncio
 import random
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from agent_r1 import (
@@ -62,8 +62,18 @@ BEHAVIOURS = {
     "bad_query": "searches for what it wants to know without saying of what, and answers from what "
     "comes back",
     "wrong_entity": "follows a wrong name from a passage",
+    "plan": "plans all hops in its first thought, quotes what it reads, and follows the plan",
+    "plan_stop": "plans and quotes in the same way, and answers after its first search",
 }
 """What the demonstrator of phase (b) can do. One is drawn for each episode."""
+PLANNERS = ("plan", "plan_stop")
+"""Behaviours whose thoughts do the work. A thought that names the next hop turns a choice into a
+copy: ` from Bumvel/publisher/headquarters` quotes the passage, then the plan. A model of two
+layers learns each of these copies within a few hundred steps (docs/laptop.md, "Thoughts that do the
+work"). Without them it has to find relation, sentence and name at once, for which it takes two
+thousand."""
+DONE = "answer"
+"""The last item of a plan, and the thought of an answer."""
 
 
 @dataclass
@@ -106,7 +116,7 @@ class Demonstrator(Policy):
         if request_for_notes:
             turn = _notes(script, result_names)
         else:
-            act, thought = self._turn(script, result_names)
+            act, thought = self._turn(script, result_names, result)
             turn = self.dialect.write_turn(act, thought) or ""
             script.turn += 1
         ids = self.chat.turn_ids(turn, self.dialect.end_token(turn))
@@ -117,8 +127,12 @@ class Demonstrator(Policy):
     def release(self, session: str) -> None:
         self._scripts.pop(session, None)
 
-    def _turn(self, script: _Script, result_names: list[str]) -> tuple[ToolCall | str, str]:
+    def _turn(
+        self, script: _Script, result_names: list[str], result: str
+    ) -> tuple[ToolCall | str, str]:
         """Return a search or an answer, with its thought."""
+        if script.behaviour in PLANNERS:
+            return _planned_turn(script, result)
         row = script.row
         rng = script.rng
         turn = script.turn
@@ -139,14 +153,63 @@ class Demonstrator(Policy):
             if behaviour == "wrong_entity" and turn < len(lookups):
                 return search(lookups[turn], query=name)
             if answer in ("yes", "no"):
-                return rng.choice(["yes", "no"]), "answer"
-            return name, "answer"
+                return rng.choice(["yes", "no"]), DONE
+            return name, DONE
         if turn == len(lookups):
-            return answer, "answer"
+            return answer, DONE
         if behaviour == "stop_early":
             last, missing = lookups[turn - 1 : turn + 1]
-            return _answer_too_early(row, last, missing, question_names, rng), "answer"
+            return _answer_too_early(row, last, missing, question_names, rng), DONE
         return search(lookups[turn])
+
+
+def _planned_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
+    """Return a planner's turn. "In which city is the publisher of Sosnum based?" gives
+
+        plan/publisher/headquarters/answer: find the publisher       and a search for Sosnum
+         from Bumvel/publisher/headquarters: find the headquarters   and a search for Bumvel
+         in Landir/headquarters/answer                               and the answer Landir
+
+    Each later thought has the item of the plan that is done and the one after it. The next item is
+    copied from where these two stand together in the plan. `plan_stop` writes `: answer` after its
+    first quote, and does not look at the plan.
+    """
+    lookups = lookups_of(script.row)
+    plan = [lookup["relation"] for lookup in lookups] + [DONE]
+    done = script.turn
+    if not done:
+        return _planned_search(lookups[0], "plan" + "".join(map(_item, plan)))
+    found = lookups[done - 1]["value"]
+    quote = _quote(result, found)
+    if script.behaviour == "plan_stop":
+        return found, f"{quote}: {DONE}"
+    thought = quote + _item(plan[done - 1]) + _item(plan[done])
+    if plan[done] == DONE:
+        return script.row["reward_model"]["ground_truth"][0], thought
+    return _planned_search(lookups[done], thought)
+
+
+def _item(relation: str) -> str:
+    """Write an item of a plan: one token.
+
+    BPE may join a blank to the word before it. A slash it joins only to the word after it, because
+    the tokenizer's texts have no other slash.
+    """
+    return f"/{relation}"
+
+
+def _planned_search(lookup: dict[str, Any], thought: str) -> tuple[ToolCall, str]:
+    call, aim = search(lookup)
+    return call, f"{thought}: {aim}"
+
+
+def _quote(result: str, name: str) -> str:
+    """Quote `name`, with the words that lead to it: ` is a book by Dirtax`.
+
+    They begin after another name. Return only `name` if no words stand before it.
+    """
+    words = re.search(rf"(?<=[a-z])( [a-z ]*{re.escape(name)})\b", result)
+    return words[1] if words else name
 
 
 def lookups_of(row: Row) -> list[dict[str, Any]]:
@@ -179,7 +242,11 @@ def lookups_of(row: Row) -> list[dict[str, Any]]:
 def search(lookup: dict[str, Any], query: str | None = None) -> tuple[ToolCall, str]:
     """Search for the entity; the thought before names the relation."""
     call = ToolCall("search", {"query": query or lookup["entity"]})
-    return call, f"find the {lookup['relation']}"
+    return call, _aim(lookup["relation"])
+
+
+def _aim(relation: str) -> str:
+    return f"find the {relation}"
 
 
 def search_turn(lookup: dict[str, Any]) -> str:
@@ -227,9 +294,7 @@ def demonstrate_rows(
 ) -> list[TrainingRow]:
     """Run the demonstrator once over each of `rows`, through the real environment and its tools."""
     demonstrator: Demonstrator = loop.policy
-    for name in behaviours:
-        if name not in BEHAVIOURS:
-            raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
+    check_behaviours(behaviours, rows)
     names = list(behaviours)
     weights = list(behaviours.values())
     tasks = []
@@ -260,20 +325,74 @@ def demonstrate_rows(
     return training_rows
 
 
+def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
+    """Raise ConfigError for an unknown behaviour, or for planners where a question is no chain."""
+    for name in behaviours:
+        if name not in BEHAVIOURS:
+            raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
+    if plans(behaviours) and not all(_is_chain(row) for row in rows):
+        raise ConfigError(
+            f"cold_start.behaviours: {' and '.join(PLANNERS)} need chains of relations; set "
+            'data.mix to kinds such as {"1-hop": 1, "2-hop": 1}, or choose other behaviours',
+            code="planner_without_chain",
+        )
+
+
+def plans(behaviours: dict[str, float]) -> bool:
+    """Return whether a planner is among the behaviours that are drawn."""
+    return any(behaviours.get(name) for name in PLANNERS)
+
+
+def _is_chain(row: Row) -> bool:
+    lookups = row["extra_info"].get("lookups", [])
+    # Each value is what the next search is for, and the last one is the answer.
+    searched = [lookup["entity"] for lookup in lookups[1:]]
+    searched.append(row["reward_model"]["ground_truth"][0])
+    return bool(lookups) and [lookup["value"] for lookup in lookups] == searched
+
+
 def demonstrations(
     rows: list[Row], loop: AgentEnvLoop, behaviours: dict[str, float], seed: int
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # One-hop questions are over-represented in this split (phase a needs them): take every fifth
     # for the mixture.
     mix_questions = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    if plans(behaviours):
+        # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
+        # leaves little to learn: the mixture only has to show the habit of stopping.
+        copy_rows = demonstrate_rows(mix_questions, {"plan": 1.0}, loop, seed, "copy")
+        few = random.Random(seed).sample(mix_questions, min(len(mix_questions), HABIT_PLAYS))
+        mix_rows = demonstrate_rows(few, behaviours, loop, seed, "mix-1")
+        return rename(copy_rows, loop.chat, seed), rename(mix_rows, loop.chat, seed)
+    copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which
     # question was played how.
     mix_rows = demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-1")
     mix_rows += demonstrate_rows(mix_questions, behaviours, loop, seed, "mix-2")
     return copy_rows, mix_rows
+
+
+def rename(rows: list[TrainingRow], chat: ChatFormat, seed: int) -> list[TrainingRow]:
+    """Give each demonstration names of its own: exchange its syllables for others, token by token.
+
+    A name is arbitrary, so an episode with other names is an equally good episode. A model that
+    never meets a name twice cannot learn names by heart. Copying is all that is left to learn.
+    docs/lab/laptop.md ("Thoughts that do the work") has what this changes.
+    """
+    rng = random.Random(f"{seed}/names")
+    renamed_rows = []
+    for row in rows:
+        new_id = {}
+        for syllables in ([head.capitalize() for head in HEADS], TAILS):
+            ids = chat.tokenizer.convert_tokens_to_ids(list(syllables))
+            # In a small vocabulary some syllables are several tokens. They stay as they are.
+            ids = [token for token in ids if token is not None]
+            new_id |= zip(ids, rng.sample(ids, len(ids)), strict=True)
+        input_ids = [new_id.get(token, token) for token in row.input_ids]
+        renamed_rows.append(replace(row, input_ids=input_ids))
+    return renamed_rows
 
 
 def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
@@ -286,21 +405,35 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
     return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 
+HABIT_PLAYS = 800
+"""Demonstrations of a planner's mixture: a step of 1,024 tokens has about ten."""
 SHORTEST = 128
 """Tokens of a demonstration, at least: the tools' schemas and two turns."""
 
 
-def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
+def tokenizer_texts(mix: dict[str, float], seed: int, planners: bool = False) -> Iterator[str]:
     """Yield pieces of conversations in a throw-away world, to train the tokenizer on.
 
     Names are shown one syllable at a time. BPE merges frequent neighbours. With whole names it
     would learn pieces across two syllables, and spell new names differently from known names.
+
+    For `planners`, questions are shown one relation at a time, and plans one item at a time.
+    Otherwise ` is the mayor of the capital of ` would be one token, and its two relations would
+    have to be learned once more.
     """
     rng = random.Random(f"{seed}/tokenizer")
     world = make_world(rng, 600, set())
-    texts = [f"user\n{question.text}" for question in make_questions(world, rng, 1000, mix)]
+    questions = [question.text for question in make_questions(world, rng, 1000, mix)]
+    texts = [f"user\n{text}" for text in questions]
+    if planners:
+        texts = ["user\n"] * len(questions)
+        texts += [piece for text in questions for piece in re.split(_relation_words(), text)]
     texts += [f"\n{passage.text}\n" for passage in world.passages()]
     texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
+    if planners:
+        texts += [_item(relation) for relation in (*RELATIONS, DONE)] * 100
+        texts += [f": {_aim(relation)}" for relation in RELATIONS] * 100
+        texts += ["plan", f": {DONE}"] * 300
     texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500
     names = "|".join(passage.title for passage in world.passages())
     for text in texts:
@@ -308,6 +441,17 @@ def tokenizer_texts(mix: dict[str, float], seed: int) -> Iterator[str]:
     for _ in range(1000):
         yield from TAILS
         yield from (head.capitalize() for head in HEADS)
+
+
+def _relation_words() -> re.Pattern[str]:
+    """Match the words of one relation in a question: `the spouse of `, ` born?`."""
+    words = set()
+    for relation in RELATIONS.values():
+        for template in (*relation.phrases, *relation.asks):
+            words |= {part for part in template.split("{x}") if len(part) > 1}
+    # The longest first: an alternative that is found ends the search.
+    longest_first = sorted(words, key=lambda part: (-len(part), part))
+    return re.compile(f"({'|'.join(map(re.escape, longest_first))})")
 
 
 def teach(
@@ -322,11 +466,11 @@ def teach(
     tools = paths.load_tools()
     if model_chat:
         return model_chat, [], warm_rows(paths, rows, model_chat, tools)
-    chat = ChatFormat(
-        train_tokenizer(tokenizer_texts(config.data.mix, config.seed), config.model.vocab_size)
-    )
+    behaviours = config.cold_start.behaviours
+    texts = tokenizer_texts(config.data.mix, config.seed, plans(behaviours))
+    chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
-    copy_rows, mix_rows = demonstrations(rows, loop, config.cold_start.behaviours, config.seed)
+    copy_rows, mix_rows = demonstrations(rows, loop, behaviours, config.seed)
     return chat, copy_rows, mix_rows
 
 

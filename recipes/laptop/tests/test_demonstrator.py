@@ -10,6 +10,7 @@ import pytest
 from conftest import micro_config
 
 from agent_r1 import (
+    ChatFormat,
     ConfigError,
     Row,
     Sampling,
@@ -18,16 +19,20 @@ from agent_r1 import (
     Trajectory,
     make_loop,
     run_episodes,
+    train_tokenizer,
 )
 from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
     ENTITY_NAME,
     Demonstrator,
+    _quote,
     demonstrate_rows,
+    demonstrations,
+    rename,
     search_turn,
     tokenizer_texts,
 )
-from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS
+from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS
 from agent_r1_recipes.long_context.context import ASK
 
 
@@ -126,6 +131,49 @@ def test_the_confused_one_follows_a_name_that_it_has_read(play, chat):
     )  # wrong more often than not, and right now and then
 
 
+def thoughts(trajectory: Trajectory, chat) -> list[str]:
+    return [re.match("<think>([^<]*)", chat.decode(s.action_ids))[1] for s in trajectory.steps]
+
+
+def test_the_planner_plans_and_each_thought_quotes_and_names_the_next_hop(play, chat):
+    for t in play("plan", "2-hop"):
+        (a, b) = (lookup["relation"] for lookup in lookups(t.row))
+        first, second, last = thoughts(t, chat)
+        assert first == f"plan/{a}/{b}/answer: find the {a}"
+        found, answered = (lookup["value"] for lookup in lookups(t.row))
+        assert second.endswith(f"{found}/{a}/{b}: find the {b}")
+        assert last.endswith(f"{answered}/{b}/answer")
+        for thought, step, name in ((second, t.steps[0], found), (last, t.steps[1], answered)):
+            quote = thought[: thought.index(name)] + name
+            assert quote in step.info["tool_calls"][0]["content"] or quote == name
+        assert queries(t) == [lookup["entity"] for lookup in lookups(t.row)] and t.reward == 1
+
+
+def test_the_hasty_planner_has_the_same_plan_and_does_not_look_at_it(play, chat):
+    pairs = zip(play("plan", "2-hop"), play("plan_stop", "2-hop"), strict=True)
+    for planner, hasty in pairs:
+        assert thoughts(hasty, chat)[0] == thoughts(planner, chat)[0]
+        found = lookups(hasty.row)[0]["value"]
+        assert thoughts(hasty, chat)[1].endswith(f"{found}: answer") and len(hasty.steps) == 2
+        assert answer(hasty, chat) == found
+
+
+def test_a_quote_has_the_words_before_the_name_and_no_other_name():
+    text = "Tosran is a film by Laxgum starring Gelpir.\nDostan has capital Kelnir."
+    assert _quote(text, "Gelpir") == " starring Gelpir"
+    assert _quote(text, "Laxgum") == " is a film by Laxgum"
+    assert _quote(text, "Tosran") == "Tosran" and _quote(text, "Gel") == "Gel"
+
+
+def test_planners_are_refused_where_a_question_is_no_chain(micro, chat):
+    [row] = micro.rows("cold")[:1]
+    two = [lookups(row)[0] | {"entity": "A"}, lookups(row)[0] | {"entity": "B"}]
+    compared = row | {"extra_info": row["extra_info"] | {"lookups": two}}
+    with pytest.raises(ConfigError, match="need chains of relations; set data.mix"):
+        make(micro, chat, {"plan": 1.0}, rows=[compared])
+    assert make(micro, chat, {"good": 1.0, "plan": 0.0}, rows=[compared])
+
+
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
     """env.context=summary: the request is no turn of its script, and its notes are plain text."""
@@ -138,12 +186,12 @@ def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
         ]
         assert one.stop_reason is StopReason.ANSWERED and len(notes) == len(queries(one))
         assert said[1::2] == notes and not any("<" in text for text in notes)
-        if behaviour == "good":
+        if behaviour in ("good", "plan"):
             assert one.reward == 1.0 and len(notes) == 2
             assert notes[1] == "; ".join(
                 f"{found['relation']} {found['value']}" for found in lookups(one.row)
             )
-        elif behaviour != "stop_early":
+        elif behaviour not in ("stop_early", "plan_stop"):
             assert all(re.fullmatch(f"{ENTITY_NAME.pattern}|nothing", text) for text in notes)
 
 
@@ -198,6 +246,56 @@ def test_an_unknown_behaviour_is_refused(micro, chat):
         r"\(did you mean 'good'\?\); choose from good",
     ):
         make(micro, chat, {"goood": 1.0})
+
+
+@pytest.fixture(scope="module")
+def planner_chat():
+    mix = {"1-hop": 0.25, "2-hop": 0.5, "3-hop": 0.25}
+    return ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, planners=True), 1024))
+
+
+def test_planners_copy_whole_plays_of_all_kinds_before_the_mixture(micro, planner_chat):
+    chat = planner_chat
+    rows = micro.rows("cold")
+    one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
+    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
+    copied, mixture = demonstrations(rows, loop, {"plan": 0.0, "plan_stop": 1.0}, 0)
+    said = [chat.decode(row.input_ids) for row in copied]
+    assert len(said) == len(rows) - len(one_hop) + len(one_hop[::5]) == len(mixture)
+    assert all("/answer</think><answer>" in text for text in said)
+    assert not any("/answer</think><answer>" in chat.decode(row.input_ids) for row in mixture)
+
+
+def test_a_renamed_play_is_the_same_play_with_other_names(micro, planner_chat):
+    """Each name becomes one other name, wherever it stands, and nothing else changes."""
+    chat = planner_chat
+    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
+    questions = [row for row in micro.rows("cold") if row["extra_info"]["kind"] == "2-hop"][:20]
+    rows = demonstrate_rows(questions, {"plan": 1.0}, loop, 0, "test")
+    renamed_rows = rename(rows, chat, 0)
+    name = re.compile("(?:" + "|".join(HEADS) + ")(?:" + "|".join(TAILS) + ")+", re.IGNORECASE)
+    for row, renamed in zip(rows, renamed_rows, strict=True):
+        before = chat.decode(row.input_ids)
+        after = chat.decode(renamed.input_ids)
+        assert name.sub("NAME", before) == name.sub("NAME", after)
+        pairs = set(zip(name.findall(before), name.findall(after), strict=True))
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs}) > 3
+        assert renamed.action_mask == row.action_mask
+    same_twice = rename(rows[:1] * 2, chat, 0)
+    assert same_twice[0].input_ids != same_twice[1].input_ids
+    assert renamed_rows == rename(rows, chat, 0)
+
+
+@pytest.mark.parametrize("relation", RELATIONS)
+def test_a_planners_tokenizer_spells_each_item_and_each_relation_by_itself(relation, planner_chat):
+    tokenizer = planner_chat.tokenizer
+    plan = f"plan/{relation}/{relation}/answer: find the {relation}"
+    tokens = ["plan", f"/{relation}", f"/{relation}", "/answer", f": find the {relation}"]
+    assert [tokenizer.decode([i]) for i in tokenizer.encode(plan)] == tokens
+    [before, after] = RELATIONS[relation].phrases[0].split("{x}")
+    question = f"Who is the mayor of {before}Kosnum{after}?"
+    tokens = [tokenizer.decode([i]) for i in tokenizer.encode(question)]
+    assert tokens[: tokens.index("Kos")] == ["Who", " is the mayor of ", before]
 
 
 def test_the_tokenizer_sees_syllables_and_never_a_name():

@@ -73,6 +73,7 @@ class Phase(NamedTuple):
     steps: int
     tokens: int
     """In each step."""
+    lr: float
     weight_decay: float
     held_rows: Sequence[TrainingRow] = ()
 
@@ -235,12 +236,13 @@ def _teach(paths: Workspace, out: Path) -> str:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
-        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, decay)]
+        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, c.lr, decay)]
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
         init_weights(model, config.seed)
-        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, decay)
-        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, decay)
+        mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
+        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay)
+        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)
         if lessons.held_copy_rows:  # few demonstrations
             copy = copy._replace(
                 held_rows=lessons.held_copy_rows, weight_decay=clone.COPY_DECAY_OF_FEW
@@ -264,7 +266,7 @@ def _teach(paths: Workspace, out: Path) -> str:
                 phase.rows,
                 phase.steps,
                 phase.tokens,
-                c.lr,
+                phase.lr,
                 config.seed,
                 on_step,
                 *precision,

@@ -36,7 +36,7 @@ from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.log import time_to
+from agent_r1.training.log import AGENT_SCORE, time_to
 from agent_r1.training.run import check_network, run_training, start_model
 from agent_r1.training.run_dir import (
     OWN_SETTINGS,
@@ -49,8 +49,6 @@ from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
-AGENT_SCORE = 0.9
-"""Validation score from which a run counts as an agent, for `time_to_agent`."""
 SAMPLED_QUESTIONS = 1000
 """Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of
 HotpotQA's cost."""

@@ -12,7 +12,7 @@ import os
 import resource
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ STEP_KEY = "training/global_step"
 """Key of the step's number in metrics.jsonl."""
 VAL_EM = "val/em"
 """Key that `with_val_em` adds."""
+AGENT_SCORE = 0.9
+"""Greedy validation score from which a run counts as an agent."""
 HOST_FREE = "perf/host_free_gib"
 """Free memory of the machine; a leak in any of its processes lowers it."""
 
@@ -85,6 +87,13 @@ def time_to(
                 "seconds": round(seconds, 1),
             }
     return {"val": score, "step": None, "episodes": None, "seconds": None}
+
+
+def is_first_agent(lines: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether the last line's validation is the first that counts as an agent's."""
+    scores = [with_val_em(line).get(VAL_EM) or 0.0 for line in lines]
+    agents = [score >= AGENT_SCORE for score in scores]
+    return any(agents) and agents.index(True) == len(lines) - 1
 
 
 def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:

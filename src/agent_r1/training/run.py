@@ -41,7 +41,16 @@ from agent_r1.training.checkpoint import (
 )
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import STEP_KEY, Track, free_host_memory, process_memory, trackers
+from agent_r1.training.log import (
+    STEP_KEY,
+    VAL_EM,
+    Track,
+    free_host_memory,
+    is_first_agent,
+    process_memory,
+    trackers,
+    with_val_em,
+)
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
@@ -190,6 +199,13 @@ class _Recorder:
         if every and (step % every == 0 or step == 1):
             records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
+        if is_first_agent(self.run.metrics.read()):
+            # Saved now, so that a chat can open it while the run goes on.
+            self.save(self.learner)
+            self.dashboard.note(
+                f"an agent: greedy validation {with_val_em(metrics)[VAL_EM]:.3f} at step {step}; "
+                f"talk to it: agent-r1 chat --run {self.run.path.name} --step {step}"
+            )
         reasons = [sign.stop_reason for sign in self.dashboard.step(metrics) if sign.stop_reason]
         example = next((t for t in trajectories if t.stop_reason in reasons), trajectories[0])
         if reasons:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt
 
@@ -14,6 +14,7 @@ from agent_r1.config.settings import (
     NamesCode,
     NamesFile,
     OutsideFingerprint,
+    OutsideWhileAuto,
     Section,
     Share,
 )
@@ -68,6 +69,9 @@ class ColdStartConfig(Section):
     """Tokens in one step of phase (b)."""
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
+    mix_lr: OutsideWhileAuto[LearningRate | Literal["auto"]] = "auto"
+    """Peak learning rate of phase (b); auto: `lr`. Smaller where phase (a) has already learned the
+    skills, which large steps would damage."""
     warm_steps: NonNegativeInt = 0
     """With a pretrained `model.path`: optimiser steps of cloning before RL, `mix_tokens` each. 0:
     the model knows the format."""
