@@ -88,7 +88,7 @@ def _hide(browser: Any, expected: str) -> str:
         browser.send("Target.createTarget", url="about:blank")
         back = ("Page.bringToFront", {})
     browser.wait("document.visibilityState === 'hidden'", 30)
-    _finish(browser, expected)  # while nobody looks
+    _finish(browser, expected)  # while no one looks
     browser.send(back[0], **back[1])
     browser.wait("document.visibilityState === 'visible'", 30)
     assert _text(browser, "hidden") == HIDDEN

@@ -79,17 +79,17 @@ def open_home(preset: str, *settings: str, split: str = "train") -> Home:
 
 def verifiers_home(preset: str, *settings: str, split: str = "train") -> tuple[type, type]:
     """Return a taskset class and a harness class of a preset, for verifiers 0.4."""
-    # Whoever calls this was loaded by verifiers, which our own environment lacks.
+    # Verifiers loads the callers of this function; our own environment lacks it.
     vf: Any = importlib.import_module("verifiers.v1")
     home = open_home(preset, *settings, split=split)
 
-    class HomeState(vf.State):
+    class EpisodeResult(vf.State):
         """The result of an episode."""
 
         reward: float = 0.0
         metrics: dict[str, float] = {}
 
-    class HomeTask(vf.Task[vf.TaskData, HomeState]):
+    class HomeTask(vf.Task[vf.TaskData, EpisodeResult]):
         """One question. The row with its answer stays here: a trace has the question only."""
 
         @vf.reward
