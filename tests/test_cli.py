@@ -358,6 +358,23 @@ def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
         cli.main(["data"])
 
 
+def test_a_run_says_once_that_there_is_an_agent_and_keeps_that_step(home, monkeypatch, capsys):
+    """Step 3 is as good, and is no news. Step 2 is saved once, although nothing else asks for
+    it."""
+    scores = iter([0.5, 0.95, 0.95])
+    score = {"val-core/tinyhop/acc/mean@1": 0.0}
+    monkeypatch.setattr(
+        "agent_r1.training.run.validation", lambda *words: dict.fromkeys(score, next(scores))
+    )
+    every = ("trainer.save_every=50", "trainer.eval_every=1")
+    assert main("train", "grpo", *SMALL, *every, "--run=new", "--plain") == 0
+    told = [line for line in capsys.readouterr().out.splitlines() if "an agent: " in line]
+    assert len(told) == 1 and "greedy validation 0.950 at step 2; talk to it: " in told[0]
+    assert told[0].endswith("agent-r1 chat --run new --step 2")
+    kept = {path.name for path in (home / "runs" / "new" / "checkpoints").glob("step_*")}
+    assert kept == {"step_000002", "step_000003"}
+
+
 # ---------------------------------------------------------------------------- eval, report, inspect
 
 

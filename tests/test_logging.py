@@ -24,7 +24,7 @@ from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.files import read_jsonl
 from agent_r1.training import dashboard
 from agent_r1.training.dashboard import Dashboard
-from agent_r1.training.log import STEP_KEY, MetricsFile, is_first_agent, time_to, trackers
+from agent_r1.training.log import STEP_KEY, MetricsFile, first_agent_step, time_to, trackers
 from agent_r1.training.run import graceful_interrupt
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
@@ -134,8 +134,9 @@ def test_what_it_took_until_validation_reached_a_score_by_hand():
 
 def test_the_first_agent_is_the_first_validation_of_nine_tenths():
     key = "val-core/tinyhop/acc/mean@1"
-    lines = [{}, {key: 0.895}, {}, {key: 0.9}, {}, {key: 0.95}]
-    assert [is_first_agent(lines[:n]) for n in range(7)] == [False] * 4 + [True, False, False]
+    scores = [{}, {key: 0.895}, {}, {key: 0.9}, {}, {key: 0.95}]
+    lines = [{STEP_KEY: step} | score for step, score in enumerate(scores, 1)]
+    assert [first_agent_step(lines[:n]) for n in range(7)] == [None] * 4 + [4] * 3
 
 
 def test_damage_in_the_middle_is_named(tmp_path):

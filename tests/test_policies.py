@@ -106,14 +106,16 @@ def one_episode(policy, agent, max_tokens: int):
     return t.steps[0].action_ids, t.steps[0].finish_reason, t.stop_reason, t.reward_parts
 
 
-def ends_at_either(policy, agent, said: list[int]) -> None:
+def episodes_at_limits(policy, agent, said: list[int]) -> list[tuple]:
+    """Play with room for all tokens, for exactly those up to the first end token, for one less."""
+    return [one_episode(policy, agent, limit) for limit in (40, len(said) - 1, len(said) - 2)]
+
+
+def ends_at_the_first_end_token(said: list[int]) -> list[tuple]:
+    """Return what `episodes_at_limits` has to be: the last token that is allowed may end a turn."""
     right = (said[:-1], "stop", StopReason.ANSWERED, {"em": 1.0, "format": 0.0})
     short = (said[:-2], "length", StopReason.MAX_TOKENS, {"em": 0.0, "format": -0.2})
-    assert one_episode(policy, agent, 40) == right
-    assert (
-        one_episode(policy, agent, len(said) - 1) == right
-    )  # the last token that is allowed ends it
-    assert one_episode(policy, agent, len(said) - 2) == short
+    return [right, right, short]
 
 
 @pytest.mark.parametrize("way", ["local", "vllm", "vllm streamed"])
@@ -133,7 +135,7 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, w
         policy = agent.policy
         if way == "vllm streamed":
             policy.on_token = lambda session, ids: None
-        ends_at_either(policy, agent, said)
+        assert episodes_at_limits(policy, agent, said) == ends_at_the_first_end_token(said)
 
 
 def test_what_is_trained_keeps_the_ends_that_it_was_trained_with(two_ends, micro, tmp_path):

@@ -21,7 +21,11 @@ import torch
 from conftest import VOCAB, micro_config, random_model, run_training_loop
 from hypothesis import given
 from hypothesis import strategies as st
-from test_policies import ends_at_either, two_ends  # noqa: F401, the fixture
+from test_policies import (  # noqa: F401, one is a fixture
+    ends_at_the_first_end_token,
+    episodes_at_limits,
+    two_ends,
+)
 from test_verl_compose import composed, smoke
 
 from agent_r1.config import ALGORITHMS, tables
@@ -372,9 +376,8 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro):  # noqa: F811
             )
 
     with open_agent(path, micro.config, tools={}) as agent:
-        ends_at_either(
-            agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, use_seeds=True), agent, said
-        )
+        policy = agent_loop.VerlPolicy(Client(), agent.chat.stop_ids, use_seeds=True)
+        assert episodes_at_limits(policy, agent, said) == ends_at_the_first_end_token(said)
 
 
 @pytest.mark.parametrize(

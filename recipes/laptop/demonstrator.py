@@ -1,8 +1,8 @@
-"""Clone an imperfect demonstrator (cold start), so that RL has something to reinforce.
+"""Play an imperfect demonstrator, so that RL has something to reinforce.
 
-In: training sequences, the search index. Out: a model folder that knows the format, can copy names,
-and plays the task badly. Next: `loop.py`. Questions of published data sets are played with other
-names (`entity_renaming.py`).
+In: cold-start questions, the search tool. Out: a chat format, and training rows. Next:
+`app/cold_start.py` clones them into a model that knows the format and plays badly. Questions of
+published data sets are played with other names (`entity_renaming.py`).
 
 RL cannot start from scratch: a model that never searches and answers correctly never gets a reward.
 A pretrained model has that knowledge; ours gets it in a minute from demonstrations, in two phases:
@@ -12,6 +12,8 @@ A pretrained model has that knowledge; ours gets it in a minute from demonstrati
     (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see
                   BEHAVIOURS). Cloning a mixture gives a policy that *samples* the mixture:
                   sometimes right, which RL can reinforce.
+
+With planners (see PLANNERS) phase (a) has whole plays of all kinds, each with names of its own.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it,
 and the same rows and masks result. The loss is on its own tokens; tool results are only read.
@@ -69,9 +71,8 @@ BEHAVIOURS = {
 PLANNERS = ("plan", "plan_stop")
 """Behaviours whose thoughts do the work. A thought that names the next hop turns a choice into a
 copy: ` from Bumvel/publisher/headquarters` quotes the passage, then the plan. A model of two
-layers learns each of these copies within a few hundred steps (docs/laptop.md, "Thoughts that do the
-work"). Without them it has to find relation, sentence and name at once, for which it takes two
-thousand."""
+layers learns these copies within 800 steps (docs/laptop.md, "Thoughts that do the work"). Without
+them it has to find relation, sentence and name at once, for which it takes two thousand."""
 DONE = "answer"
 """The last item of a plan, and the thought of an answer."""
 
@@ -185,7 +186,7 @@ def _planned_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
         return found, f"{quote}: {DONE}"
     thought = quote + _item(plan[done - 1]) + _item(plan[done])
     if plan[done] == DONE:
-        return script.row["reward_model"]["ground_truth"][0], thought
+        return found, thought
     return _planned_search(lookups[done], thought)
 
 
@@ -356,9 +357,7 @@ def demonstrations(
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    # One-hop questions are over-represented in this split (phase a needs them): take every fifth
-    # for the mixture.
-    mix_questions = [row for row in rows if row["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
+    mix_questions = _mixture_questions(rows)
     if plans(behaviours):
         # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
         # leaves little to learn: the mixture only has to show the habit of stopping.
@@ -374,6 +373,15 @@ def demonstrations(
     return copy_rows, mix_rows
 
 
+def _mixture_questions(rows: list[Row]) -> list[Row]:
+    """Return the questions with only every fifth of the one-hop questions.
+
+    This split has many of them, because a copying phase needs them.
+    """
+    one_hop = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
+    return [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + one_hop[::5]
+
+
 def rename(rows: list[TrainingRow], chat: ChatFormat, seed: int) -> list[TrainingRow]:
     """Give each demonstration names of its own: exchange its syllables for others, token by token.
 
@@ -382,13 +390,15 @@ def rename(rows: list[TrainingRow], chat: ChatFormat, seed: int) -> list[Trainin
     docs/lab/laptop.md ("Thoughts that do the work") has what this changes.
     """
     rng = random.Random(f"{seed}/names")
+    syllable_ids = []
+    for syllables in ([head.capitalize() for head in HEADS], TAILS):
+        ids = chat.tokenizer.convert_tokens_to_ids(list(syllables))
+        # In a small vocabulary some syllables are several tokens. They stay as they are.
+        syllable_ids.append([token for token in ids if token is not None])
     renamed_rows = []
     for row in rows:
         new_id = {}
-        for syllables in ([head.capitalize() for head in HEADS], TAILS):
-            ids = chat.tokenizer.convert_tokens_to_ids(list(syllables))
-            # In a small vocabulary some syllables are several tokens. They stay as they are.
-            ids = [token for token in ids if token is not None]
+        for ids in syllable_ids:
             new_id |= zip(ids, rng.sample(ids, len(ids)), strict=True)
         input_ids = [new_id.get(token, token) for token in row.input_ids]
         renamed_rows.append(replace(row, input_ids=input_ids))
@@ -400,8 +410,7 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
 
     Few of TinyHop's one-hop questions are among them.
     """
-    easy = [row for row in rows if row["extra_info"].get("kind") == "1-hop"]
-    mix_questions = [row for row in rows if row["extra_info"].get("kind") != "1-hop"] + easy[::5]
+    mix_questions = _mixture_questions(rows)
     return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 

@@ -12,7 +12,7 @@ import os
 import resource
 import secrets
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -89,11 +89,12 @@ def time_to(
     return {"val": score, "step": None, "episodes": None, "seconds": None}
 
 
-def is_first_agent(lines: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether the last line's validation is the first that counts as an agent's."""
-    scores = [with_val_em(line).get(VAL_EM) or 0.0 for line in lines]
-    agents = [score >= AGENT_SCORE for score in scores]
-    return any(agents) and agents.index(True) == len(lines) - 1
+def first_agent_step(lines: Iterable[Mapping[str, Any]]) -> int | None:
+    """Return the first step whose greedy validation is an agent's, or None."""
+    for line in map(with_val_em, lines):
+        if (line.get(VAL_EM) or 0.0) >= AGENT_SCORE:
+            return line[STEP_KEY]
+    return None
 
 
 def step_times(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -42,11 +42,12 @@ from agent_r1.training.checkpoint import (
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.log import (
+    AGENT_SCORE,
     STEP_KEY,
     VAL_EM,
     Track,
+    first_agent_step,
     free_host_memory,
-    is_first_agent,
     process_memory,
     trackers,
     with_val_em,
@@ -199,12 +200,14 @@ class _Recorder:
         if every and (step % every == 0 or step == 1):
             records = training_records(batch, self.chat, step)
             write_rollouts(self.run.path / "rollouts" / f"step_{step:06d}.jsonl", records)
-        if is_first_agent(self.run.metrics.read()):
+        score = with_val_em(metrics).get(VAL_EM) or 0.0
+        # The file is read only after a validation that is good enough, not in every step.
+        if score >= AGENT_SCORE and first_agent_step(self.run.metrics.read()) == step:
             # Saved now, so that a chat can open it while the run goes on.
             self.save(self.learner)
             self.dashboard.note(
-                f"an agent: greedy validation {with_val_em(metrics)[VAL_EM]:.3f} at step {step}; "
-                f"talk to it: agent-r1 chat --run {self.run.path.name} --step {step}"
+                f"an agent: greedy validation {score:.3f} at step {step}; talk to it: "
+                f"agent-r1 chat --run {self.run.path.name} --step {step}"
             )
         reasons = [sign.stop_reason for sign in self.dashboard.step(metrics) if sign.stop_reason]
         example = next((t for t in trajectories if t.stop_reason in reasons), trajectories[0])
@@ -222,6 +225,9 @@ class _Recorder:
             raise KeyboardInterrupt(f"{why}stopped after step {step}; continue with --resume")
 
     def save(self, learner: Learner) -> None:
+        saved = self.run.latest_checkpoint()
+        if saved and checkpoint_step(saved) == learner.step:
+            return  # the first agent's step may also be one of `trainer.save_every`
         state: dict[str, Any] = {"actor_optimizer": learner.actor_optimizer.state_dict()}
         refuse_weights(learner.actor.parameters(), f"step {learner.step}: the policy")
         if learner.critic is not None:
