@@ -716,7 +716,8 @@ def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
     ids=["endless", "range", "class", "recursion", "division", "refusal", "syntax"],
 )
 def test_a_hostile_template_is_refused_in_one_line(tokenizer, monkeypatch, attack, says):
-    monkeypatch.setattr("agent_r1.rollout.template.RENDER_S", 0.05)
+    if says.startswith("TimeoutError"):  # the others must be found by what they do, also slowly
+        monkeypatch.setattr("agent_r1.rollout.template.RENDER_S", 0.05)
     before = sys.gettrace()
     with pytest.raises(ConfigError, match=f"cannot be rendered \\({says}") as refused:
         ChatFormat(with_template(tokenizer, attack + tokenizer.chat_template))

@@ -49,7 +49,7 @@ from agent_r1.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(1800),
     pytest.mark.skipif(
         installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
     ),
@@ -71,7 +71,7 @@ RUN = [
     "trainer.threads=2",
     "trainer.eval_every=0",
     "trainer.rollouts_every=1",
-    "verl.stall_timeout_s=300",
+    "verl.stall_timeout_s=600",  # two replicas took more than 300 s to start on a slow machine
 ]
 
 
@@ -96,7 +96,7 @@ def start(home: Path, name: str, *argv: str, words: list[str] = RUN) -> subproce
 
 def end(process: subprocess.Popen) -> tuple[int, str]:
     """Exit code and the last line of standard error."""
-    _, errors = process.communicate(timeout=800)
+    _, errors = process.communicate(timeout=1600)
     return process.returncode, (errors.strip().splitlines() or [""])[-1]
 
 
@@ -264,7 +264,7 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     code, said = end(process)
     # Whoever notices first: the episodes, or in verl's weight sync, which waits for ever, the
     # launcher.
-    assert code == 1 and re.search("rollout server failed|nothing has moved for 300 s", said), said
+    assert code == 1 and re.search("rollout server failed|nothing has moved for 600 s", said), said
     assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
 

@@ -21,9 +21,6 @@ import torch
 
 from agent_r1 import (
     ChatFormat,
-    Dialect,
-    Generation,
-    Sampling,
     ToolCall,
     load_config,
     make_loop,
@@ -49,23 +46,14 @@ WINDOW = 25
 class QuotingDemonstrator(Demonstrator):
     """Play as `Demonstrator`, and quote the passage in the thought before an answer."""
 
-    def __init__(self, chat: ChatFormat, dialect: Dialect):
-        super().__init__(chat, dialect)
-        self.result = ""
-
-    async def generate(
-        self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
-    ) -> Generation:
-        # `Demonstrator.generate` awaits nothing, so this is still the result when it calls `_turn`.
-        self.result = self.chat.decode(prompt_ids).rpartition("<tool_response>")[2]
-        return await super().generate(prompt_ids, sampling, session)
-
-    def _turn(self, script: Any, result_names: list[str]) -> tuple[ToolCall | str, str]:
-        act, thought = super()._turn(script, result_names)
+    def _turn(
+        self, script: Any, result_names: list[str], result: str
+    ) -> tuple[ToolCall | str, str]:
+        act, thought = super()._turn(script, result_names, result)
         if isinstance(act, str) and thought == "answer":
             # The words between the names, such as " is a book by ", are one token.
             words = r"((?<=[a-z]) [a-z ]*" + re.escape(act) + r")\b"
-            quote = re.search(words, self.result)
+            quote = re.search(words, result)
             if quote:
                 thought = quote[1]
         return act, thought
