@@ -239,7 +239,7 @@ def _teach(paths: Workspace, out: Path) -> str:
         phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, c.lr, decay)]
     else:
         model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
-        init_weights(model, config.seed)
+        init_weights(model, config.seed, bigram=config.model.induction == "bigram")
         mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
         copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay)
         mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)

@@ -33,6 +33,9 @@ class TinyModelConfig(ModelConfig):
     kv_heads: AtLeast1 = 4
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
+    induction: OutsideWhileAuto[Literal["auto", "bigram"]] = "auto"
+    """The copying circuit of the initial weights. auto compares one token with what was read;
+    bigram also the token before it, in a second head (training/tiny_model.py)."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
@@ -50,6 +53,12 @@ class TinyModelConfig(ModelConfig):
                 f"model.heads={m.heads}, and model.heads a "
                 f"multiple of model.kv_heads={m.kv_heads}",
                 code="indivisible_heads",
+            )
+        if m.path is None and m.induction == "bigram" and not 2 <= m.heads == m.kv_heads:
+            yield ConfigError(
+                "model.induction=bigram lays out two heads with keys of their own; set "
+                "model.kv_heads to model.heads, and both to 2 or more",
+                code="shared_keys",
             )
 
 

@@ -29,12 +29,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.decoder import Decoder, DecoderShape, rotate
+from agent_r1.rollout.decoder import Block, Decoder, DecoderShape, rotate
 from agent_r1.rollout.template import KNOWN_FACTS, Facts, template_key
 from agent_r1.rollout.template_facts import check_tools, make_studied_chat
 from agent_r1.training.settings import TinyModelConfig
@@ -203,11 +204,13 @@ def load_chat(folder: Path) -> ChatFormat:
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
     """Return the tiny model's shape."""
-    return DecoderShape(**config.model_dump(exclude={"path"}) | {"vocab_size": vocab_size})
+    return DecoderShape(
+        **config.model_dump(exclude={"path", "induction"}) | {"vocab_size": vocab_size}
+    )
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, seed: int) -> None:
+def init_weights(model: Decoder, seed: int, bigram: bool = False) -> None:
     """Initialise the weights so that the model soon learns to copy.
 
     A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A
@@ -225,6 +228,10 @@ def init_weights(model: Decoder, seed: int) -> None:
       subspace: W_o = S^T instead of W_v^T;
     * the *induction head* (layer 1, head 0) compares in these coordinates. Its query is W_v e of
       the current token, its key reads S, which has the token before.
+
+    In `Sosnum` and `Sosvel` the first syllable has two continuations. With `bigram` a second pair
+    of heads compares the token before it, too, as n-gram heads do (2401.12973): see
+    `_compare_token_before`.
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
@@ -244,18 +251,56 @@ def init_weights(model: Decoder, seed: int) -> None:
     first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
     previous = model.blocks[0]
     induction = model.blocks[1]
-    key = torch.zeros(hd)
-    key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
-    previous.qkv.bias[:hd] = rotate(key, model.cos[1], -model.sin[1])  # R(-1)
-    previous.qkv.bias[first_key : first_key + hd] = key
-    previous.qkv.weight[:hd] *= 0.1
-    previous.qkv.weight[first_key : first_key + hd] *= 0.1
+    _look_back(previous, model, head=0, distance=1)
     subspace = torch.empty(hd, d).normal_(0, 1 / math.sqrt(d), generator=g)
     previous.o.weight[:, :hd] = OUTPUT_SCALE * subspace.T
     induction.qkv.weight[:hd] = (
         INDUCTION_STRENGTH * previous.qkv.weight[first_key + s.kv_heads * hd :][:hd]
     )
     induction.qkv.weight[first_key : first_key + hd] = INDUCTION_STRENGTH * subspace
+    if bigram:
+        _compare_token_before(model, subspace, g)
+
+
+def _look_back(block: Block, model: Decoder, head: int, distance: int) -> None:
+    """Let a head attend to the position `distance` tokens back, by its biases alone."""
+    hd = model.shape.head_dim
+    query = slice(head * hd, (head + 1) * hd)
+    first_key = (model.shape.heads + head) * hd
+    key = torch.zeros(hd)
+    key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
+    block.qkv.bias[query] = rotate(key, model.cos[distance], -model.sin[distance])  # R(-distance)
+    block.qkv.bias[first_key : first_key + hd] = key
+    block.qkv.weight[query] *= 0.1
+    block.qkv.weight[first_key : first_key + hd] *= 0.1
+
+
+def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) -> None:
+    """Lay out the second pair of heads. `subspace` (head_dim x hidden): S of the first pair.
+
+    Layer 0, head 1 attends two positions back. It has the values of head 0, and writes them into a
+    subspace S2 of its own. So position j has W_v e of token j - 1 in S, and of token j - 2 in S2.
+    Layer 1, head 1 has a query that reads S, and a key that reads S2: it attends to positions whose
+    token two back equals the token before the current one, and copies their token. A head of its
+    own, because sums in one softmax would need both halves in 32 dimensions: it learned later.
+    """
+    s = model.shape
+    hd = s.head_dim
+    second = slice(hd, 2 * hd)
+    first_key = s.heads * hd
+    first_value = first_key + s.kv_heads * hd
+    two_back = model.blocks[0]
+    _look_back(two_back, model, head=1, distance=2)
+    values = two_back.qkv.weight[first_value : first_value + hd]
+    two_back.qkv.weight[first_value + hd : first_value + 2 * hd] = values
+    second_subspace = torch.empty_like(subspace).normal_(
+        0, 1 / math.sqrt(s.hidden_size), generator=g
+    )
+    two_back.o.weight[:, second] = OUTPUT_SCALE * second_subspace.T
+    compare = model.blocks[1].qkv.weight
+    # Half as strong: S holds .2 W_v e of a token, an embedding only .1 of it.
+    compare[second] = INDUCTION_STRENGTH / 2 * subspace
+    compare[first_key + hd : first_key + 2 * hd] = INDUCTION_STRENGTH * second_subspace
 
 
 OUTPUT_SCALE = 0.2
