@@ -411,7 +411,7 @@ def cloned_weights(tmp_path_factory, micro, chat, demonstrations) -> dict[str, t
 def tiny_model(config: TinyModelConfig, vocab: int, seed: int = 0) -> Decoder:
     """The speedrun's model before the cold start."""
     model = Decoder(shape_of(config, vocab))
-    init_weights(model, seed)
+    init_weights(model, seed, bigram=config.induction == "bigram")
     return model
 
 

@@ -8,11 +8,12 @@ import random
 
 import pytest
 import torch
-from conftest import VOCAB, random_model, tiny_model
+from conftest import VOCAB, fails_with, random_model, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from agent_r1.config.load import load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
@@ -234,6 +235,38 @@ def test_the_induction_head_leans_towards_what_stood_behind_the_last_occurrence(
 
     assert share_of_chance(0) > 4
     assert share_of_chance(1) == pytest.approx(1, abs=0.4)  # a head that nobody prepared
+
+
+def test_the_bigram_heads_tell_two_names_with_one_first_syllable_apart():
+    """On `by Sos num ... in Sos vel ... by Sos`, the second pair of heads favours `num`, because
+    `by` stood before it. The first pair cannot tell `num` from `vel`."""
+    shape = {"vocab_size": VOCAB, "hidden_size": 128, "heads": 4, "kv_heads": 4}
+    model = tiny_model(TinyModelConfig(**shape, induction="bigram"), VOCAB)
+    ratios: dict[int, list[float]] = {0: [], 1: []}
+    for seed in range(40):
+        by, into, sos, num, vel, *others = random.Random(seed).sample(range(VOCAB), 25)
+        names = [[by, sos, num], [into, sos, vel]]
+        random.Random(seed).shuffle(names)
+        ids = [*others[:5], *names[0], *others[5:10], *names[1], *others[10:], by, sos]
+        for head, found in ratios.items():
+            weights = attention_of(model, 1, head, ids)[-1]
+            found.append((weights[ids.index(num)] / weights[ids.index(vel)]).log().item())
+    assert sum(ratios[1]) / 40 > 1
+    assert sum(ratios[0]) / 40 == pytest.approx(0, abs=0.5)
+
+
+def test_the_bigram_heads_leave_the_first_pair_as_it_was(model):
+    shape = {"vocab_size": VOCAB, "hidden_size": 128, "heads": 4, "kv_heads": 4}
+    bigram = tiny_model(TinyModelConfig(**shape, induction="bigram"), VOCAB)
+    ids = random.Random(1).choices(range(VOCAB), k=40)
+    assert torch.equal(attention_of(model, 0, 0, ids), attention_of(bigram, 0, 0, ids))
+    two_back = attention_of(bigram, 0, 1, ids)
+    assert (two_back[2:].argmax(-1) == torch.arange(38)).all()
+
+
+def test_bigram_heads_need_keys_of_their_own():
+    with fails_with("shared_keys"):
+        load_config("sprint", ["model.kv_heads=2"])
 
 
 def test_heads_start_by_copying_what_they_look_at(model):

@@ -361,7 +361,7 @@ def demonstrations(
     if plans(behaviours):
         # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
         # leaves little to learn: the mixture only has to show the habit of stopping.
-        copy_rows = demonstrate_rows(mix_questions, {"plan": 1.0}, loop, seed, "copy")
+        copy_rows = demonstrate_rows(mix_questions, {"plan": 1.0}, loop, seed, "copy") * RENAMES
         few = random.Random(seed).sample(mix_questions, min(len(mix_questions), HABIT_PLAYS))
         mix_rows = demonstrate_rows(few, behaviours, loop, seed, "mix-1")
         return rename(copy_rows, loop.chat, seed), rename(mix_rows, loop.chat, seed)
@@ -414,6 +414,9 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
     return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 
+RENAMES = 2
+"""Times that a planner's demonstration is shown, with other names each time. A play takes longer
+than to exchange its names."""
 HABIT_PLAYS = 800
 """Demonstrations of a planner's mixture: a step of 1,024 tokens has about ten."""
 SHORTEST = 128

@@ -1,0 +1,148 @@
+"""Train the preset `sprint` with ten seeds that nobody could choose: docs/lab/sprint.json.
+
+python lab/experiments/ten_seeds.py COMMIT               all ten, one after the other
+python lab/experiments/ten_seeds.py COMMIT --only 0 2 4  some of them, such as half on each core
+python lab/experiments/ten_seeds.py --table              only print the table
+
+COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
+Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world:
+before RL, at the step whose greedy validation first reached .9, and at the end. Before and after,
+each question is sampled eight times at temperature 1, too. CPU seconds are of whole commands.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agent_r1 import write_whole
+
+AGENT = [sys.executable, "-m", "agent_r1"]
+FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
+FOUND = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
+T_9 = 2.262
+"""Student's t for a 95 % interval of ten seeds."""
+
+
+def seed_of(commit: str, i: int) -> int:
+    """Return the i-th seed that follows from a commit."""
+    return int(hashlib.sha256(f"{commit} {i}".encode()).hexdigest()[:8], 16)
+
+
+def cpu_seconds() -> float:
+    """Return the CPU seconds of all finished children."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def run_stage(*words: str) -> tuple[str, float]:
+    """Run one command. Return what it printed, and its CPU seconds."""
+    began = cpu_seconds()
+    command = [*AGENT, *words, "trainer.threads=1"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    return done.stdout, round(cpu_seconds() - began, 1)
+
+
+def read_card(file: Path) -> dict[str, Any]:
+    """Return the figures of an eval card that the table shows."""
+    card = json.loads(file.read_text())
+    samples = card["reliability"]
+    return {
+        "greedy": card["em"],
+        "mean": samples["mean@8"],
+        "pass@8": samples["pass@8"],
+        "pass^8": samples["pass^8"],
+    }
+
+
+def measure(seed: int, home: Path) -> dict[str, Any]:
+    """Train and evaluate one seed in `home`."""
+    os.environ["AGENT_R1_HOME"] = str(home)
+    config = ["--preset", "sprint", "--seed", str(seed), "grpo"]
+    run = [*config, "--run", "sprint"]
+    folder = home / "runs" / "sprint"
+    _, start_cpu = run_stage("cold-start", *config)
+    _, before_cpu = run_stage("eval", "--before", *run)
+    said, train_cpu = run_stage("train", *run, "--plain")
+    _, after_cpu = run_stage("eval", *run)
+    facts = {
+        "seed": seed,
+        "before": read_card(folder / "eval_before.json"),
+        "after": read_card(folder / "eval.json"),
+        "cpu_seconds": {
+            "start": start_cpu,
+            "before": before_cpu,
+            "train": train_cpu,
+            "after": after_cpu,
+        },
+    }
+    found = FOUND.search(said)
+    if found:
+        step = int(found[2])
+        model = folder / "checkpoints" / f"step_{step:06d}" / "model"
+        out = home / "cards"
+        run_stage("eval", *config, "--model", str(model), "--samples", "1", "--out", str(out))
+        card = json.loads((out / "1.json").read_text())
+        facts["agent"] = {"step": step, "validation": float(found[1]), "greedy": card["em"]}
+    return facts
+
+
+def table(seeds: dict[str, dict[str, Any]]) -> str:
+    """Return a line of Markdown for each seed, the mean with its interval, and the worst."""
+    columns = [("before", "greedy"), ("before", "pass^8"), ("agent", "greedy"), ("after", "greedy")]
+    columns += [("after", "mean"), ("after", "pass@8"), ("after", "pass^8")]
+    lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
+    runs = [facts for _, facts in sorted(seeds.items(), key=lambda item: int(item[0]))]
+    for facts in runs:
+        cells = [f"{facts[when][what]:.3f}" if when in facts else "none" for when, what in columns]
+        lines.append(f"| {facts['seed']} | " + " | ".join(cells) + " |")
+    means, intervals, worst = [], [], []
+    for when, what in columns:
+        values = [facts[when][what] for facts in runs if when in facts]
+        half = T_9 * stdev(values) / len(values) ** 0.5 if len(values) == 10 else float("nan")
+        mean = fmean(values)
+        means.append(f"{mean:.3f}")
+        intervals.append(f"{mean - half:.3f} to {mean + half:.3f}")
+        worst.append(f"{min(values):.3f}")
+    for name, cells in (("mean", means), ("95 % interval", intervals), ("least", worst)):
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure the seeds that the file lacks, and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("commit", nargs="?", help="full hash of the commit that froze the settings")
+    parser.add_argument("--only", type=int, nargs="+", default=range(10), metavar="I")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    for i in () if arguments.table else arguments.only:
+        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        if known.get("commit", arguments.commit) != arguments.commit:
+            parser.error(f"{FILE} has the seeds of commit {known['commit']}; move it away")
+        if str(i) in known.get("seeds", {}):
+            continue
+        with tempfile.TemporaryDirectory() as home:
+            facts = measure(seed_of(arguments.commit, i), Path(home))
+        # Read again: the other core may have finished a seed meanwhile.
+        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        seeds = known.get("seeds", {}) | {str(i): facts}
+        content = {"commit": arguments.commit, "seeds": seeds}
+        write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        print(json.dumps(facts), flush=True)
+    print(table(json.loads(FILE.read_text())["seeds"]))
+
+
+if __name__ == "__main__":
+    main()
