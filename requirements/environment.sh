@@ -13,7 +13,7 @@ usage() {
 usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [--run NAME] [--seed N] [--resume]
                                  [--dry-run] [--search-server] [--no-check] [section.key=value ...]
 
-  ALGORITHM          ppo (default), grpo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
+  ALGORITHM          grpo (default), ppo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
   --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)

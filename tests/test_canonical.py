@@ -8,6 +8,8 @@ import re
 import pytest
 from runs import ROOT
 
+from agent_r1.config import load_config
+
 FACTS = json.loads((ROOT / "docs/lab/canonical.json").read_text())
 BEFORE, AFTER, SECONDS = FACTS["before"], FACTS["after"], FACTS["seconds"]
 
@@ -60,7 +62,11 @@ def test_a_page_quotes_the_canonical_run(page):
 
 
 def test_the_canonical_run_is_the_command_of_the_readme():
-    assert FACTS["command"] in (ROOT / "README.md").read_text()
+    """The README leaves out the algorithm, which is the default."""
+    *plain, algorithm = FACTS["command"].split()
+    assert load_config("laptop").algorithm == algorithm
+    readme = (ROOT / "README.md").read_text()
+    assert re.search(rf"^{re.escape(' '.join(plain))} +#", readme, re.MULTILINE)
     assert AFTER["em"] > BEFORE["em"] and SECONDS["whole"] > SECONDS["RL"]
 
 
@@ -71,7 +77,7 @@ def strangers(text: str) -> list[str]:
     }
     own |= {share(bound) for figures in (BEFORE, AFTER) for bound in figures["interval"]}
     about = re.compile(
-        r"speedrun-nodocker\.sh grpo`|canonical run|grpo`?, seed 0|seed 0, grpo", re.I
+        r"speedrun-nodocker\.sh(?: grpo)?`|canonical run|grpo`?, seed 0|seed 0, grpo", re.I
     )
     return [
         line
@@ -89,6 +95,7 @@ def test_no_other_run_of_seed_0_is_quoted_outside_the_lab():
 @pytest.mark.parametrize(
     "line",
     [
+        "That agent of `bash speedrun-nodocker.sh` answers .948 of its questions.",
         "That agent of `bash speedrun-nodocker.sh grpo` answers .948 of its questions.",
         "Seed 0, grpo: greedy .962.",
         "The canonical run rose from .330 to .960.",

@@ -173,7 +173,7 @@ def test_settings_in_any_order(planned):
 def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
     assert main("train", "--dry-run") == main("train", "--dry-run", "--run", "done") == 0
     assert planned == [
-        (load_config("laptop", algorithm="ppo"), "laptop-ppo"),
+        (load_config("laptop", algorithm="grpo"), "laptop-grpo"),
         (load_config("smoke", SMALL[1:], algorithm="grpo"), "done"),  # it speaks for itself
     ]
 

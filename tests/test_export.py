@@ -82,11 +82,12 @@ def test_the_export_of_a_run(home, capsys):
 def test_the_command_that_trains_it_again(settings):
     config = load_config("laptop", settings, seed=3)
     words = shlex.split(train_command(config))
-    assert words[:7] == ["bash", "speedrun-nodocker.sh", "ppo", "--preset", "laptop", "--seed", "3"]
+    assert words[:3] == ["bash", "speedrun-nodocker.sh", "grpo"]
+    assert words[3:7] == ["--preset", "laptop", "--seed", "3"]
     assert len(words) <= 7 + len(
         [s for s in settings if "tools" not in s]
     )  # only what differs from the preset
-    assert load_config("laptop", words[7:], algorithm="ppo", seed=3) == config
+    assert load_config("laptop", words[7:], algorithm="grpo", seed=3) == config
 
 
 def test_a_folder_of_somebody_else_is_left_alone(home, capsys):

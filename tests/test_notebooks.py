@@ -138,7 +138,7 @@ def test_commands_on_the_laptop_page_are_possible(line):
     config = load_config(
         preset[1] if preset else "laptop", [a or b for a, b in overrides], algorithm=algorithm
     )
-    assert config.algorithm == (algorithm or "ppo")
+    assert config.algorithm == (algorithm or "grpo")
 
 
 # ------------------------------------------------------------------ what pages and notebooks import

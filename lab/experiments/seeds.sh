@@ -4,7 +4,7 @@
 #   bash lab/experiments/seeds.sh ppo "0 1 2" trainer.steps=50
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-algorithm=${1:-ppo} seeds=${2:-0 1 2 3 4} preset=${PRESET:-laptop}
+algorithm=${1:-grpo} seeds=${2:-0 1 2 3 4} preset=${PRESET:-laptop}
 shift $(( $# > 2 ? 2 : $# ))
 agent=${AGENT_R1_VENV:-.venv}/bin/agent-r1
 runs=()

@@ -5,9 +5,9 @@ python lab/experiments/ten_seeds.py COMMIT --only 0 2 4  some of them, such as h
 python lab/experiments/ten_seeds.py --table              only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
-Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world:
-before RL, at the step whose greedy validation first reached .9, and at the end. Before and after,
-each question is sampled eight times at temperature 1, too. CPU seconds are of whole commands.
+Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world
+before RL, when greedy validation first reached .9, and at the end. Before and after, each question
+is sampled eight times at temperature 1, too. CPU seconds are of whole commands.
 """
 
 from __future__ import annotations
@@ -71,7 +71,9 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
     config = ["--preset", "sprint", "--seed", str(seed), "grpo"]
     run = [*config, "--run", "sprint"]
     folder = home / "runs" / "sprint"
-    _, start_cpu = run_stage("cold-start", *config)
+    start_cpu = 0.0
+    for stage in ("data", "index", "cold-start"):
+        start_cpu += run_stage(stage, *config)[1]
     _, before_cpu = run_stage("eval", "--before", *run)
     said, train_cpu = run_stage("train", *run, "--plain")
     _, after_cpu = run_stage("eval", *run)
@@ -80,7 +82,7 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),
         "cpu_seconds": {
-            "start": start_cpu,
+            "start": round(start_cpu, 1),
             "before": before_cpu,
             "train": train_cpu,
             "after": after_cpu,
@@ -98,7 +100,7 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
 
 
 def table(seeds: dict[str, dict[str, Any]]) -> str:
-    """Return a line of Markdown for each seed, the mean with its interval, and the worst."""
+    """Return the table: a line for each seed, then mean, interval and least."""
     columns = [("before", "greedy"), ("before", "pass^8"), ("agent", "greedy"), ("after", "greedy")]
     columns += [("after", "mean"), ("after", "pass@8"), ("after", "pass^8")]
     lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in columns) + " |"]

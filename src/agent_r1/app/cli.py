@@ -646,7 +646,7 @@ def search_server(a: Namespace) -> None:
 
 @command(
     "inspect", "print a trajectory token by token",
-    ["runs/laptop-ppo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+    ["runs/laptop-grpo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
     option("rollouts", type=Path, help="a run's folder, or a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),

@@ -329,7 +329,7 @@ class Config(Section):
 
     _replaced_auto: list[str] = PrivateAttr(default_factory=list)
     preset: str = "laptop"
-    algorithm: str = "ppo"
+    algorithm: str = "grpo"
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a
     critic, `grpo:` without)."""
     engine: Engine = "local"

@@ -34,8 +34,8 @@ class TinyModelConfig(ModelConfig):
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
     induction: OutsideWhileAuto[Literal["auto", "bigram"]] = "auto"
-    """The copying circuit of the initial weights. auto compares one token with what was read;
-    bigram also the token before it, in a second head (training/tiny_model.py)."""
+    """Copying circuit of the initial weights: auto compares one token with what was read. bigram
+    also compares the token before, in a second head (training/tiny_model.py)."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:

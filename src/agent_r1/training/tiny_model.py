@@ -280,9 +280,9 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
 
     Layer 0, head 1 attends two positions back. It has the values of head 0, and writes them into a
     subspace S2 of its own. So position j has W_v e of token j - 1 in S, and of token j - 2 in S2.
-    Layer 1, head 1 has a query that reads S, and a key that reads S2: it attends to positions whose
-    token two back equals the token before the current one, and copies their token. A head of its
-    own, because sums in one softmax would need both halves in 32 dimensions: it learned later.
+    Layer 1, head 1 has a query that reads S, and a key that reads S2. So it attends to positions
+    whose token two back equals the token before the current one. It copies what it attends to.
+    Head 0 could compare both tokens, but in the same 32 dimensions: it learned later.
     """
     s = model.shape
     hd = s.head_dim
