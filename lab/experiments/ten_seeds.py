@@ -1,4 +1,4 @@
-"""Train the preset `sprint` with ten seeds that nobody could choose: docs/lab/sprint.json.
+"""Train the preset `sprint` with ten seeds that no one could choose: docs/lab/sprint.json.
 
 python lab/experiments/ten_seeds.py COMMIT               all ten, one after the other
 python lab/experiments/ten_seeds.py COMMIT --only 0 2 4  some of them, such as half on each core
