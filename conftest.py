@@ -44,7 +44,7 @@ from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.settings import TinyModelConfig
-from agent_r1.training.tiny_model import init_weights, shape_of, train_tokenizer
+from agent_r1.training.tiny_model import new_model, train_tokenizer
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
@@ -410,9 +410,7 @@ def cloned_weights(tmp_path_factory, micro, chat, demonstrations) -> dict[str, t
 
 def tiny_model(config: TinyModelConfig, vocab: int, seed: int = 0) -> Decoder:
     """The speedrun's model before the cold start."""
-    model = Decoder(shape_of(config, vocab))
-    init_weights(model, seed, bigram=config.induction == "bigram")
-    return model
+    return new_model(config, vocab, seed)
 
 
 def clone_steps(

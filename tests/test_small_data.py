@@ -132,13 +132,12 @@ def test_plays_of_a_demonstrator_without_chance_are_cloned_once(monkeypatch):
 
 def test_cloning_stops_where_held_out_demonstrations_get_worse():
     """Held-out rows contradict the cloned ones, so the held-out loss rises from the first look."""
-    from agent_r1.training.tiny_model import init_weights, shape_of
+    from agent_r1.training.tiny_model import new_model
 
     settings = CONFIG.model.model_copy(
         update={"hidden_size": 32, "heads": 2, "kv_heads": 2, "intermediate_size": 48}
     )
-    model = cold_start.decoder.Decoder(shape_of(settings, 20))
-    init_weights(model, 0)
+    model = new_model(settings, 20, seed=0)
 
     def row(i, token):
         return TrainingRow(i, str(i), [1, 2, 3, token], [0, 0, 0, 1], [0.0] * 4, [0.0] * 4, [0] * 4)

@@ -30,7 +30,7 @@ from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
-from agent_r1.training.tiny_model import init_weights, shape_of
+from agent_r1.training.tiny_model import new_model
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import (
     Demonstrator,
@@ -87,8 +87,7 @@ def main(arm: str, seed: int) -> None:
         rows = [row for row in paths.load_rows(split) if row["extra_info"]["kind"] == "1-hop"]
         return demonstrate_rows(rows, {"good": 1.0}, loop, seed, split)
 
-    model = Decoder(shape_of(config.model, len(chat.tokenizer)))
-    init_weights(model, seed)
+    model = new_model(config.model, len(chat.tokenizer), seed)
     losses: list[float] = []
 
     def on_step(step: int, loss: float) -> None:

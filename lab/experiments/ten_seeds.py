@@ -15,23 +15,29 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import math
 import os
-import re
-import resource
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agent_r1 import write_whole
+from thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
-AGENT = [sys.executable, "-m", "agent_r1"]
+from agent_r1 import write_whole
+from agent_r1.rollout.reliability import student_quantile
+
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
-FOUND = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
-T_9 = 2.262
-"""Student's t for a 95 % interval of ten seeds."""
+COLUMNS = (
+    ("before", "greedy"),
+    ("before", "pass^8"),
+    ("agent", "greedy"),
+    ("after", "greedy"),
+    ("after", "mean"),
+    ("after", "pass@8"),
+    ("after", "pass^8"),
+)
 
 
 def seed_of(commit: str, i: int) -> int:
@@ -39,18 +45,12 @@ def seed_of(commit: str, i: int) -> int:
     return int(hashlib.sha256(f"{commit} {i}".encode()).hexdigest()[:8], 16)
 
 
-def cpu_seconds() -> float:
-    """Return the CPU seconds of all finished children."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def run_stage(*words: str) -> tuple[str, float]:
     """Run one command. Return what it printed, and its CPU seconds."""
-    began = cpu_seconds()
+    began = children_seconds()
     command = [*AGENT, *words, "trainer.threads=1"]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    return done.stdout, round(cpu_seconds() - began, 1)
+    return done.stdout, round(children_seconds() - began, 1)
 
 
 def read_card(file: Path) -> dict[str, Any]:
@@ -89,37 +89,36 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
         },
     }
     found = FOUND.search(said)
-    if found:
-        step = int(found[2])
-        model = folder / "checkpoints" / f"step_{step:06d}" / "model"
-        out = home / "cards"
-        run_stage("eval", *config, "--model", str(model), "--samples", "1", "--out", str(out))
-        card = json.loads((out / "1.json").read_text())
-        facts["agent"] = {"step": step, "validation": float(found[1]), "greedy": card["em"]}
+    step = int(found[2]) if found else None
+    facts["agent"] = {"step": step, "greedy": test_score(home, step)}
     return facts
 
 
 def table(seeds: dict[str, dict[str, Any]]) -> str:
     """Return the table: a line for each seed, then mean, interval and least."""
-    columns = [("before", "greedy"), ("before", "pass^8"), ("agent", "greedy"), ("after", "greedy")]
-    columns += [("after", "mean"), ("after", "pass@8"), ("after", "pass^8")]
-    lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in columns) + " |"]
-    lines.append("|---" * (len(columns) + 1) + "|")
-    runs = [facts for _, facts in sorted(seeds.items(), key=lambda item: int(item[0]))]
-    for facts in runs:
-        cells = [f"{facts[when][what]:.3f}" if when in facts else "none" for when, what in columns]
-        lines.append(f"| {facts['seed']} | " + " | ".join(cells) + " |")
-    means, intervals, worst = [], [], []
-    for when, what in columns:
-        values = [facts[when][what] for facts in runs if when in facts]
-        half = T_9 * stdev(values) / len(values) ** 0.5 if len(values) == 10 else float("nan")
-        mean = fmean(values)
-        means.append(f"{mean:.3f}")
-        intervals.append(f"{mean - half:.3f} to {mean + half:.3f}")
-        worst.append(f"{min(values):.3f}")
-    for name, cells in (("mean", means), ("95 % interval", intervals), ("least", worst)):
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    runs = [seeds[number] for number in sorted(seeds, key=int)]
+    values = {column: [run[column[0]][column[1]] for run in runs] for column in COLUMNS}
+    lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in COLUMNS) + " |"]
+    lines.append("|---" * (len(COLUMNS) + 1) + "|")
+    for place, run in enumerate(runs):
+        lines.append(line(str(run["seed"]), [f"{values[c][place]:.3f}" for c in COLUMNS]))
+    lines.append(line("mean", [f"{fmean(values[c]):.3f}" for c in COLUMNS]))
+    lines.append(line("95 % interval", [interval(values[c]) for c in COLUMNS]))
+    lines.append(line("least", [f"{min(values[c]):.3f}" for c in COLUMNS]))
     return "\n".join(lines)
+
+
+def line(name: str, cells: list[str]) -> str:
+    """Return a line of the table."""
+    return f"| {name} | " + " | ".join(cells) + " |"
+
+
+def interval(values: list[float]) -> str:
+    """Return Student's 95 % interval of the mean over seeds, within 0 and 1."""
+    half = student_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    low = max(0.0, fmean(values) - half)
+    high = min(1.0, fmean(values) + half)
+    return f"{low:.3f} to {high:.3f}"
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import write_whole, writing
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.rollout import decoder, model_files
+from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
@@ -45,9 +45,8 @@ from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import (
     byte_chat,
     chat_with_tools,
-    init_weights,
     load_chat,
-    shape_of,
+    new_model,
     train_tokenizer,
 )
 from agent_r1.workspace import Workspace, check_local_model, code, stage
@@ -238,8 +237,7 @@ def _teach(paths: Workspace, out: Path) -> str:
         model.recompute = config.trainer.recompute
         phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, c.lr, decay)]
     else:
-        model = decoder.Decoder(shape_of(config.model, len(chat.tokenizer)))
-        init_weights(model, config.seed, bigram=config.model.induction == "bigram")
+        model = new_model(config.model, len(chat.tokenizer), config.seed)
         mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
         copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay)
         mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)

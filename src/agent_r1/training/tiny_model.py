@@ -209,6 +209,13 @@ def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
     )
 
 
+def new_model(config: TinyModelConfig, vocab_size: int, seed: int) -> Decoder:
+    """Make the tiny model, with initial weights that only depend on `seed`."""
+    model = Decoder(shape_of(config, vocab_size))
+    init_weights(model, seed, bigram=config.induction == "bigram")
+    return model
+
+
 @torch.no_grad()
 def init_weights(model: Decoder, seed: int, bigram: bool = False) -> None:
     """Initialise the weights so that the model soon learns to copy.
@@ -298,7 +305,8 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
     )
     two_back.o.weight[:, second] = OUTPUT_SCALE * second_subspace.T
     compare = model.blocks[1].qkv.weight
-    # Half as strong: S holds .2 W_v e of a token, an embedding only .1 of it.
+    # Halved, because S holds a token twice as long as its embedding does (OUTPUT_SCALE against the
+    # embeddings' std of 0.1). So both pairs start with scores of one size.
     compare[second] = INDUCTION_STRENGTH / 2 * subspace
     compare[first_key + hd : first_key + 2 * hd] = INDUCTION_STRENGTH * second_subspace
 

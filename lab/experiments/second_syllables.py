@@ -1,0 +1,64 @@
+"""Measure how well preset `sprint` copies second syllables, with one pair of heads and with two.
+
+python lab/experiments/second_syllables.py 304 305        about 100 CPU seconds a seed
+
+Two names in the context may begin with one syllable. Then the first induction head finds two
+continuations; `model.induction=bigram` lays out a second one, which also compares the token before.
+Clones 400 steps of the copying phase with each, and prints the loss of second syllables in correct
+plays of the 200 validation questions. docs/lab/laptop.md ("Two tokens back") has the figures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+
+import torch
+
+from agent_r1 import load_config, make_loop
+from agent_r1.rollout.training_rows import collate
+from agent_r1.training.clone import clone
+from agent_r1.training.forward import batch_logprobs
+from agent_r1.training.tiny_model import new_model
+from agent_r1.workspace import Workspace
+from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, teach
+from agent_r1_recipes.laptop.tinyhop import TAILS
+
+STEPS = 400
+
+
+def measure(seed: int) -> None:
+    """Print the loss of second syllables after cloning, in nats per episode."""
+    paths = Workspace(load_config("sprint", algorithm="grpo", seed=seed))
+    paths.make_task()
+    chat, copy_rows, _ = teach(paths)
+    config = paths.config
+    demonstrator = Demonstrator(chat, paths.dialect)
+    loop = make_loop(demonstrator, chat, paths.load_tools(), config.rollout, config.env)
+    held_rows = demonstrate_rows(paths.load_rows("val"), {"plan": 1.0}, loop, seed, "val")
+    held = collate(held_rows)
+    tails = torch.tensor(chat.tokenizer.convert_tokens_to_ids(list(TAILS)))
+    tail_BT = held.mask_BT.bool() & torch.isin(held.ids_BT, tails)
+    cold = config.cold_start
+    for induction in ("auto", "bigram"):
+        shape = config.model.model_copy(update={"induction": induction})
+        model = new_model(shape, len(chat.tokenizer), seed)
+        clone(model, copy_rows, STEPS, cold.copy_tokens, cold.lr, seed, lambda step, loss: None)
+        logprobs_BT = batch_logprobs(model, held, 1.0, 4096, torch.float32)
+        nats = -logprobs_BT[tail_BT].sum().item() / len(held_rows)
+        print(f"seed {seed}, {induction}: {nats:.3f} nats per episode", flush=True)
+
+
+def main(seeds: list[str]) -> None:
+    torch.set_num_threads(1)
+    for seed in seeds:
+        with tempfile.TemporaryDirectory() as home:
+            os.environ["AGENT_R1_HOME"] = home
+            measure(int(seed))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(__doc__)
+    main(sys.argv[1:])
