@@ -56,7 +56,8 @@ pytestmark = [
 ]
 
 # Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of
-# the runs.
+# the runs, `verl.stall_timeout_s`. That has its default of 600 s: on a slow machine, two replicas
+# took more than 300 s to start.
 SIZE = [
     "model.hidden_size=64",
     "env.episode_timeout_s=60",
@@ -71,7 +72,6 @@ RUN = [
     "trainer.threads=2",
     "trainer.eval_every=0",
     "trainer.rollouts_every=1",
-    "verl.stall_timeout_s=600",  # two replicas took more than 300 s to start on a slow machine
 ]
 
 

@@ -217,7 +217,7 @@ def new_model(config: TinyModelConfig, vocab_size: int, seed: int) -> Decoder:
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, seed: int, bigram: bool = False) -> None:
+def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
     """Initialise the weights so that the model soon learns to copy.
 
     A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A
