@@ -1,11 +1,11 @@
-"""Measure how well preset `sprint` copies second syllables, with one pair of heads and with two.
+"""Measure how well preset `sprint` copies second syllables, with one and two pairs of heads.
 
 python lab/experiments/second_syllables.py 304 305        about 100 CPU seconds a seed
 
 Two names in the context may begin with one syllable. Then the first induction head finds two
-continuations; `model.induction=bigram` lays out a second one, which also compares the token before.
-Clones 400 steps of the copying phase with each, and prints the loss of second syllables in correct
-plays of the 200 validation questions. docs/lab/laptop.md ("Two tokens back") has the figures.
+continuations. `model.induction=bigram` lays out a second one, which compares the token before, too.
+Clones 400 steps of the copying phase with each. Prints the loss of second syllables in correct
+plays of the 200 validation questions; docs/lab/laptop.md ("Two tokens back") has the figures.
 """
 
 from __future__ import annotations

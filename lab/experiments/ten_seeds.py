@@ -1,8 +1,8 @@
 """Train the preset `sprint` with ten seeds that no one could choose: docs/lab/sprint.json.
 
-python lab/experiments/ten_seeds.py COMMIT               all ten, one after the other
-python lab/experiments/ten_seeds.py COMMIT --only 0 2 4  some of them, such as half on each core
-python lab/experiments/ten_seeds.py --table              only print the table
+python -m lab.experiments.ten_seeds COMMIT               all ten, one after the other
+python -m lab.experiments.ten_seeds COMMIT --only 0 2 4  some of them, such as half on each core
+python -m lab.experiments.ten_seeds --table              only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
 Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world
@@ -23,10 +23,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from thirty_seconds import AGENT, FOUND, children_seconds, test_score
-
 from agent_r1 import write_whole
 from agent_r1.rollout.reliability import student_quantile
+from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
 COLUMNS = (
