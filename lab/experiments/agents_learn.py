@@ -1,0 +1,99 @@
+"""Let our loop, an `openai` agent and a LangGraph agent learn TinyHop from one cold start.
+
+python -m lab.experiments.agents_learn 0 1 2             three seeds, 20 to 30 CPU minutes each
+python -m lab.experiments.agents_learn --table           only print the table
+
+The agents play through the gateway of recipes/gateway, unchanged. LangGraph gets an environment of
+its own. All three begin with the weights of our loop's cold start, train for STEPS steps of preset
+`laptop` on one thread, and answer 500 test questions greedily. docs/lab/agents_learn.json keeps the
+figures; a seed that it has is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from agent_r1 import Workspace, load_config, write_whole
+from agent_r1.ground.machine import describe_machine
+from lab.experiments.ten_seeds import run_stage
+from lab.rehearsals.agents import CLIENTS, install
+
+ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docs" / "lab" / "agents_learn.json"
+STEPS = 40
+SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=10")
+OPENAI = f"{ROOT}/recipes/gateway/example_agent.py:answer"
+LANGGRAPH = f"{ROOT}/recipes/gateway/tests/clients/langgraph_agent.py:answer"
+
+
+def arms_of(langgraph_python: Path) -> dict[str, list[str]]:
+    """Return the options of each agent."""
+    langgraph = ["--agent", LANGGRAPH, "--agent-python", str(langgraph_python)]
+    return {"our loop": [], "openai": ["--agent", OPENAI], "langgraph": langgraph}
+
+
+def measure(seed: int, home: Path, langgraph_python: Path) -> dict[str, Any]:
+    """Train and evaluate the three agents in `home`."""
+    os.environ["AGENT_R1_HOME"] = str(home)
+    config = ["grpo", "--preset", "laptop", "--seed", str(seed)]
+    for stage in ("data", "index", "cold-start"):
+        run_stage(stage, *config)
+    start = Workspace(load_config("laptop", algorithm="grpo", seed=seed)).cold_start
+    results: dict[str, Any] = {}
+    for name, options in arms_of(langgraph_python).items():
+        words = [*config, *options, *SETTINGS, f"model.path={start}"]
+        run = name.replace(" ", "-")
+        _, cpu = run_stage("train", *words, "--run", run, "--plain")
+        _, _ = run_stage("eval", *words, "--run", run)
+        results[name] = read_run(home / "runs" / run) | {"train_cpu_seconds": cpu}
+        print(f"seed {seed}, {name}: {json.dumps(results[name])}", flush=True)
+    return results
+
+
+def read_run(folder: Path) -> dict[str, Any]:
+    """Return test score, validation scores by step, and tokens by class of a run."""
+    card = json.loads((folder / "eval.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    validation = {line["step"]: line["val/em"] for line in lines if "val/em" in line}
+    return {"em": card["em"], "interval": card["em_ci95"], "validation": validation}
+
+
+def table(seeds: dict[str, Any]) -> str:
+    """Return the table of test scores."""
+    names = list(arms_of(Path()))
+    lines = ["| seed | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for seed, results in sorted(seeds.items()):
+        cells = []
+        for name in names:
+            low, high = results[name]["interval"]
+            cells.append(f"{results[name]['em']:.3f} ({low:.3f} to {high:.3f})")
+        lines.append(f"| {seed} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("seeds", nargs="*", type=int)
+    parser.add_argument("--table", action="store_true")
+    seeds = parser.parse_args().seeds
+    with tempfile.TemporaryDirectory() as folder:
+        python = install(Path(folder) / "langgraph", CLIENTS["langgraph"]) if seeds else Path()
+        for seed in seeds:
+            known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+            if str(seed) in known.get("seeds", {}):
+                continue
+            results = measure(seed, Path(folder) / f"home-{seed}", python)
+            known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+            done = known.get("seeds", {}) | {str(seed): results}
+            content = {"machine": describe_machine(), "steps": STEPS, "seeds": done}
+            write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+    print(table(json.loads(FILE.read_text())["seeds"]))
+
+
+if __name__ == "__main__":
+    main()
