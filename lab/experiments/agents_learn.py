@@ -1,12 +1,12 @@
-"""Let our loop, an `openai` agent and a LangGraph agent learn TinyHop from one cold start.
+"""Let three agents learn TinyHop from one cold start: ours, `openai`, LangGraph.
 
 python -m lab.experiments.agents_learn 0 1 2             three seeds, 20 to 30 CPU minutes each
 python -m lab.experiments.agents_learn --table           only print the table
 
 The agents play through the gateway of recipes/gateway, unchanged. LangGraph gets an environment of
-its own. All three begin with the weights of our loop's cold start, train for STEPS steps of preset
-`laptop` on one thread, and answer 500 test questions greedily. docs/lab/agents_learn.json keeps the
-figures; a seed that it has is not run again.
+its own. All three begin with the weights of our loop's cold start (preset `laptop`). Each trains
+for STEPS steps on one thread, and answers 500 test questions greedily. The figures are kept in
+docs/lab/agents_learn.json, and a seed that it has is not run again.
 """
 
 from __future__ import annotations
