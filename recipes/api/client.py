@@ -250,7 +250,7 @@ class Client:
             # It refuses every request, and not only this conversation.
             return AgentR1Error(
                 f"{what}. If it refuses a field, name it in rollout.api_omit, or see "
-                "rollout.api_limit",
+                "rollout.api_limit; a shorter turn is rollout.max_tokens_per_turn",
                 code="api_refused",
             )
         return LostConnection(
