@@ -13,7 +13,7 @@ from lab.rehearsals._firefox import firefox
 from lab.rehearsals.browser_pages import open_page, train
 
 AS_SHIPPED = 'user_pref("javascript.options.wasm_simd_avx", true);\n'
-"""The other parts switch AVX off in Firefox, which some Xeons need (_firefox.py). A reader has it."""
+"""The other parts switch AVX off in Firefox, which some Xeons need. Readers have it on."""
 LARGEST_GAP = 100
 """Milliseconds between two frames, at the 99th percentile."""
 LARGEST_SECONDS = 60
