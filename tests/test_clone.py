@@ -91,3 +91,39 @@ def test_the_cloned_model_plays_the_task_badly(micro, chat, cloned_model):
     assert answered > 0.35 and calls / len(done) > 0.2
     assert sum(t.metrics["invalid_calls"] for t in done) < 0.5 * calls
     assert sum(t.metrics["em"] for t in done) / len(done) < 0.8
+
+
+def test_muon_steps_equally_far_in_each_direction_of_a_matrix(micro, chat, demonstrations):
+    """The largest singular value of AdamW's first step is a multiple of the median, Muon's is not.
+    A weight moves by .2 learning rates in a step of Muon, as in AdamW's later steps. AdamW's first
+    step is a sign, and moves it by 1."""
+    spans = {}
+    lengths = {}
+    for muon in (False, True):
+        model = tiny_model(micro.config.model, len(chat.tokenizer))
+        before = {name: weight.clone() for name, weight in model.named_parameters()}
+        clone.clone(model, demonstrations, 1, 1024, 1e-3, 0, lambda step, loss: None, muon=muon)
+        changes = {
+            name: weight.detach() - before[name] for name, weight in model.named_parameters()
+        }
+        values = torch.linalg.svdvals(changes["blocks.1.down.weight"])
+        spans[muon] = (values[0] / values[len(values) // 2]).item()
+        length = changes["blocks.1.down.weight"].pow(2).mean().sqrt().item()
+        lengths[muon] = length / (1e-3 / 20)  # the first of 20 steps of warm-up
+    assert spans[True] < 1.5 < 3 < spans[False]
+    assert lengths[True] == pytest.approx(0.2, rel=0.2)
+    assert lengths[False] == pytest.approx(1, rel=0.01)
+
+
+@pytest.mark.parametrize("muon", [False, True])
+def test_each_weight_has_one_optimizer(micro, chat, muon):
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    optimizers = clone.make_optimizers(model, 1e-3, 0.01, muon)
+    weights = [
+        weight
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    ]
+    assert sorted(map(id, weights)) == sorted(map(id, model.parameters()))
+    assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW", "Muon"][: 1 + muon]

@@ -75,6 +75,7 @@ class Phase(NamedTuple):
     lr: float
     weight_decay: float
     held_rows: Sequence[TrainingRow] = ()
+    muon: bool = False
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -239,7 +240,8 @@ def _teach(paths: Workspace, out: Path) -> str:
     else:
         model = new_model(config.model, len(chat.tokenizer), config.seed)
         mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
-        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay)
+        muon = c.copy_optimizer == "muon"
+        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay, muon=muon)
         mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)
         if lessons.held_copy_rows:  # few demonstrations
             copy = copy._replace(
@@ -270,6 +272,7 @@ def _teach(paths: Workspace, out: Path) -> str:
                 *precision,
                 held_out=held_out,
                 weight_decay=phase.weight_decay,
+                muon=phase.muon,
             )
             if held_out:
                 ends.append(

@@ -91,8 +91,9 @@ def clone(
     dtype: torch.dtype = torch.float32,
     held_out: HeldOut | None = None,
     weight_decay: float = WEIGHT_DECAY,
+    muon: bool = False,
 ) -> int:
-    """Train on the action tokens of `rows`: mean cross-entropy, AdamW, warm-up and linear decay.
+    """Train on the action tokens of `rows`: mean cross-entropy, warm-up and linear decay.
 
     With `held_out`, stop when its loss no longer falls, and end with the best weights so far.
     Return the number of steps that were taken.
@@ -101,12 +102,13 @@ def clone(
         return 0
     batch = collate(rows)
     device = model.embed.weight.device
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True
-    )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
-    )
+    optimizers = make_optimizers(model, lr, weight_decay, muon)
+    schedules = [
+        torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
+        )
+        for optimizer in optimizers
+    ]
     batches = _endless_batches(batch, tokens, seed)
     taken = 0
     for step in range(steps):
@@ -115,8 +117,9 @@ def clone(
             logprobs_BT, _ = action_logprobs(model, part)
         loss = -logprobs_BT.sum() / part.mask_BT.sum()
         loss.backward()
-        optimize(model, optimizer, 1.0, f"cold start, step {step + 1}: the model")
-        schedule.step()
+        optimize(model, optimizers, 1.0, f"cold start, step {step + 1}: the model")
+        for schedule in schedules:
+            schedule.step()
         on_step(step, loss.item())
         taken = step + 1
         due = taken % CHECK_EVERY == 0 or taken == steps
@@ -125,6 +128,38 @@ def clone(
     if held_out:
         held_out.restore(model)
     return taken
+
+
+def make_optimizers(
+    model: Decoder, lr: float, weight_decay: float, muon: bool
+) -> list[torch.optim.Optimizer]:
+    """Return AdamW for all weights; with `muon`, Muon for the matrices of the layers.
+
+    AdamW divides each weight's step by that weight's usual gradient. Muon (K. Jordan 2024,
+    2502.16982) looks at a matrix as a whole. It sets all singular values of the momentum to about
+    1, so that rare directions are learned as fast as frequent ones. For rare second syllables, half
+    of the steps are enough (docs/lab/laptop.md). Embeddings and biases are no maps between
+    vectors and keep AdamW. `match_rms_adamw` scales Muon's steps to the length of AdamW's, so that
+    one learning rate fits both.
+    """
+    matrices = [
+        weight
+        for block in model.blocks
+        for weight in block.parameters()
+        if muon and weight.ndim == 2
+    ]
+    in_matrices = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in in_matrices]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
+    ]
+    if matrices:
+        optimizers.append(
+            torch.optim.Muon(
+                matrices, lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
+            )
+        )
+    return optimizers
 
 
 def _endless_batches(batch: Batch, tokens: int, seed: int) -> Iterator[Tensor]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,14 +46,15 @@ def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim
 
 
 def optimize(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, max_norm: float, who: str
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], max_norm: float, who: str
 ) -> float:
     """Clip the gradient, step, clear. Return the norm before clipping. Raise AgentR1Error if it is
-    not finite."""
+    not finite. The optimizers share the model's weights among them."""
     norm = torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm).item()
     refuse_gradient(norm, who)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    for optimizer in optimizers:
+        optimizer.step()
+    model.zero_grad(set_to_none=True)
     return norm
 
 

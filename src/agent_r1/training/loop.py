@@ -238,7 +238,7 @@ def update_critic(
             means.add(part.mask_BT.sum().item(), stats)
             means.add_loss("critic/vf_loss", loss.item())
         norm = optimize(
-            learner.critic, learner.critic_optimizer, critic.grad_clip, f"step {step}: the critic"
+            learner.critic, [learner.critic_optimizer], critic.grad_clip, f"step {step}: the critic"
         )
         means.finish_update({"critic/grad_norm": norm})
     return means.result() | {"critic/vf_explained_var": explained_var, "critic/lr": critic.lr}
@@ -288,7 +288,7 @@ def update_actor(
         # If every row was skipped, gradients are None, so AdamW leaves the weights as they are.
         # Zero gradients would not: momentum would still move the weights.
         norm = optimize(
-            learner.actor, learner.actor_optimizer, actor.grad_clip, f"step {step}: the policy"
+            learner.actor, [learner.actor_optimizer], actor.grad_clip, f"step {step}: the policy"
         )
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}

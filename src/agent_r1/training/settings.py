@@ -72,6 +72,9 @@ class ColdStartConfig(Section):
     copy_tokens: AtLeast1 = 1024
     """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit
     form."""
+    copy_optimizer: OutsideWhileAuto[Literal["auto", "muon"]] = "auto"
+    """Optimiser of phase (a). auto: AdamW. `muon`: Muon for the matrices of the layers, which
+    learns to copy in about half the steps (docs/lab/laptop.md)."""
     mix_steps: NonNegativeInt = 600
     """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
     mix_tokens: AtLeast1 = 2048

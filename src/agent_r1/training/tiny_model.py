@@ -305,9 +305,10 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
     )
     two_back.o.weight[:, second] = OUTPUT_SCALE * second_subspace.T
     compare = model.blocks[1].qkv.weight
-    # Halved, because S holds a token twice as long as its embedding does (OUTPUT_SCALE against the
-    # embeddings' std of 0.1). So both pairs start with scores of one size.
-    compare[second] = INDUCTION_STRENGTH / 2 * subspace
+    # S holds a token twice as long as its embedding does: OUTPUT_SCALE against the embeddings' std
+    # of 0.1. So a half would give both pairs scores of one size. A quarter is learned sooner: the
+    # second pair matters at rare places only, and disturbs the first one elsewhere.
+    compare[second] = INDUCTION_STRENGTH / 4 * subspace
     compare[first_key + hd : first_key + 2 * hd] = INDUCTION_STRENGTH * second_subspace
 
 
