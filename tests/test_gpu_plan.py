@@ -251,9 +251,18 @@ def test_a_model_made_from_nothing_has_a_plan_on_gpus():
     assert "GPU-hours" in page
 
 
-def test_vllm_on_a_gpu_needs_no_compiler_of_cuda():
+def test_vllm_on_a_gpu_needs_no_compiler_of_cuda(monkeypatch, tmp_path):
     """FlashInfer's sampler looks for nvcc when vLLM starts; a machine with a driver may lack it."""
-    assert serve._environment("key", 1)["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
+    name = "VLLM_USE_FLASHINFER_SAMPLER"
+    config = load_config("first-agent-1xh100", algorithm="grpo")
+
+    def given(device):
+        return launch.driver_environment(config, device, "mark", tmp_path)
+
+    assert serve._environment("key", 1)[name] == given("cuda")[name] == "0"
+    assert name not in given("cpu")
+    monkeypatch.setenv(name, "1")
+    assert serve._environment("key", 1)[name] == given("cuda")[name] == "1"
 
 
 def test_memory_by_hand():

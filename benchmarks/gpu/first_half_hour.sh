@@ -14,8 +14,8 @@
 # Each part prints, and appends to $OUT/PART.log (OUT: /tmp). Seen on one H100 with torch 2.11 (docs/lab/gpu.md):
 #   facts   imports; a bf16 matrix product (700 to 800 TFLOP/s); what trainer.device=auto and dtype=auto resolve to
 #   vllm    1.5B on an H200: starts in 48 s, 17,100 tokens/s for 256 requests, 3,100 for 8; sleeps and wakes
-#   check   agent-r1 gpu-check with the preset for one H100. It needs Ray and vLLM. Seen on an H200 as far as Ray's and
-#           vLLM's start, which had not ended after 225 s with packages that were new on that disk
+#   check   agent-r1 gpu-check with the preset for one H100. It needs Ray and vLLM. Two steps with Ray, FSDP2
+#           and vLLM passed on an H100 in 317 s; resume, export and evaluation come after them
 #   verl    1.5B, passes of 16,384 tokens: varlen 22,700 tokens/s and 32.6 GiB, sdpa 13,300 tokens/s
 #   shapes  1.5B: a warm start of 8,192 tokens in .28 s, peak 24.1 GiB; 1,875 sampled tokens/s with cuDNN's attention
 #   tiny    cpu and cuda in float32: the same rewards. cuda in bfloat16: 3.1 s a step with cuDNN's attention, .41 without

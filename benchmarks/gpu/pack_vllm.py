@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import stat
 import struct
 import subprocess
 import sys
@@ -105,6 +106,11 @@ def unpack(wheels: Path, site: Path) -> None:
     for wheel in sorted(wheels.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(site)
+            for member in archive.infolist():
+                # A wheel keeps Unix modes here, and zipfile forgets them: Ray's programs must run.
+                mode = member.external_attr >> 16
+                if mode & stat.S_IXUSR and not member.is_dir():
+                    (site / member.filename).chmod(0o755)
 
 
 def pack(out: Path) -> None:

@@ -222,7 +222,7 @@ def doctor(a: Namespace) -> int:
 
 
 @command(
-    "gpu-check", "rehearse a verl preset with a tiny model, in about five minutes",
+    "gpu-check", "rehearse a verl preset with a tiny model, in about ten minutes",
     ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
     *CONFIG_OPTIONS, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
 )  # fmt: skip

@@ -510,7 +510,7 @@ def check_machine(config: Config, as_json: bool = False) -> None:
             say(f"gpu-check: checked before, in {file}")
         else:
             say(
-                f"gpu-check: {config.preset} with a tiny model, about five minutes on GPUs, in "
+                f"gpu-check: {config.preset} with a tiny model, about ten minutes on GPUs, in "
                 f"{folder} ..."
             )
             began, now = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")

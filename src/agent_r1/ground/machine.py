@@ -29,6 +29,9 @@ GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
 """Hidden from vLLM: its sleep mode has its own memory pool, which expandable segments break
 (vllm#40812, trl#5794)."""
+VLLM_ON_CUDA = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+"""Defaults of vLLM's environment. FlashInfer compiles its sampler when vLLM starts, with nvcc. A
+rented machine has none: a driver is not a CUDA toolkit. vLLM's own sampler needs none."""
 
 
 def cores() -> int:

@@ -34,7 +34,7 @@ from agent_r1.env.hermes import HERMES
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import home
-from agent_r1.ground.machine import ALLOCATOR
+from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA
 from agent_r1.ground.ui import say
 from agent_r1.rollout.model_files import read_config
 from agent_r1.search.service import open_port
@@ -208,9 +208,7 @@ def _environment(api_key: str, gpus: int) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
     }
     if gpus:
-        # FlashInfer compiles its sampler when vLLM starts, with nvcc, which a rented machine has
-        # not: a driver is not a CUDA toolkit. vLLM's own sampler needs none.
-        defaults = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
+        defaults = VLLM_ON_CUDA
     else:
         # GiB of KV cache, and no compilation (20 s at the first batch).
         defaults = {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}

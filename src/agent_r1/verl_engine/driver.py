@@ -21,6 +21,7 @@ from omegaconf import OmegaConf
 from ray.exceptions import OutOfMemoryError, RayActorError
 
 from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.machine import VLLM_ON_CUDA
 
 LESS_MEMORY = (
     "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one "
@@ -35,6 +36,7 @@ EVERYWHERE = (
     "AGENT_R1_VERL_RUN",
     "HF_HUB_OFFLINE",
     "VLLM_NO_USAGE_STATS",
+    *VLLM_ON_CUDA,
     "VERL_USE_EXTERNAL_MODULES",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO",
 )

@@ -37,7 +37,7 @@ from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import hold_lock, home, write_whole
-from agent_r1.ground.machine import ALLOCATOR, cores, flash_attn_error
+from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA, cores, flash_attn_error
 from agent_r1.ground.ui import say
 from agent_r1.rollout import model_files
 from agent_r1.rollout.rollouts import prompts_of_step
@@ -394,7 +394,9 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
     elif attention_name(config.verl.attention, device) != "flash_attention_2":
         ours["VERL_USE_EXTERNAL_MODULES"] = "agent_r1.verl_engine.no_flash_attn"
         ours["PYTHONPATH"] = hide_flash_attn(scratch)
-    return {name: value for name, value in os.environ.items() if name not in hidden} | ours
+    defaults = VLLM_ON_CUDA if device == "cuda" else {}
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    return defaults | inherited | ours
 
 
 def hide_flash_attn(scratch: Path) -> str:
