@@ -26,7 +26,7 @@ from lab.rehearsals.agents import CLIENTS, install
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "lab" / "agents_learn.json"
 STEPS = 40
-SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=10")
+SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=10", "trainer.eval_samples=1")
 OPENAI = f"{ROOT}/recipes/gateway/example_agent.py:answer"
 LANGGRAPH = f"{ROOT}/recipes/gateway/tests/clients/langgraph_agent.py:answer"
 
@@ -56,10 +56,11 @@ def measure(seed: int, home: Path, langgraph_python: Path) -> dict[str, Any]:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return test score, validation scores by step, and tokens by class of a run."""
+    """Return the test score of a run, and its validation scores by step."""
     card = json.loads((folder / "eval.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    validation = {line["step"]: line["val/em"] for line in lines if "val/em" in line}
+    key = "val-core/tinyhop/acc/mean@1"
+    validation = {line["training/global_step"]: line[key] for line in lines if key in line}
     return {"em": card["em"], "interval": card["em_ci95"], "validation": validation}
 
 
