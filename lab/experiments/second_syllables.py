@@ -1,11 +1,12 @@
-"""Measure how well preset `sprint` copies second syllables, with one and two pairs of heads.
+"""Measure copying in preset `sprint`: one or two pairs of heads, AdamW or Muon.
 
-python lab/experiments/second_syllables.py 304 305        about 100 CPU seconds a seed
+python lab/experiments/second_syllables.py 304 305        about 80 CPU seconds a seed
 
 Two names in the context may begin with one syllable. Then the first induction head finds two
 continuations. `model.induction=bigram` lays out a second one, which compares the token before, too.
-Clones 400 steps of the copying phase with each. Prints the loss of second syllables in correct
-plays of the 200 validation questions; docs/lab/laptop.md ("Two tokens back") has the figures.
+Clones 400 steps of the copying phase with each. Prints the loss of correct plays of the 200
+validation questions, and of their second syllables alone. docs/lab/laptop.md ("Two tokens back")
+has the figures.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows,
 from agent_r1_recipes.laptop.tinyhop import TAILS
 
 STEPS = 400
+ARMS = (("auto", False), ("bigram", False), ("bigram", True))
+"""Induction heads, and whether Muon moves the matrices."""
 
 
 def measure(seed: int) -> None:
-    """Print the loss of second syllables after cloning, in nats per episode."""
+    """Print the losses after cloning, in nats per episode."""
     paths = Workspace(load_config("sprint", algorithm="grpo", seed=seed))
     paths.make_task()
     chat, copy_rows, _ = teach(paths)
@@ -41,13 +44,24 @@ def measure(seed: int) -> None:
     tails = torch.tensor(chat.tokenizer.convert_tokens_to_ids(list(TAILS)))
     tail_BT = held.mask_BT.bool() & torch.isin(held.ids_BT, tails)
     cold = config.cold_start
-    for induction in ("auto", "bigram"):
+    for induction, muon in ARMS:
         shape = config.model.model_copy(update={"induction": induction})
         model = new_model(shape, len(chat.tokenizer), seed)
-        clone(model, copy_rows, STEPS, cold.copy_tokens, cold.lr, seed, lambda step, loss: None)
-        logprobs_BT = batch_logprobs(model, held, 1.0, 4096, torch.float32)
-        nats = -logprobs_BT[tail_BT].sum().item() / len(held_rows)
-        print(f"seed {seed}, {induction}: {nats:.3f} nats per episode", flush=True)
+        clone(
+            model,
+            copy_rows,
+            STEPS,
+            cold.copy_tokens,
+            cold.lr,
+            seed,
+            lambda step, loss: None,
+            muon=muon,
+        )
+        nats_BT = -batch_logprobs(model, held, 1.0, 4096, torch.float32)
+        tails = nats_BT[tail_BT].sum().item() / len(held_rows)
+        whole = nats_BT.sum().item() / len(held_rows)
+        name = f"{induction}, {'Muon' if muon else 'AdamW'}"
+        print(f"seed {seed}, {name}: {whole:.3f}, second syllables {tails:.3f}", flush=True)
 
 
 def main(seeds: list[str]) -> None:
