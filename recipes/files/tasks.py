@@ -42,9 +42,10 @@ KINDS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     ),
 }  # fmt: skip
 """Kind: words, the wrong expression, the right one, near misses."""
-_FIRST = "das bel kor mil nus pat rim sol tam vek gor fen lud hap jor wim zed cal dun bro"
+_FIRST = """das bel kor mil nus pat rim sol tam vek gor fen lud hap jor wim zed cal dun bro
+tev yam pel sid fos kub lan mor gab"""
 _LAST = """nol ker tis mar pun dek lar vos hin gat sul rem fod bik cas jun wen zor tap nim lok ped
-rus gim hov"""
+rus gim hov beg dit nox ral pev"""
 FIRST, LAST = _FIRST.split(), _LAST.split()
 TESTS = 5
 """Hidden calls, after the example's."""

@@ -13,7 +13,7 @@ import pytest
 from agent_r1 import load_config
 from agent_r1_recipes.code import sandbox
 from agent_r1_recipes.code.sandbox import Ran
-from agent_r1_recipes.files.env import Files
+from agent_r1_recipes.files.env import Files, _run
 from agent_r1_recipes.files.tasks import KINDS, arguments_of, questions, right_value
 
 
@@ -135,6 +135,7 @@ def test_concurrent_episodes_share_a_sandbox(monkeypatch):
     monkeypatch.setattr(
         sandbox, "_make_sandbox", functools.cache(sandbox._make_sandbox.__wrapped__)
     )
+    _run.cache_clear()  # another test may have run these tasks
     worlds = [begin(task) for task in tasks()[:6]]
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(Files.get_reward, worlds))
