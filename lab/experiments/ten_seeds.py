@@ -7,7 +7,8 @@ python -m lab.experiments.ten_seeds --table              only print the table
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
 Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world
 before RL, when greedy validation first reached .9, and at the end. Before and after, each question
-is sampled eight times at temperature 1, too. CPU seconds are of whole commands.
+is sampled eight times at temperature 1, too; after also at .5 and .25. CPU seconds are of whole
+commands.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from agent_r1.rollout.reliability import student_quantile
 from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
+LOWER = ("0.5", "0.25")
+"""Temperatures below 1. There an agent is more reliable: how much of that is learned?"""
 COLUMNS = (
     ("before", "greedy"),
     ("before", "pass^8"),
@@ -64,6 +67,13 @@ def read_card(file: Path) -> dict[str, Any]:
     }
 
 
+def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, Any]:
+    """Sample each test question eight times. `model`: options of eval that name a model."""
+    out = home / f"temperature-{temperature}"
+    run_stage("eval", *model, "--temperature", temperature, "--samples", "8", "--out", str(out))
+    return read_card(out / "1.json")
+
+
 def measure(seed: int, home: Path) -> dict[str, Any]:
     """Train and evaluate one seed in `home`."""
     os.environ["AGENT_R1_HOME"] = str(home)
@@ -76,10 +86,12 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
     _, before_cpu = run_stage("eval", "--before", *run)
     said, train_cpu = run_stage("train", *run, "--plain")
     _, after_cpu = run_stage("eval", *run)
+    cards = {temperature: sample_tests(home, run, temperature) for temperature in LOWER}
     facts = {
         "seed": seed,
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),
+        "after_at": cards,
         "cpu_seconds": {
             "start": round(start_cpu, 1),
             "before": before_cpu,

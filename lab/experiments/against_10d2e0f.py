@@ -1,0 +1,110 @@
+"""Train the preset `laptop` of commit 10d2e0f, and compare it with `sprint` of today.
+
+git worktree add OLD 10d2e0f
+python -m lab.experiments.against_10d2e0f COMMIT OLD --only 0 1 2
+python -m lab.experiments.against_10d2e0f --table
+
+COMMIT froze today's settings; its seeds are those of docs/lab/sprint.json. The old source trains
+with this environment, one thread, and an empty home. Today's code then evaluates its last weights:
+500 questions of the seed's test world, greedily and eight times at three temperatures. The figures
+are in docs/lab/10d2e0f.json. Run it while today's seeds run on the other core: then CPU seconds
+compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from agent_r1 import write_whole
+from agent_r1.rollout.reliability import student_quantile
+from lab.experiments import ten_seeds
+
+FILE = ten_seeds.FILE.with_name("10d2e0f.json")
+TEMPERATURES = ("1", *ten_seeds.LOWER)
+
+
+def measure(seed: int, home: Path, old: Path) -> dict[str, Any]:
+    """Train one seed with the old source, and evaluate its weights with today's."""
+    os.environ["AGENT_R1_HOME"] = str(home)
+    config = ["--preset", "laptop", "--seed", str(seed), "grpo"]
+    os.environ["PYTHONPATH"] = f"{old / 'src'}:{old}"
+    seconds = 0.0
+    for stage in ("data", "index", "cold-start"):
+        seconds += ten_seeds.run_stage(stage, *config)[1]
+    seconds += ten_seeds.run_stage("train", *config, "--run", "old", "--plain")[1]
+    del os.environ["PYTHONPATH"]
+    model = max((home / "runs" / "old" / "checkpoints").glob("step_*")) / "model"
+    words = ["--model", str(model), *config]
+    out = home / "greedy"
+    ten_seeds.run_stage("eval", *words, "--samples", "1", "--temperature", "0", "--out", str(out))
+    return {
+        "seed": seed,
+        "cpu_seconds": round(seconds, 1),
+        "greedy": json.loads((out / "1.json").read_text())["em"],
+        "after_at": {t: ten_seeds.sample_tests(home, words, t) for t in TEMPERATURES},
+    }
+
+
+def compare(name: str, pairs: list[tuple[float, float]]) -> str:
+    """Return a line of the table: both means, and the difference's paired 95 % interval."""
+    differences = [new - old for old, new in pairs]
+    middle = fmean(differences)
+    spread = stdev(differences) / math.sqrt(len(pairs))
+    half = student_quantile(0.975, len(pairs) - 1) * spread
+    old, new = (fmean(column) for column in zip(*pairs, strict=True))
+    return f"| {name} | {old:.3f} | {new:.3f} | {middle - half:+.3f} to {middle + half:+.3f} |"
+
+
+def table() -> str:
+    """Return the comparison over the seeds that both files have."""
+    olds = json.loads(FILE.read_text())["seeds"]
+    news = json.loads(ten_seeds.FILE.read_text())["seeds"]
+    both = [(olds[i], news[i]) for i in sorted(olds) if "after_at" in news.get(i, {})]
+    lines = ["| | 10d2e0f | sprint | difference, 95 % |", "|---|---|---|---|"]
+    for temperature in TEMPERATURES:
+        for figure in ("pass^8", "pass@8"):
+            pairs = []
+            for old, new in both:
+                cards = {"1": new["after"]} | new["after_at"]
+                pairs.append((old["after_at"][temperature][figure], cards[temperature][figure]))
+            lines.append(compare(f"{figure} at temperature {temperature}", pairs))
+    greedy = [(old["greedy"], new["after"]["greedy"]) for old, new in both]
+    lines.append(compare("greedy EM", greedy))
+    ratios = []
+    for old, new in both:
+        seconds = new["cpu_seconds"]
+        ratios.append((1.0, (seconds["start"] + seconds["train"]) / old["cpu_seconds"]))
+    lines.append(compare("CPU seconds, as a ratio", ratios))
+    return "\n".join(lines) + f"\n\n{len(both)} seeds"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("commit", nargs="?", help="full hash of the commit that froze the settings")
+    parser.add_argument("old", nargs="?", type=Path, help="a checkout of 10d2e0f")
+    parser.add_argument("--only", type=int, nargs="+", default=range(5), metavar="I")
+    parser.add_argument("--table", action="store_true")
+    arguments = parser.parse_args()
+    for i in () if arguments.table else arguments.only:
+        known = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
+        if str(i) in known:
+            continue
+        with tempfile.TemporaryDirectory() as home:
+            seed = ten_seeds.seed_of(arguments.commit, i)
+            facts = measure(seed, Path(home), arguments.old.resolve())
+        known = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
+        content = {"commit": arguments.commit, "seeds": known | {str(i): facts}}
+        write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        print(json.dumps(facts), flush=True)
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
