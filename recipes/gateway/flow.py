@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from agent_r1 import (
     AgentEnv,
@@ -142,7 +143,7 @@ class AgentFlow(AgentFlowBase):
             if path == "reward" and self.rollout.agent_reward == "agent":
                 return episode.post_reward(request)
             if path.startswith("tools/"):
-                return await episode.run_tool(path.removeprefix("tools/"), request.body)
+                return await episode.run_tool(unquote(path.removeprefix("tools/")), request.body)
             raise Refusal(
                 f"the gateway has no {path[:60]!r}: it speaks chat completions. For openai-agents, "
                 'call set_default_openai_api("chat_completions")',

@@ -8,6 +8,7 @@ import os
 import re
 import urllib.request
 from typing import Any
+from urllib.parse import quote
 
 import openai
 
@@ -37,9 +38,9 @@ TOOLS = [
 
 def run(name: str, arguments: str) -> str:
     """Run a tool of the shop."""
-    request = urllib.request.Request(
-        f"{os.environ['AGENT_R1_TOOLS_URL']}/{name}", arguments.encode()
-    )
+    # The model may name a tool that does not exist, in any letters.
+    address = f"{os.environ['AGENT_R1_TOOLS_URL']}/{quote(name, safe='')}"
+    request = urllib.request.Request(address, arguments.encode())
     with urllib.request.urlopen(request, timeout=30) as reply:
         return json.load(reply)["content"]
 

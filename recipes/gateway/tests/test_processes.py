@@ -104,6 +104,24 @@ def test_a_reward_on_descriptor_3(micro, chat, tmp_path):
     assert trajectory.reward == 0.25
 
 
+def test_a_model_may_name_a_tool_in_any_letters(micro, chat, tmp_path):
+    """The agent of recipes/support once died of a name that no address can have."""
+    file = written(
+        tmp_path,
+        """
+        from agent_r1_recipes.support.agent import run
+
+        def play(task):
+            name = "se\\ufffdrch/../ä?x"
+            said = run(name, "{}")
+            assert name in said, said
+            return ask(task["question"])
+        """,
+    )
+    [trajectory], _ = played(micro, chat, f"{file}:play")
+    assert trajectory.reward == 1.0
+
+
 def test_the_last_line_of_a_crash_is_shown(micro, chat, tmp_path):
     file = written(
         tmp_path,
