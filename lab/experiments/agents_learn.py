@@ -1,10 +1,10 @@
 """Let three agents learn TinyHop from one cold start: ours, `openai`, LangGraph.
 
-python -m lab.experiments.agents_learn 0 1 2             three seeds, 20 to 30 CPU minutes each
+python -m lab.experiments.agents_learn 0 1 2             three seeds, about 8 CPU minutes each
 python -m lab.experiments.agents_learn --table           only print the table
 
 The agents play through the gateway of recipes/gateway, unchanged. LangGraph gets an environment of
-its own. All three begin with the weights of our loop's cold start (preset `laptop`). Each trains
+its own. All three begin with the weights of our loop's cold start (preset `sprint`). Each trains
 for STEPS steps on one thread, and answers 500 test questions greedily. The figures are kept in
 docs/lab/agents_learn.json, and a seed that it has is not run again.
 """
@@ -25,8 +25,9 @@ from lab.rehearsals.agents import CLIENTS, install
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "lab" / "agents_learn.json"
-STEPS = 40
-SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=10", "trainer.eval_samples=1")
+PRESET = "sprint"
+STEPS = 20
+SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=5", "trainer.eval_samples=1")
 OPENAI = f"{ROOT}/recipes/gateway/example_agent.py:answer"
 LANGGRAPH = f"{ROOT}/recipes/gateway/tests/clients/langgraph_agent.py:answer"
 
@@ -40,10 +41,10 @@ def arms_of(langgraph_python: Path) -> dict[str, list[str]]:
 def measure(seed: int, home: Path, langgraph_python: Path) -> dict[str, Any]:
     """Train and evaluate the three agents in `home`."""
     os.environ["AGENT_R1_HOME"] = str(home)
-    config = ["grpo", "--preset", "laptop", "--seed", str(seed)]
+    config = ["grpo", "--preset", PRESET, "--seed", str(seed)]
     for stage in ("data", "index", "cold-start"):
         run_stage(stage, *config)
-    start = Workspace(load_config("laptop", algorithm="grpo", seed=seed)).cold_start
+    start = Workspace(load_config(PRESET, algorithm="grpo", seed=seed)).cold_start
     results: dict[str, Any] = {}
     for name, options in arms_of(langgraph_python).items():
         words = [*config, *options, *SETTINGS, f"model.path={start}"]
@@ -91,7 +92,12 @@ def main() -> None:
             results = measure(seed, Path(folder) / f"home-{seed}", python)
             known = json.loads(FILE.read_text()) if FILE.is_file() else {}
             done = known.get("seeds", {}) | {str(seed): results}
-            content = {"machine": describe_machine(), "steps": STEPS, "seeds": done}
+            content = {
+                "machine": describe_machine(),
+                "preset": PRESET,
+                "steps": STEPS,
+                "seeds": done,
+            }
             write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
     print(table(json.loads(FILE.read_text())["seeds"]))
 
