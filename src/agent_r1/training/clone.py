@@ -117,7 +117,7 @@ def clone(
             logprobs_BT, _ = action_logprobs(model, part)
         loss = -logprobs_BT.sum() / part.mask_BT.sum()
         loss.backward()
-        optimize(model, optimizers, 1.0, f"cold start, step {step + 1}: the model")
+        optimize(model, 1.0, f"cold start, step {step + 1}: the model", *optimizers)
         for schedule in schedules:
             schedule.step()
         on_step(step, loss.item())

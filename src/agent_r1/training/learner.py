@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,7 +45,7 @@ def adamw(model: torch.nn.Module, lr: float, weight_decay: float) -> torch.optim
 
 
 def optimize(
-    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], max_norm: float, who: str
+    model: torch.nn.Module, max_norm: float, who: str, *optimizers: torch.optim.Optimizer
 ) -> float:
     """Clip the gradient, step, clear. Return the norm before clipping. Raise AgentR1Error if it is
     not finite. The optimizers share the model's weights among them."""

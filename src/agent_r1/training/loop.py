@@ -214,6 +214,7 @@ def update_critic(
     learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype
 ) -> dict[str, float]:
     """Phase 5: fit V(s_t) to the returns, where the mask is 1."""
+    assert learner.critic is not None and learner.critic_optimizer is not None
     critic = config.critic
     means = Means()
     # Before the update: afterwards it would say how well V was fitted, not how well it predicted.
@@ -238,7 +239,7 @@ def update_critic(
             means.add(part.mask_BT.sum().item(), stats)
             means.add_loss("critic/vf_loss", loss.item())
         norm = optimize(
-            learner.critic, [learner.critic_optimizer], critic.grad_clip, f"step {step}: the critic"
+            learner.critic, critic.grad_clip, f"step {step}: the critic", learner.critic_optimizer
         )
         means.finish_update({"critic/grad_norm": norm})
     return means.result() | {"critic/vf_explained_var": explained_var, "critic/lr": critic.lr}
@@ -288,7 +289,7 @@ def update_actor(
         # If every row was skipped, gradients are None, so AdamW leaves the weights as they are.
         # Zero gradients would not: momentum would still move the weights.
         norm = optimize(
-            learner.actor, [learner.actor_optimizer], actor.grad_clip, f"step {step}: the policy"
+            learner.actor, actor.grad_clip, f"step {step}: the policy", learner.actor_optimizer
         )
         means.finish_update({"actor/grad_norm": norm})
     return means.result() | {"actor/lr": lr}

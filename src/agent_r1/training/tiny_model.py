@@ -26,6 +26,7 @@ import json
 import math
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -204,9 +205,9 @@ def load_chat(folder: Path) -> ChatFormat:
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
     """Return the tiny model's shape."""
-    return DecoderShape(
-        **config.model_dump(exclude={"path", "induction"}) | {"vocab_size": vocab_size}
-    )
+    sizes: dict[str, Any] = config.model_dump(exclude={"path", "induction"})
+    sizes["vocab_size"] = vocab_size
+    return DecoderShape(**sizes)
 
 
 def new_model(config: TinyModelConfig, vocab_size: int, seed: int) -> Decoder:
@@ -256,8 +257,8 @@ def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
             OUTPUT_SCALE * v.repeat_interleave(group, 0).reshape(s.heads * hd, d).T
         )
     first_key = s.heads * hd  # the fused matrix has all queries, then all keys, then all values
-    previous = model.blocks[0]
-    induction = model.blocks[1]
+    previous = block_of(model, 0)
+    induction = block_of(model, 1)
     _look_back(previous, model, head=0, distance=1)
     subspace = torch.empty(hd, d).normal_(0, 1 / math.sqrt(d), generator=g)
     previous.o.weight[:, :hd] = OUTPUT_SCALE * subspace.T
@@ -269,6 +270,11 @@ def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
         _compare_token_before(model, subspace, g)
 
 
+def block_of(model: Decoder, layer: int) -> Block:
+    """Return a layer with its type, which PyTorch's lists forget."""
+    return cast(Block, model.blocks[layer])
+
+
 def _look_back(block: Block, model: Decoder, head: int, distance: int) -> None:
     """Let a head attend to the position `distance` tokens back, by its biases alone."""
     hd = model.shape.head_dim
@@ -276,7 +282,9 @@ def _look_back(block: Block, model: Decoder, head: int, distance: int) -> None:
     first_key = (model.shape.heads + head) * hd
     key = torch.zeros(hd)
     key[: hd // 2] = PREVIOUS_TOKEN_STRENGTH
-    block.qkv.bias[query] = rotate(key, model.cos[distance], -model.sin[distance])  # R(-distance)
+    cos = cast(Tensor, model.cos)
+    sin = cast(Tensor, model.sin)
+    block.qkv.bias[query] = rotate(key, cos[distance], -sin[distance])  # R(-distance)
     block.qkv.bias[first_key : first_key + hd] = key
     block.qkv.weight[query] *= 0.1
     block.qkv.weight[first_key : first_key + hd] *= 0.1
@@ -296,7 +304,7 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
     second = slice(hd, 2 * hd)
     first_key = s.heads * hd
     first_value = first_key + s.kv_heads * hd
-    two_back = model.blocks[0]
+    two_back = block_of(model, 0)
     _look_back(two_back, model, head=1, distance=2)
     values = two_back.qkv.weight[first_value : first_value + hd]
     two_back.qkv.weight[first_value + hd : first_value + 2 * hd] = values
@@ -304,7 +312,7 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
         0, 1 / math.sqrt(s.hidden_size), generator=g
     )
     two_back.o.weight[:, second] = OUTPUT_SCALE * second_subspace.T
-    compare = model.blocks[1].qkv.weight
+    compare = block_of(model, 1).qkv.weight
     # S holds a token twice as long as its embedding does: OUTPUT_SCALE against the embeddings' std
     # of 0.1. So a half would give both pairs scores of one size. A quarter is learned sooner: the
     # second pair matters at rare places only, and disturbs the first one elsewhere.
