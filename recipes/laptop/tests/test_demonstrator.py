@@ -24,6 +24,7 @@ from agent_r1 import (
 from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
     ENTITY_NAME,
+    RENAMES,
     Demonstrator,
     _quote,
     demonstrate_rows,
@@ -261,7 +262,8 @@ def test_planners_copy_whole_plays_of_all_kinds_before_the_mixture(micro, planne
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     copied, mixture = demonstrations(rows, loop, {"plan": 0.0, "plan_stop": 1.0}, 0)
     said = [chat.decode(row.input_ids) for row in copied]
-    assert len(said) == len(rows) - len(one_hop) + len(one_hop[::5]) == len(mixture)
+    plays = len(rows) - len(one_hop) + len(one_hop[::5])
+    assert len(mixture) == plays and len(said) == RENAMES * plays
     assert all("/answer</think><answer>" in text for text in said)
     assert not any("/answer</think><answer>" in chat.decode(row.input_ids) for row in mixture)
 
