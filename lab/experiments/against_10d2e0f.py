@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tempfile
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
-from agent_r1 import write_whole
-from agent_r1.rollout.reliability import student_quantile
 from lab.experiments import ten_seeds
 
 FILE = ten_seeds.FILE.with_name("10d2e0f.json")
@@ -56,16 +53,15 @@ def compare(name: str, pairs: list[tuple[float, float]]) -> str:
     """Return a line of the table: both means, and the difference's paired 95 % interval."""
     differences = [new - old for old, new in pairs]
     middle = fmean(differences)
-    spread = stdev(differences) / math.sqrt(len(pairs))
-    half = student_quantile(0.975, len(pairs) - 1) * spread
+    half = ten_seeds.half_width(differences)
     old, new = (fmean(column) for column in zip(*pairs, strict=True))
     return f"| {name} | {old:.3f} | {new:.3f} | {middle - half:+.3f} to {middle + half:+.3f} |"
 
 
 def table() -> str:
     """Return the comparison over the seeds that both files have."""
-    olds = json.loads(FILE.read_text())["seeds"]
-    news = json.loads(ten_seeds.FILE.read_text())["seeds"]
+    olds = ten_seeds.read_seeds(FILE)
+    news = ten_seeds.read_seeds(ten_seeds.FILE)
     both = [(olds[i], news[i]) for i in sorted(olds) if "after_at" in news.get(i, {})]
     lines = ["| | 10d2e0f | sprint | difference, 95 % |", "|---|---|---|---|"]
     for temperature in TEMPERATURES:
@@ -93,15 +89,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     for i in () if arguments.table else arguments.only:
-        known = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
-        if str(i) in known:
+        if str(i) in ten_seeds.read_seeds(FILE):
             continue
         with tempfile.TemporaryDirectory() as home:
             seed = ten_seeds.seed_of(arguments.commit, i)
             facts = measure(seed, Path(home), arguments.old.resolve())
-        known = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
-        content = {"commit": arguments.commit, "seeds": known | {str(i): facts}}
-        write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        ten_seeds.keep_seed(FILE, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
     print(table())
 

@@ -18,9 +18,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import Workspace, load_config, write_whole
+from agent_r1 import Workspace, load_config
 from agent_r1.ground.machine import describe_machine
-from lab.experiments.ten_seeds import run_stage
+from lab.experiments.ten_seeds import keep_seed, read_seeds, run_stage
 from lab.rehearsals.agents import CLIENTS, install
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def measure(seed: int, home: Path, langgraph_python: Path) -> dict[str, Any]:
         words = [*config, *options, *SETTINGS, f"model.path={start}"]
         run = name.replace(" ", "-")
         _, cpu = run_stage("train", *words, "--run", run, "--plain")
-        _, _ = run_stage("eval", *words, "--run", run)
+        run_stage("eval", *words, "--run", run)
         results[name] = read_run(home / "runs" / run) | {"train_cpu_seconds": cpu}
         print(f"seed {seed}, {name}: {json.dumps(results[name])}", flush=True)
     return results
@@ -86,20 +86,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         python = install(Path(folder) / "langgraph", CLIENTS["langgraph"]) if seeds else Path()
         for seed in seeds:
-            known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-            if str(seed) in known.get("seeds", {}):
-                continue
-            results = measure(seed, Path(folder) / f"home-{seed}", python)
-            known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-            done = known.get("seeds", {}) | {str(seed): results}
-            content = {
-                "machine": describe_machine(),
-                "preset": PRESET,
-                "steps": STEPS,
-                "seeds": done,
-            }
-            write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
-    print(table(json.loads(FILE.read_text())["seeds"]))
+            if str(seed) not in read_seeds(FILE):
+                results = measure(seed, Path(folder) / f"home-{seed}", python)
+                about = {"machine": describe_machine(), "preset": PRESET, "steps": STEPS}
+                keep_seed(FILE, about, seed, results)
+    print(table(read_seeds(FILE)))
 
 
 if __name__ == "__main__":

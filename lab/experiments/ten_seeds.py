@@ -126,10 +126,26 @@ def line(name: str, cells: list[str]) -> str:
 
 def interval(values: list[float]) -> str:
     """Return Student's 95 % interval of the mean over seeds, within 0 and 1."""
-    half = student_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = half_width(values)
     low = max(0.0, fmean(values) - half)
     high = min(1.0, fmean(values) + half)
     return f"{low:.3f} to {high:.3f}"
+
+
+def half_width(values: list[float]) -> float:
+    """Return half of the length of Student's 95 % interval of a mean."""
+    return student_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+
+
+def read_seeds(file: Path) -> dict[str, Any]:
+    """Return what a file of figures has, by seed."""
+    return json.loads(file.read_text())["seeds"] if file.is_file() else {}
+
+
+def keep_seed(file: Path, about: dict[str, Any], number: int, figures: dict[str, Any]) -> None:
+    """Add a seed's figures to a file. It is read again: another process may have added one."""
+    content = about | {"seeds": read_seeds(file) | {str(number): figures}}
+    write_whole(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:
@@ -147,13 +163,9 @@ def main() -> None:
             continue
         with tempfile.TemporaryDirectory() as home:
             facts = measure(seed_of(arguments.commit, i), Path(home))
-        # Read again: the other core may have finished a seed meanwhile.
-        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-        seeds = known.get("seeds", {}) | {str(i): facts}
-        content = {"commit": arguments.commit, "seeds": seeds}
-        write_whole(FILE, json.dumps(content, indent=1, sort_keys=True) + "\n")
+        keep_seed(FILE, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
-    print(table(json.loads(FILE.read_text())["seeds"]))
+    print(table(read_seeds(FILE)))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote
 
 from agent_r1 import (
     AgentEnv,
@@ -143,7 +142,7 @@ class AgentFlow(AgentFlowBase):
             if path == "reward" and self.rollout.agent_reward == "agent":
                 return episode.post_reward(request)
             if path.startswith("tools/"):
-                return await episode.run_tool(unquote(path.removeprefix("tools/")), request.body)
+                return await episode.run_tool(path.removeprefix("tools/"), request.body)
             raise Refusal(
                 f"the gateway has no {path[:60]!r}: it speaks chat completions. For openai-agents, "
                 'call set_default_openai_api("chat_completions")',
@@ -164,7 +163,7 @@ class AgentFlow(AgentFlowBase):
 
     def _route(self, request: Request) -> tuple[GatewayEpisode, str]:
         """Return a request's episode, by address or key, and the rest of its path."""
-        words = request.path.partition("?")[0].strip("/").split("/")
+        words = request.words
         if words[0] == "episode" and len(words) > 1:
             key = words[1]
             words = words[2:]

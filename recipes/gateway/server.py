@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote
 
 MAX_BODY = 8_000_000
 """Bytes of a request. A context of 100,000 tokens has about half a million."""
@@ -32,6 +33,12 @@ class Request:
     """Names in lower case."""
     body: bytes
     reader: asyncio.StreamReader
+
+    @property
+    def words(self) -> list[str]:
+        """Return the parts of the path. A part may have any letters, such as a tool that a model
+        made up."""
+        return [unquote(word) for word in self.path.partition("?")[0].strip("/").split("/")]
 
     @property
     def is_closed(self) -> bool:

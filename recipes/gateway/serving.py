@@ -20,7 +20,6 @@ import signal
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from agent_r1 import AgentR1Error, ConfigError, Generation, Hermes, Sampling, Task, make_env
 from agent_r1_recipes.gateway.episode import GatewayEpisode
@@ -79,7 +78,7 @@ class Server:
     async def handle(self, request: Request) -> Reply:
         """Answer one request."""
         try:
-            words = request.path.partition("?")[0].strip("/").split("/")
+            words = request.words
             key = request.headers.get("authorization", "").removeprefix("Bearer ")
             if words[0] == "key" and len(words) > 1:  # for clients that send no header
                 key = words[1]
@@ -107,7 +106,7 @@ class Server:
         if path.startswith("tools/"):
             conversations = ServedConversations(self, Sampling(1), None)
             conversations.env = self.env
-            return await conversations.run_tool(unquote(path.removeprefix("tools/")), request.body)
+            return await conversations.run_tool(path.removeprefix("tools/"), request.body)
         raise Refusal(f"there is no {path[:60]!r}: this server speaks chat completions", 404)
 
     def _conversations(self, request: Request) -> ServedConversations:

@@ -93,7 +93,8 @@ def clone(
     weight_decay: float = WEIGHT_DECAY,
     muon: bool = False,
 ) -> int:
-    """Train on the action tokens of `rows`: mean cross-entropy, warm-up and linear decay.
+    """Train on the action tokens of `rows`: mean cross-entropy, warm-up and linear decay. The
+    optimisers are those of `make_optimizers`.
 
     With `held_out`, stop when its loss no longer falls, and end with the best weights so far.
     Return the number of steps that were taken.
@@ -142,12 +143,7 @@ def make_optimizers(
     vectors and keep AdamW. `match_rms_adamw` scales Muon's steps to the length of AdamW's, so that
     one learning rate fits both.
     """
-    matrices = [
-        weight
-        for block in model.blocks
-        for weight in block.parameters()
-        if muon and weight.ndim == 2
-    ]
+    matrices = [weight for weight in model.blocks.parameters() if muon and weight.ndim == 2]
     in_matrices = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in in_matrices]
     optimizers: list[torch.optim.Optimizer] = [
