@@ -22,6 +22,7 @@ and the same rows and masks result. The loss is on its own tokens; tool results 
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import re
 from collections.abc import Iterator
@@ -56,6 +57,8 @@ from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questi
 from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX
 
 ENTITY_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+WORDS_AND_NAME = re.compile(rf"(?<=[a-z])( [a-z ]*({ENTITY_NAME.pattern}))")
+"""A name, and the small words between it and the name before: ` is a book by Dirtax`."""
 """What a name looks like: words with capitals, side by side."""
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
@@ -209,8 +212,10 @@ def _quote(result: str, name: str) -> str:
 
     They begin after another name. Return only `name` if no words stand before it.
     """
-    words = re.search(rf"(?<=[a-z])( [a-z ]*{re.escape(name)})\b", result)
-    return words[1] if words else name
+    for found in WORDS_AND_NAME.finditer(result):
+        if found[2] == name:
+            return found[1]
+    return name
 
 
 def lookups_of(row: Row) -> list[dict[str, Any]]:
@@ -306,9 +311,15 @@ def demonstrate_rows(
         [behaviour] = random.Random(episode_seed).choices(names, weights)
         demonstrator.begin(session, row, behaviour, episode_seed)
         tasks.append(Task(row, session, session))
-    trajectories = asyncio.run(
-        run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn))
-    )
+    # All trajectories are kept. Python's collector of cycles would look through them again and
+    # again: 30 % of the time.
+    gc.disable()
+    try:
+        trajectories = asyncio.run(
+            run_episodes(loop, tasks, Sampling(max_tokens=loop.limits.max_tokens_per_turn))
+        )
+    finally:
+        gc.enable()
     unusual_stops = [
         t.stop_reason for t in trajectories if t.stop_reason is not StopReason.ANSWERED
     ]

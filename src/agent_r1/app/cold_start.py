@@ -76,6 +76,7 @@ class Phase(NamedTuple):
     weight_decay: float
     held_rows: Sequence[TrainingRow] = ()
     muon: bool = False
+    embedding_lr: float | None = None
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -242,6 +243,8 @@ def _teach(paths: Workspace, out: Path) -> str:
         mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
         muon = c.copy_optimizer == "muon"
         copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay, muon=muon)
+        if c.embedding_lr != "auto":
+            copy = copy._replace(embedding_lr=c.embedding_lr)
         mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)
         if lessons.held_copy_rows:  # few demonstrations
             copy = copy._replace(
@@ -273,6 +276,7 @@ def _teach(paths: Workspace, out: Path) -> str:
                 held_out=held_out,
                 weight_decay=phase.weight_decay,
                 muon=phase.muon,
+                embedding_lr=phase.embedding_lr,
             )
             if held_out:
                 ends.append(

@@ -92,6 +92,7 @@ def clone(
     held_out: HeldOut | None = None,
     weight_decay: float = WEIGHT_DECAY,
     muon: bool = False,
+    embedding_lr: float | None = None,
 ) -> int:
     """Train on the action tokens of `rows`: mean cross-entropy, warm-up and linear decay. The
     optimisers are those of `make_optimizers`.
@@ -103,7 +104,7 @@ def clone(
         return 0
     batch = collate(rows)
     device = model.embed.weight.device
-    optimizers = make_optimizers(model, lr, weight_decay, muon)
+    optimizers = make_optimizers(model, lr, weight_decay, muon, embedding_lr)
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
@@ -132,9 +133,15 @@ def clone(
 
 
 def make_optimizers(
-    model: Decoder, lr: float, weight_decay: float, muon: bool
+    model: Decoder,
+    lr: float,
+    weight_decay: float,
+    muon: bool,
+    embedding_lr: float | None = None,
 ) -> list[torch.optim.Optimizer]:
     """Return AdamW for all weights; with `muon`, Muon for the matrices of the layers.
+
+    `lr` is Muon's learning rate. AdamW has `embedding_lr`, or else `lr`, too.
 
     AdamW divides each weight's step by that weight's usual gradient. Muon (K. Jordan 2024,
     2502.16982) looks at a matrix as a whole. It sets all singular values of the momentum to about
@@ -147,7 +154,9 @@ def make_optimizers(
     in_matrices = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in in_matrices]
     optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True)
+        torch.optim.AdamW(
+            others, embedding_lr or lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True
+        )
     ]
     if matrices:
         optimizers.append(

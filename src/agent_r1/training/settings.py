@@ -75,6 +75,9 @@ class ColdStartConfig(Section):
     copy_optimizer: OutsideWhileAuto[Literal["auto", "muon"]] = "auto"
     """Optimiser of phase (a). auto: AdamW. `muon`: Muon for the matrices of the layers, which
     learns to copy in about half the steps (docs/lab/laptop.md)."""
+    embedding_lr: OutsideWhileAuto[LearningRate | Literal["auto"]] = "auto"
+    """Peak learning rate, in phase (a), of what Muon does not move: embeddings, gains and biases.
+    auto: `lr`. About five times as much is learned sooner (docs/lab/laptop.md)."""
     mix_steps: NonNegativeInt = 600
     """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
     mix_tokens: AtLeast1 = 2048
@@ -104,7 +107,14 @@ class ColdStartConfig(Section):
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
-        if config.cold_start.closed_book and not config.cold_start.demonstrator:
+        c = config.cold_start
+        if c.embedding_lr != "auto" and c.copy_optimizer != "muon":
+            yield ConfigError(
+                "cold_start.embedding_lr is for what Muon does not move; set "
+                "cold_start.copy_optimizer=muon, too",
+                code="unused_embedding_lr",
+            )
+        if c.closed_book and not c.demonstrator:
             yield ConfigError(
                 "cold_start.closed_book: no demonstrator plays without tools; name a function with "
                 "cold_start.demonstrator",
