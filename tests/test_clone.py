@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import clone_steps, tiny_model
+from conftest import clone_steps, fails_with, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agent_r1 import load_config
 from agent_r1.core import StopReason
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.sampler import LocalPolicy
@@ -127,3 +128,33 @@ def test_each_weight_has_one_optimizer(micro, chat, muon):
     ]
     assert sorted(map(id, weights)) == sorted(map(id, model.parameters()))
     assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW", "Muon"][: 1 + muon]
+
+
+def test_embeddings_have_a_learning_rate_of_their_own(micro, chat, demonstrations):
+    """After one step, which is a sign, AdamW has moved each weight by its learning rate, and Muon
+    the matrices by .2 of theirs."""
+    model = tiny_model(micro.config.model, len(chat.tokenizer))
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    clone.clone(
+        model,
+        demonstrations,
+        1,
+        1024,
+        1e-3,
+        0,
+        lambda step, loss: None,
+        muon=True,
+        embedding_lr=5e-3,
+        weight_decay=0,
+    )
+    changes = {name: weight.detach() - before[name] for name, weight in model.named_parameters()}
+    warmup = 1 / 20  # the first of 20 steps
+    assert changes["norm.weight"].abs().median().item() == pytest.approx(5e-3 * warmup, rel=0.01)
+    assert changes["embed.weight"].abs().max().item() == pytest.approx(5e-3 * warmup, rel=0.01)
+    matrix = changes["blocks.1.down.weight"].pow(2).mean().sqrt().item()
+    assert matrix == pytest.approx(0.2e-3 * warmup, rel=0.2)
+
+
+def test_a_learning_rate_that_nothing_reads_is_refused():
+    with fails_with("unused_embedding_lr"):
+        load_config("sprint", ["cold_start.copy_optimizer=auto"])
