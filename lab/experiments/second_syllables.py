@@ -1,12 +1,12 @@
-"""Measure copying in preset `sprint`: one or two pairs of heads, AdamW or Muon.
+"""Measure copying in preset `sprint`, with none to all of its three helps.
 
-python lab/experiments/second_syllables.py 304 305        about 80 CPU seconds a seed
+python lab/experiments/second_syllables.py 304 305        about 110 CPU seconds a seed
 
 Two names in the context may begin with one syllable. Then the first induction head finds two
 continuations. `model.induction=bigram` lays out a second one, which compares the token before, too.
-Clones 400 steps of the copying phase with each. Prints the loss of correct plays of the 200
-validation questions, and of their second syllables alone. docs/lab/laptop.md ("Two tokens back")
-has the figures.
+Muon replaces AdamW for matrices, and embeddings get a learning rate of their own. Clones the whole
+copying phase with each. Prints the loss of correct plays of the 200 validation questions, and of
+their second syllables alone. docs/lab/laptop.md ("Two tokens back") has the figures.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, teach
 from agent_r1_recipes.laptop.tinyhop import TAILS
 
-STEPS = 400
-ARMS = (("auto", False), ("bigram", False), ("bigram", True))
-"""Induction heads, and whether Muon moves the matrices."""
+ARMS = (
+    ("one pair, AdamW", "auto", False, False),
+    ("two pairs, AdamW", "bigram", False, False),
+    ("two pairs, Muon", "bigram", True, False),
+    ("the preset", "bigram", True, True),
+)
+"""Name, induction heads, whether Muon moves the matrices, and whether embeddings have their own
+learning rate."""
 
 
 def measure(seed: int) -> None:
@@ -44,24 +49,24 @@ def measure(seed: int) -> None:
     tails = torch.tensor(chat.tokenizer.convert_tokens_to_ids(list(TAILS)))
     tail_BT = held.mask_BT.bool() & torch.isin(held.ids_BT, tails)
     cold = config.cold_start
-    for induction, muon in ARMS:
+    for name, induction, muon, own_rate in ARMS:
         shape = config.model.model_copy(update={"induction": induction})
         model = new_model(shape, len(chat.tokenizer), seed)
         clone(
             model,
             copy_rows,
-            STEPS,
+            cold.copy_steps,
             cold.copy_tokens,
             cold.lr,
             seed,
             lambda step, loss: None,
             muon=muon,
+            embedding_lr=cold.embedding_lr if own_rate else None,
         )
         nats_BT = -batch_logprobs(model, held, 1.0, 4096, torch.float32)
-        tails = nats_BT[tail_BT].sum().item() / len(held_rows)
+        second = nats_BT[tail_BT].sum().item() / len(held_rows)
         whole = nats_BT.sum().item() / len(held_rows)
-        name = f"{induction}, {'Muon' if muon else 'AdamW'}"
-        print(f"seed {seed}, {name}: {whole:.3f}, second syllables {tails:.3f}", flush=True)
+        print(f"seed {seed}, {name}: {whole:.3f}, second syllables {second:.3f}", flush=True)
 
 
 def main(seeds: list[str]) -> None:

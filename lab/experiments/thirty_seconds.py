@@ -10,8 +10,8 @@ weights are on disk, and a chat can open them. Afterwards these weights are eval
 questions of the seed's test world, about which there is no training question and no demonstration.
 
 OLD is a checkout of commit 10d2e0f (`git worktree add OLD 10d2e0f`). After each seed, its preset
-`laptop` makes an agent in the same way: stage by stage in one process, until a line of `train` has
-a validation of .9. All figures are in docs/lab/thirty-seconds.json.
+`laptop` makes an agent in the same way, stage by stage in one process. Its clock stops when a line
+of `train` has a validation of .9. All figures are in docs/lab/thirty-seconds.json.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def laptop_command(seed: int) -> list[str]:
 
 
 def read_line(line: str) -> tuple[int, float] | None:
-    """Return step and validation, if a line of the output says that there is an agent."""
+    """Return step and validation from a line that says that there is an agent."""
     found = FOUND.search(line)
     if found:
         return int(found[2]), float(found[1])

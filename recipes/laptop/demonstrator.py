@@ -57,9 +57,9 @@ from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questi
 from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX
 
 ENTITY_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
+"""What a name looks like: words with capitals, side by side."""
 WORDS_AND_NAME = re.compile(rf"(?<=[a-z])( [a-z ]*({ENTITY_NAME.pattern}))")
 """A name, and the small words between it and the name before: ` is a book by Dirtax`."""
-"""What a name looks like: words with capitals, side by side."""
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
     "stop_early": "searches once and answers with what it has found, however many hops there are",

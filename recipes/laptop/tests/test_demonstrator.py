@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 from collections import Counter
 
@@ -215,6 +216,20 @@ def test_the_loss_is_on_the_demonstrators_own_words(micro, chat):
         f"<think>answer</think><answer>{question['reward_model']['ground_truth'][0]}</answer>"
     )
     assert own == "".join(f"{turn}<|im_end|>" for turn in expected)
+
+
+def test_the_collector_of_cycles_runs_again_after_demonstrations(micro, chat, monkeypatch):
+    make(micro, chat, {"good": 1.0})
+    assert gc.isenabled()
+
+    def interrupted(*arguments):
+        assert not gc.isenabled()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("agent_r1_recipes.laptop.demonstrator.run_episodes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        make(micro, chat, {"good": 1.0})
+    assert gc.isenabled()
 
 
 def test_demonstrations_depend_on_the_seed_alone(micro, chat):
