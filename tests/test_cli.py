@@ -360,7 +360,7 @@ def test_a_bug_of_ours_keeps_its_traceback(empty, monkeypatch):
 
 def test_a_run_says_once_that_there_is_an_agent_and_keeps_that_step(home, monkeypatch, capsys):
     """Step 3 is as good, and is no news. Step 2 is saved once, although nothing else asks for
-    it."""
+    it. If each step is saved and one is kept, the agent stays next to it."""
     scores = iter([0.5, 0.95, 0.95])
     score = {"val-core/tinyhop/acc/mean@1": 0.0}
     monkeypatch.setattr(
@@ -373,6 +373,12 @@ def test_a_run_says_once_that_there_is_an_agent_and_keeps_that_step(home, monkey
     assert told[0].endswith("agent-r1 chat --run new --step 2")
     kept = {path.name for path in (home / "runs" / "new" / "checkpoints").glob("step_*")}
     assert kept == {"step_000002", "step_000003"}
+
+    scores = iter([0.95, 0.5, 0.95])
+    every = ("trainer.save_every=1", "trainer.eval_every=1", "trainer.keep_checkpoints=1")
+    assert main("train", "grpo", *SMALL, *every, "--run=one", "--plain") == 0
+    kept = {path.name for path in (home / "runs" / "one" / "checkpoints").glob("step_*")}
+    assert kept == {"step_000001", "step_000003"}
 
 
 # ---------------------------------------------------------------------------- eval, report, inspect

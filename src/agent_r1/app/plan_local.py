@@ -135,9 +135,12 @@ def memory_summary(parts: dict[str, float]) -> str:
 
 
 def local_disk(config: Config, shape: Shape) -> float:
-    """Return bytes of checkpoints, one being written, and of a pretrained model's folders."""
+    """Return bytes of checkpoints and of a pretrained model's folders.
+
+    Next to the checkpoints that are kept, one is being written, and one is the first agent.
+    """
     networks, models = 2 if config.algorithm_has("critic") else 1, 2 if config.model.path else 0
-    return shape.parameters * (12 * networks * (config.trainer.keep_checkpoints + 1) + 4 * models)
+    return shape.parameters * (12 * networks * (config.trainer.keep_checkpoints + 2) + 4 * models)
 
 
 def local_plan(config: Config) -> str:

@@ -302,7 +302,8 @@ class TrainerConfig(Section):
     save_every: OutsideFingerprint[AtLeast1] = 10
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: OutsideFingerprint[AtLeast1] = 2
-    """Checkpoints to keep; older ones are deleted."""
+    """Checkpoints to keep; older ones are deleted. The local loop keeps that of the first agent,
+    too: the first step with a greedy validation of .9."""
     rollouts_every: OutsideFingerprint[NonNegativeInt] = 10
     """Steps between dumps of full trajectories into rollouts/."""
     stop_on_collapse: OutsideFingerprint[bool] = False

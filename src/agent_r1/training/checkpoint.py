@@ -31,6 +31,11 @@ CHECKPOINT_FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
 
 
+def step_name(step: int) -> str:
+    """Return the name of a checkpoint's folder."""
+    return f"step_{step:06d}"
+
+
 def save_checkpoint(
     folder: Path,
     step: int,
@@ -38,10 +43,11 @@ def save_checkpoint(
     state: dict[str, Any],
     fingerprint: str,
     keep: int,
+    spare: int | None = None,
 ) -> Path:
-    """Write `folder/step_NNNNNN`, and delete all but the newest `keep`. `write_model` fills the
-    model folder."""
-    final = folder / f"step_{step:06d}"
+    """Write `folder/step_NNNNNN`, and delete all but the newest `keep` and that of step `spare`.
+    `write_model` fills the model folder."""
+    final = folder / step_name(step)
     for stale in folder.glob(".part-*"):  # left by a kill during an earlier save
         remove(stale)
     with writing(f"the checkpoint {final}", RESUME):
@@ -68,7 +74,8 @@ def save_checkpoint(
                 "files": files,
             }
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    for old in list_checkpoints(folder)[:-keep]:
+    others = [c for c in list_checkpoints(folder) if spare is None or c.name != step_name(spare)]
+    for old in others[:-keep]:
         remove(old)
     return final
 

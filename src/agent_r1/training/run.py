@@ -236,7 +236,10 @@ class _Recorder:
             state["critic_optimizer"] = learner.critic_optimizer.state_dict()
         write = partial(write_model, learner.actor, self.chat)
         keep = self.trainer.keep_checkpoints
-        save_checkpoint(self.run.checkpoints, learner.step, write, state, self.made_with, keep)
+        # The user was told to talk to the first agent, so it stays.
+        agent = first_agent_step(self.run.metrics.read())
+        folder = self.run.checkpoints
+        save_checkpoint(folder, learner.step, write, state, self.made_with, keep, spare=agent)
 
 
 def stop_and_roll_back(run: RunDir) -> None:
