@@ -22,6 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from lab.experiments import ten_seeds
+from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = ten_seeds.FILE.with_name("10d2e0f.json")
 TEMPERATURES = ("1", *ten_seeds.LOWER)
@@ -60,8 +61,8 @@ def compare(name: str, pairs: list[tuple[float, float]]) -> str:
 
 def table() -> str:
     """Return the comparison over the seeds that both files have."""
-    olds = ten_seeds.read_seeds(FILE)
-    news = ten_seeds.read_seeds(ten_seeds.FILE)
+    olds = read_seeds(FILE)
+    news = read_seeds(ten_seeds.FILE)
     both = [(olds[i], news[i]) for i in sorted(olds) if "after_at" in news.get(i, {})]
     lines = ["| | 10d2e0f | sprint | difference, 95 % |", "|---|---|---|---|"]
     for temperature in TEMPERATURES:
@@ -89,12 +90,12 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     for i in () if arguments.table else arguments.only:
-        if str(i) in ten_seeds.read_seeds(FILE):
+        if str(i) in read_seeds(FILE):
             continue
         with tempfile.TemporaryDirectory() as home:
             seed = ten_seeds.seed_of(arguments.commit, i)
             facts = measure(seed, Path(home), arguments.old.resolve())
-        ten_seeds.keep_seed(FILE, {"commit": arguments.commit}, i, facts)
+        keep_seed(FILE, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
     print(table())
 

@@ -20,7 +20,8 @@ from typing import Any
 
 from agent_r1 import Workspace, load_config
 from agent_r1.ground.machine import describe_machine
-from lab.experiments.ten_seeds import keep_seed, read_seeds, run_stage
+from lab.experiments.seed_files import keep_seed, read_seeds
+from lab.experiments.ten_seeds import run_stage
 from lab.rehearsals.agents import CLIENTS, install
 
 ROOT = Path(__file__).parents[2]

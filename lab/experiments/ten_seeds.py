@@ -24,8 +24,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agent_r1 import write_whole
 from agent_r1.rollout.reliability import student_quantile
+from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
@@ -135,17 +135,6 @@ def interval(values: list[float]) -> str:
 def half_width(values: list[float]) -> float:
     """Return half of the length of Student's 95 % interval of a mean."""
     return student_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
-
-
-def read_seeds(file: Path) -> dict[str, Any]:
-    """Return what a file of figures has, by seed."""
-    return json.loads(file.read_text())["seeds"] if file.is_file() else {}
-
-
-def keep_seed(file: Path, about: dict[str, Any], number: int, figures: dict[str, Any]) -> None:
-    """Add a seed's figures to a file. It is read again: another process may have added one."""
-    content = about | {"seeds": read_seeds(file) | {str(number): figures}}
-    write_whole(file, json.dumps(content, indent=1, sort_keys=True) + "\n")
 
 
 def main() -> None:

@@ -30,14 +30,15 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agent_r1 import write_whole
+from agent_r1.ground.machine import describe_machine
+from agent_r1.training.log import AGENT_SCORE
+from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "thirty-seconds.json"
 AGENT = [sys.executable, "-m", "agent_r1"]
 FOUND = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
 STEP = re.compile(r"^step +(\d+)/.* val ([.\d]+)")
 """A line of `train --plain`."""
-ENOUGH = 0.9
 
 
 def children_seconds() -> float:
@@ -67,7 +68,7 @@ def read_line(line: str) -> tuple[int, float] | None:
     if found:
         return int(found[2]), float(found[1])
     step = STEP.search(line)
-    if step and float(step[2]) >= ENOUGH:
+    if step and float(step[2]) >= AGENT_SCORE:
         return int(step[1]), float(step[2])
     return None
 
@@ -137,15 +138,13 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
     os.environ["PYTHONUNBUFFERED"] = "1"
-    seeds = json.loads(FILE.read_text()) if FILE.is_file() else {}
     for seed in () if arguments.table else arguments.seeds:
         figures = {"sprint": measure(sprint_command(seed))}
         if arguments.old:
             figures["10d2e0f"] = measure(laptop_command(seed), arguments.old.resolve())
-        seeds[str(seed)] = figures
-        write_whole(FILE, json.dumps(seeds, indent=1, sort_keys=True) + "\n")
+        keep_seed(FILE, {"machine": describe_machine()}, seed, figures)
         print(seed, json.dumps(figures), flush=True)
-    print(summary(seeds))
+    print(summary(read_seeds(FILE)))
 
 
 if __name__ == "__main__":

@@ -311,8 +311,9 @@ def demonstrate_rows(
         [behaviour] = random.Random(episode_seed).choices(names, weights)
         demonstrator.begin(session, row, behaviour, episode_seed)
         tasks.append(Task(row, session, session))
-    # All trajectories are kept. Python's collector of cycles would look through them again and
-    # again: 30 % of the time.
+    # All trajectories are kept, so Python's collector of cycles would look through them again and
+    # again: 30 % of the time of 10,000 episodes. It is off here only, and not in `run_episodes`,
+    # since worlds and tools of users may leave cycles that have to go.
     gc.disable()
     try:
         trajectories = asyncio.run(

@@ -241,10 +241,16 @@ def _teach(paths: Workspace, out: Path) -> str:
     else:
         model = new_model(config.model, len(chat.tokenizer), config.seed)
         mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
-        muon = c.copy_optimizer == "muon"
-        copy = Phase("copy", lessons.copy_rows, c.copy_steps, c.copy_tokens, c.lr, decay, muon=muon)
-        if c.embedding_lr != "auto":
-            copy = copy._replace(embedding_lr=c.embedding_lr)
+        copy = Phase(
+            "copy",
+            lessons.copy_rows,
+            c.copy_steps,
+            c.copy_tokens,
+            c.lr,
+            decay,
+            muon=c.copy_optimizer == "muon",
+            embedding_lr=None if c.embedding_lr == "auto" else c.embedding_lr,
+        )
         mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)
         if lessons.held_copy_rows:  # few demonstrations
             copy = copy._replace(

@@ -31,9 +31,9 @@ CHECKPOINT_FORMAT = 1
 _NAME = re.compile(r"step_(\d{6})")
 
 
-def step_name(step: int) -> str:
-    """Return the name of a checkpoint's folder."""
-    return f"step_{step:06d}"
+def checkpoint_step(folder: Path) -> int:
+    """Return the step of a checkpoint's folder, which is called `step_000010`."""
+    return int(folder.name.removeprefix("step_"))
 
 
 def save_checkpoint(
@@ -47,7 +47,7 @@ def save_checkpoint(
 ) -> Path:
     """Write `folder/step_NNNNNN`, and delete all but the newest `keep` and that of step `spare`.
     `write_model` fills the model folder."""
-    final = folder / step_name(step)
+    final = folder / f"step_{step:06d}"
     for stale in folder.glob(".part-*"):  # left by a kill during an earlier save
         remove(stale)
     with writing(f"the checkpoint {final}", RESUME):
@@ -74,7 +74,7 @@ def save_checkpoint(
                 "files": files,
             }
             (part / "manifest.json").write_text(json.dumps(manifest, indent=1))
-    others = [c for c in list_checkpoints(folder) if spare is None or c.name != step_name(spare)]
+    others = [c for c in list_checkpoints(folder) if checkpoint_step(c) != spare]
     for old in others[:-keep]:
         remove(old)
     return final

@@ -34,6 +34,7 @@ from agent_r1.rollout.setup import check_dialect, make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import (
+    checkpoint_step,
     list_checkpoints,
     read_checkpoint,
     refuse_weights,
@@ -263,11 +264,6 @@ def stop_and_roll_back(run: RunDir) -> None:
         f"stopped after step {first.step} (trainer.stop_on_collapse); {advice}. {first}",
         code="collapsed",
     )
-
-
-def checkpoint_step(folder: Path) -> int:
-    """Return the step of a checkpoint's folder, which is called `step_000010`."""
-    return int(folder.name.removeprefix("step_"))
 
 
 def write_model(model: decoder.Decoder, chat: ChatFormat, folder: Path) -> None:

@@ -77,7 +77,7 @@ class ColdStartConfig(Section):
     learns to copy in about half the steps (docs/lab/laptop.md)."""
     embedding_lr: OutsideWhileAuto[LearningRate | Literal["auto"]] = "auto"
     """Peak learning rate, in phase (a), of what Muon does not move: embeddings, gains and biases.
-    auto: `lr`. About five times as much is learned sooner (docs/lab/laptop.md)."""
+    auto: `lr`. With about five times `lr`, copying is learned sooner (docs/lab/laptop.md)."""
     mix_steps: NonNegativeInt = 600
     """Phase (b): optimiser steps on the imperfect demonstrator's episodes."""
     mix_tokens: AtLeast1 = 2048
