@@ -32,7 +32,7 @@ HELD_OUT_TOKENS = 8192
 it."""
 
 WEIGHT_DECAY = 0.01
-"""AdamW's: each step takes this share of the learning rate from every weight."""
+"""Of AdamW and Muon: a step takes this share, times the learning rate, from every weight."""
 COPY_DECAY_OF_FEW = 3.0
 MIX_DECAY_OF_FEW = 1.0
 """Weight decay of the two phases where the demonstrations are few. Weights that only know one
@@ -105,6 +105,8 @@ def clone(
     batch = collate(rows)
     device = model.embed.weight.device
     optimizers = make_optimizers(model, lr, weight_decay, muon, embedding_lr)
+    # 20 steps of warm-up, since an optimiser's averages know one batch at first. Then the rate
+    # falls in a line to 5 %, so that the last batches, as noisy as the first, move little.
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
@@ -117,6 +119,7 @@ def clone(
         part = batch[next(batches)].to(device)
         with autocast(dtype, device):
             logprobs_BT, _ = action_logprobs(model, part)
+        # Over action tokens only, as in RL: the agent never has to write what a tool returns.
         loss = -logprobs_BT.sum() / part.mask_BT.sum()
         loss.backward()
         optimize(model, 1.0, f"cold start, step {step + 1}: the model", *optimizers)
@@ -154,12 +157,15 @@ def make_optimizers(
     matrices = [weight for weight in model.blocks.parameters() if muon and weight.ndim == 2]
     in_matrices = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in in_matrices]
+    # beta2=.98 averages squared gradients over about 50 steps. PyTorch's .999 would need 1,000, and
+    # a phase has a few hundred. With .95, four of four runs copied worse (docs/lab/laptop.md).
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
             others, embedding_lr or lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True
         )
     ]
     if matrices:
+        # Its five iterations with each matrix, in bfloat16, take about a fifth of a step's time.
         optimizers.append(
             torch.optim.Muon(
                 matrices, lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
