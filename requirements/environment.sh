@@ -15,8 +15,8 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
 
   ALGORITHM          grpo (default), ppo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
-  --preset NAME      laptop, smoke, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
-                     (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, laptop)
+  --preset NAME      sprint, smoke, laptop, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
+                     (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, sprint)
   --recipe FOLDER    your own recipe (`agent-r1 new` writes one), or the name of one in recipes/; instead of --preset
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           random seed of all stages (default: 0)
@@ -80,7 +80,7 @@ done
 
 # ----------------------------------------------------------------------------------------------------- environment
 # Pinned packages in a virtual environment. A CPU's are about 1.7 GB, of which PyTorch is 0.75; a GPU's several times that.
-is_tiny() { case "$preset" in smoke|laptop|*tiny*) ;; *) false ;; esac; }
+is_tiny() { case "$preset" in sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
 stack=${AGENT_R1_STACK:-}
 if [ -z "$stack" ]; then
     # Tiny models and pocket use the CPU also with a GPU, for which they are too small.
@@ -111,7 +111,7 @@ if [ "$preset" = pocket ] && [ ${#dry_run[@]} = 0 ] && ! pinned requirements/poc
 fi
 
 if [ -z "$preset" ]; then
-    preset=laptop why="there is no GPU here; --preset smoke does the same in about a minute"
+    preset=sprint why="there is no GPU here; --preset smoke does the same in half the time"
     if [ "$stack" = gpu ]; then
         preset=$("$agent" doctor --suggest-preset)
         why="of$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader | sort | uniq -c | tr -s ' \n' ' ')here"

@@ -191,7 +191,7 @@ class LongWindedEnv(StrictEnv):
 
 
 def agent_rollout(*overrides: str) -> RolloutConfig:
-    return load_config("smoke", ["rollout.agent=tests", *overrides], algorithm="grpo").rollout
+    return load_config("small", ["rollout.agent=tests", *overrides], algorithm="grpo").rollout
 
 
 def gateway_flow(

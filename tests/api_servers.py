@@ -134,7 +134,7 @@ def served_model(
 def api_rollout(url: str, folder: Any, *overrides: str) -> Any:
     """The section `rollout` of a client of `url`."""
     settings = [f"rollout.api={url}", f"rollout.api_records={folder}", *overrides]
-    return load_config("smoke", settings, algorithm="grpo").rollout
+    return load_config("small", settings, algorithm="grpo").rollout
 
 
 @contextmanager

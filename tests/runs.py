@@ -20,7 +20,7 @@ from agent_r1.app import cli
 ROOT = Path(__file__).parents[1]
 AGENT = Path(sys.prefix) / "bin" / "agent-r1"
 TINY = [
-    "--preset=smoke",
+    "--preset=small",
     "data.train=64",
     "data.val=8",
     "data.test=12",
@@ -63,7 +63,7 @@ SMOKE = ["grpo", "--preset", "smoke", "trainer.threads=1"]
 """Of the run that all slow tests share. One thread, because another test runs beside it."""
 CHECK = [
     "grpo",
-    "--preset=smoke",
+    "--preset=small",
     "engine=verl",
     "trainer.threads=1",
     "rollout.samples_per_prompt=4",

@@ -53,7 +53,7 @@ def write(folder: Path) -> list[str]:
     (folder / "questions.jsonl").write_text("".join(lines))
     (folder / "demonstrator.py").write_text(DEMONSTRATOR)
     return [
-        "grpo", "--preset=smoke", "--plain", "--run=small",
+        "grpo", "--preset=small", "--plain", "--run=small",
         "env.name=hermes", "env.tools=[]", "env.max_turns=1",
         "data.name=rows", f"data.source={folder / 'questions.jsonl'}",
         "data.train=200", "data.val=50", "data.test=50",

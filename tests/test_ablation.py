@@ -32,7 +32,7 @@ def commands(tmp_path) -> list[list[str]]:
         program.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
         program.chmod(0o755)
     tiny = [*TINY[1:], "actor.kl_coef=0", "trainer.steps=2", "trainer.eval_every=0"]
-    environment = {"AGENT_R1_VENV": str(tmp_path), "PRESET": "smoke", "PATH": "/usr/bin:/bin"}
+    environment = {"AGENT_R1_VENV": str(tmp_path), "PRESET": "small", "PATH": "/usr/bin:/bin"}
     subprocess.run(
         ["bash", ROOT / "lab/experiments/ablation.sh", "0 1 2", *tiny], env=environment, check=True
     )

@@ -60,7 +60,7 @@ def lookup(query: str) -> str:
 
 def make_agent(policy, chat, tools=(lookup,), **rollout) -> Agent:
     """An agent around a policy; memory is on, as for any model that was not made from nothing."""
-    config = load_config("smoke", ["env.tool_timeout_s=0.2", "model.path=somewhere"])
+    config = load_config("small", ["env.tool_timeout_s=0.2", "model.path=somewhere"])
     sizes = {"max_context": 2000, "max_tokens_per_turn": 200} | rollout
     config = config.model_copy(update={"rollout": config.rollout.model_copy(update=sizes)})
     return Agent(policy, chat, {t.name: t for t in tools}, config, Path("model"))

@@ -163,18 +163,18 @@ def planned(monkeypatch):
 
 
 def test_settings_in_any_order(planned):
-    parts = [["grpo"], ["--preset", "smoke"], ["--seed=3"], ["actor.lr=0.5", "data.train=99"]]
+    parts = [["grpo"], ["--preset", "small"], ["--seed=3"], ["actor.lr=0.5", "data.train=99"]]
     for order in itertools.permutations(parts):
         assert main("train", *itertools.chain(*order), "--dry-run") == 0
-    expected = load_config("smoke", ["actor.lr=0.5", "data.train=99"], algorithm="grpo", seed=3)
-    assert planned == [(expected, "smoke-grpo-s3")] * 24
+    expected = load_config("small", ["actor.lr=0.5", "data.train=99"], algorithm="grpo", seed=3)
+    assert planned == [(expected, "small-grpo-s3")] * 24
 
 
 def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
     assert main("train", "--dry-run") == main("train", "--dry-run", "--run", "done") == 0
     assert planned == [
-        (load_config("laptop", algorithm="grpo"), "laptop-grpo"),
-        (load_config("smoke", SMALL[1:], algorithm="grpo"), "done"),  # it speaks for itself
+        (load_config("sprint", algorithm="grpo"), "sprint-grpo"),
+        (load_config("small", SMALL[1:], algorithm="grpo"), "done"),  # it speaks for itself
     ]
 
 
@@ -200,7 +200,7 @@ def test_wrong_usage(empty, capsys, argv, said):
 
 
 MISSING = {  # in which order the stages are asked for: test_stages.py
-    "data": (["index", *TINY], "agent-r1 data --preset smoke --seed 0"),
+    "data": (["index", *TINY], "agent-r1 data --preset small --seed 0"),
     "run to evaluate": (
         ["eval", *TINY, "--run=nope"],
         "nope does not exist; run `agent-r1 train` first",
@@ -409,7 +409,7 @@ def test_the_stages_after_training(home, capsys):
 def test_what_no_run_can_start_from_is_said_before_anything_is_written(home, tmp_path, capsys):
     """A template that shows no tools. (An architecture that is not ours: test_decoder.py.)"""
     model = tmp_path / "plain"
-    shutil.copytree(Workspace(load_config("smoke", SMALL[1:])).cold_start, model)
+    shutil.copytree(Workspace(load_config("small", SMALL[1:])).cold_start, model)
     (model / "chat_template.jinja").write_text(CHATML)
     before = tree(home)
     for command in (["cold-start"], ["eval", "--before", "--run=new"], ["train", "--run=new"]):

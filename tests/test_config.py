@@ -41,7 +41,7 @@ def test_every_preset_loads_and_survives_a_round_trip(preset, algorithm, tmp_pat
 
 
 def test_a_run_with_keys_that_are_gone_is_read_and_one_that_used_them_is_refused(tmp_path):
-    config, file = load_config("smoke"), tmp_path / "config.yaml"
+    config, file = load_config("small"), tmp_path / "config.yaml"
     old = config.model_dump()
     old["actor"] |= {"mask_tool_tokens": True, "ablation_normalizer": "masked"}
     old["rollout"] |= {"top_p": 1.0}
@@ -67,7 +67,7 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
     with pytest.raises(
         ConfigError, match=f"^unknown configuration key '{old}'; it is {NEW_NAMES[old]} now;"
     ):
-        load_config("smoke", [f"{old}={value}"])
+        load_config("small", [f"{old}={value}"])
 
 
 def test_a_card_of_an_earlier_run_has_an_interval():
@@ -105,7 +105,7 @@ def test_overrides_are_read_as_yaml(seed):
         "advantage.normalize_std=false",
         "model.path=null",
     ]
-    config = load_config("smoke", overrides, seed=seed)
+    config = load_config("small", overrides, seed=seed)
     assert config.trainer.loggers == ["wandb", "tensorboard"] and config.actor.lr == 1e-4
     assert (
         config.advantage.normalize_std is False
@@ -165,7 +165,7 @@ def test_a_table_replaces_the_one_below_it():
 )
 def test_what_no_run_can_do_is_refused(overrides, code):
     with fails_with(code):
-        load_config("smoke", overrides, algorithm=None)
+        load_config("small", overrides, algorithm=None)
 
 
 def test_a_gpu_preset_is_prepared_in_small():
@@ -205,7 +205,7 @@ values = st.text(max_size=8) | st.integers(-3, 600).map(str) | odd_values
 @given(st.lists(st.tuples(keys, values).map("=".join), max_size=2))
 def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overrides):
     try:
-        assert isinstance(load_config("smoke", overrides), Config)
+        assert isinstance(load_config("small", overrides), Config)
     except ConfigError as error:
         assert str(error).strip() and len(str(error).splitlines()) <= 1 + sum(
             o.count("\n") for o in overrides
@@ -239,10 +239,10 @@ def test_a_damaged_or_foreign_configuration_is_refused(tmp_path, text, code):
 
 
 def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_else():
-    base = load_config("smoke")
-    assert fingerprint(base) == fingerprint(load_config("smoke")) and len(fingerprint(base)) == 8
+    base = load_config("small")
+    assert fingerprint(base) == fingerprint(load_config("small")) and len(fingerprint(base)) == 8
     changed = [
-        load_config("smoke", [o])
+        load_config("small", [o])
         for o in ("seed=1", "actor.lr=0.5", "data.mix={1-hop: 1}", "verl.ranks=2")
     ]
     assert len({fingerprint(c) for c in (base, *changed)}) == 5
@@ -253,8 +253,8 @@ def test_a_fingerprint_changes_with_all_that_weights_depend_on_and_with_nothing_
         "search.url=http://127.0.0.1:8100",
         "verl.stall_timeout_s=9",
     )
-    assert {fingerprint(load_config("smoke", [o])) for o in aside} == {fingerprint(base)}
-    assert fingerprint(load_config("smoke", ["trainer.device=cuda"])) != fingerprint(base)
+    assert {fingerprint(load_config("small", [o])) for o in aside} == {fingerprint(base)}
+    assert fingerprint(load_config("small", ["trainer.device=cuda"])) != fingerprint(base)
     assert fingerprint(base.data, 1) != fingerprint(base.data, 2)
 
 
@@ -263,7 +263,7 @@ def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch, tmp
     so."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
-    assert {"laptop", "smoke", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
+    assert {"laptop", "small", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
     pretend_processor(monkeypatch, tmp_path, True)
     assert {resolved(name) for name in here if name != "pocket"} == {("cpu", torch.float32)}
     assert resolved("pocket") == ("cpu", torch.bfloat16)
@@ -312,11 +312,11 @@ def test_a_setting_of_another_owner_is_known_to_the_hint(key):
     with pytest.raises(
         ConfigError, match=rf"^unknown configuration key '{key}x' \(did you mean '{key}'\?\)"
     ):
-        load_config("smoke", [f"{key}x=1"])
+        load_config("small", [f"{key}x=1"])
 
 
 def test_dry_run_lists_every_setting(capsys):
-    assert cli.main(["train", "--preset", "smoke", "--dry-run", "--verbose"]) == 0
+    assert cli.main(["train", "--preset", "small", "--dry-run", "--verbose"]) == 0
     said = yaml.safe_load(capsys.readouterr().out.rpartition("\n\n")[2])
     assert {
         f"{section}.{key}" for section, of in said.items() if isinstance(of, dict) for key in of
@@ -342,6 +342,6 @@ def test_every_setting_in_the_docs_is_known():
     assert len(documented()) > 100
     for said in documented():
         try:
-            load_config("smoke", [said])
+            load_config("small", [said])
         except ConfigError as error:
             assert "unknown configuration key" not in str(error), said

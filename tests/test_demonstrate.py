@@ -15,7 +15,7 @@ from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
 from agent_r1.training.tiny_model import train_tokenizer
 
-CONFIG = load_config("smoke", ["env.tools=[]"])
+CONFIG = load_config("small", ["env.tools=[]"])
 
 
 @tool

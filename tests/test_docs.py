@@ -39,7 +39,7 @@ def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
     """What docs/laptop.md says, by the table that its measurement of what is *read* stands on."""
     monkeypatch.setenv("AGENT_R1_HOME", str(produced))
     tool = runpy.run_path(str(ROOT / "lab/experiments/held_out_reading.py"))
-    config = load_config("smoke", TINY[1:])
+    config = load_config("small", TINY[1:])
     worlds = tool["world_of"](config)
     for split in ("train", "val", "test", "cold"):
         asked = {

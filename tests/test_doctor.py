@@ -75,7 +75,7 @@ def test_the_list_has_the_remedy_unless_the_finding_names_one(nvidia_smi, findin
 def test_a_busy_machine_is_told_to_use_one_thread(nvidia_smi, monkeypatch, load, settings, status):
     monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(machine, "cores", lambda: 2)
-    check = found("smoke", *settings)["load"]
+    check = found("small", *settings)["load"]
     assert check.status == status and f"load {load:.1f} on 2 cores" in check.detail
     assert ("trainer.threads=1" in check.remedy) == (status == "warn")
 

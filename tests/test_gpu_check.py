@@ -80,7 +80,7 @@ def test_what_cannot_be_run_never_passes_and_what_fails_is_named(tmp_path, capsy
             "d": lambda check: "never",
         }.items()
     ]
-    found = run_phases(GpuCheck(load_config("smoke"), tmp_path), tuple(phases))
+    found = run_phases(GpuCheck(load_config("small"), tmp_path), tuple(phases))
     assert [(one["phase"], one["status"], one["seen"]) for one in found] == [
         ("a", "passed", "two"),
         ("b", "not run", "no GPU"),
@@ -102,7 +102,7 @@ def test_a_busy_machine_is_not_called_broken(tmp_path):
         raise AgentR1Error("another run is on this machine; wait for it", code="locked")
 
     phase = gpu_check.Phase("a", busy, "driver", "another one")
-    [result] = run_phases(GpuCheck(load_config("smoke"), tmp_path), (phase,))
+    [result] = run_phases(GpuCheck(load_config("small"), tmp_path), (phase,))
     assert result["status"] == "failed"
     assert "means" not in result and "remedy" not in result
 

@@ -74,7 +74,7 @@ def go(checked, tmp_path, monkeypatch):
     there."""
     folder = tmp_path / "copy"
     shutil.copytree(checked, folder, ignore=shutil.ignore_patterns("logs"))
-    config = small(load_config("smoke", CHECK[2:], algorithm="grpo"))
+    config = small(load_config("small", CHECK[2:], algorithm="grpo"))
 
     def through(*names: str, settings: tuple[str, ...] = ()) -> dict:
         """What was found in the last of them, which failed."""
@@ -107,7 +107,7 @@ def test_a_fault_of_the_warm_start(go):
     """With a preset that has a warm start, and so another name for its tiny model."""
     settings = [*CHECK[2:], "cold_start.warm_steps=2"]
     with at_home(go.folder):
-        model = Workspace(small(load_config("smoke", settings, algorithm="grpo"))).cold_start
+        model = Workspace(small(load_config("small", settings, algorithm="grpo"))).cold_start
     next(go.folder.glob("artifacts/cold-start-*")).rename(model)
     cut(model, "model.safetensors")
     assert "cut short" in go("warm start", settings=("cold_start.warm_steps=2",))["seen"]

@@ -247,7 +247,7 @@ def test_a_conversion_that_host_memory_cannot_hold_is_refused(monkeypatch, tmp_p
 def test_a_model_made_from_nothing_has_a_plan_on_gpus():
     """gpu-check trains one; no table and no folder has its sizes."""
     plan.check_conversion(gpu_check.small(load_config("first-agent-1xh100")))
-    page = plan.gpu_plan(load_config("smoke", ["engine=verl", "verl.gpu=H100"], algorithm="grpo"))
+    page = plan.gpu_plan(load_config("small", ["engine=verl", "verl.gpu=H100"], algorithm="grpo"))
     assert "GPU-hours" in page
 
 

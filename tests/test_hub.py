@@ -85,7 +85,7 @@ def refused(capsys, *argv: str) -> str:
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):
     first = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
-    workspace = Workspace(load_config("smoke", settings[1:]))
+    workspace = Workspace(load_config("small", settings[1:]))
     assert main("cold-start", *settings) == 0
     assert f"commit {first}" in capsys.readouterr().out
     manifest = json.loads((workspace.fetch_folder / "manifest.json").read_text())
@@ -125,7 +125,7 @@ def test_weights_that_are_cut_short_are_refused_before_anything_starts(
     settings = [*TINY, "model.path=acme/tiny", "trainer.max_tokens_per_microbatch=2048"]
     fake.publish("acme/tiny", micro_model)
     assert main("data", *settings) == main("index", *settings) == main("cold-start", *settings) == 0
-    file = Workspace(load_config("smoke", settings[1:])).start_model / "model.safetensors"
+    file = Workspace(load_config("small", settings[1:])).start_model / "model.safetensors"
     os.truncate(file, whole - 1)
     said = refused(capsys, "train", *settings)
     assert (
@@ -171,7 +171,7 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
     assert not list((elsewhere.parent / "home").glob("artifacts/index-*"))
     (own,) = built.glob("artifacts/index-*")
     ours, theirs = (
-        Workspace(load_config("smoke", settings_of(folder)[1:])).load_index()
+        Workspace(load_config("small", settings_of(folder)[1:])).load_index()
         for folder in (own, elsewhere)
     )
     assert ours.search(["Vexlor founder", "city"], 3) == theirs.search(
@@ -184,7 +184,7 @@ def test_an_index_that_another_machine_built_is_used_where_it_lies(built, elsewh
 
 def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, tmp_path):
     shutil.copytree(built, tmp_path / "home")
-    data_folder = Workspace(load_config("smoke", TINY[1:])).data
+    data_folder = Workspace(load_config("small", TINY[1:])).data
     commit = fake.publish("acme/tiny", micro_model)
     settings = [*TINY, "model.path=acme/tiny"]
     assert (
@@ -214,10 +214,10 @@ def test_the_card_says_what_the_result_was_made_from(fake, built, micro_model, t
     }  # fmt: skip
     vectors = (fetched_plain() / "vectors.faiss").read_bytes()
     assert card["index"]["sha256"] == hashlib.sha256(vectors).hexdigest()
-    assert card["command"].startswith("bash speedrun-nodocker.sh grpo --preset smoke --seed 0")
+    assert card["command"].startswith("bash speedrun-nodocker.sh grpo --preset small --seed 0")
     assert 'model.path="acme/tiny"' in card["command"] and "core" in card["hardware"]
     assert len(card["rows_hash"]) == 16 and card["code"] == code_version()
 
 
 def fetched_plain() -> Path:
-    return Workspace(load_config("smoke", TINY[1:])).index
+    return Workspace(load_config("small", TINY[1:])).index

@@ -86,7 +86,7 @@ def pull(config: Config, sign: int) -> float:
 def test_a_pairing_is_accepted_if_and_only_if_it_pulls_to_the_reference(
     algorithm, place, estimator
 ):
-    config = load_config("smoke", algorithm=algorithm)
+    config = load_config("small", algorithm=algorithm)
     try:
         apply_overrides(config, [f"actor.kl_in={place}", f"actor.kl_estimator={estimator}"])
         accepted = True

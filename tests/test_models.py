@@ -132,7 +132,7 @@ def test_code_of_a_model_is_not_run(llama, tmp_path):
 
 
 def config_of(model: Path | str, *settings: str):
-    return load_config("smoke", [f"model.path={model}", *SMOKE, *settings], algorithm="grpo")
+    return load_config("small", [f"model.path={model}", *SMOKE, *settings], algorithm="grpo")
 
 
 @pytest.mark.parametrize(("fixture", "name"), [("llama", "llama3_json"), ("qwen", "qwen3_coder")])
@@ -141,7 +141,7 @@ def test_auto_is_resolved_when_the_configuration_is_loaded(request, capsys, fixt
     config = config_of(folder, "env.name=auto")
     assert config.env.name == name
     assert f"env.name=auto: {name}" in capsys.readouterr().err
-    assert load_config("smoke", ["env.name=auto"]).env.name == "hermes"
+    assert load_config("small", ["env.name=auto"]).env.name == "hermes"
 
 
 def test_a_resumed_run_keeps_the_name_that_it_found(llama):
@@ -165,7 +165,7 @@ def test_a_dialect_that_does_not_fit_is_refused_before_anything_is_made(
     llama, tmp_path, monkeypatch, capsys, door
 ):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    code = main(*DOORS[door], "--preset", "smoke", f"model.path={llama}", *SMOKE)
+    code = main(*DOORS[door], "--preset", "small", f"model.path={llama}", *SMOKE)
     assert code in (1, 2)
     error = capsys.readouterr().err.splitlines()[-1]
     assert "env.name=hermes does not read the calls" in error
@@ -241,9 +241,9 @@ def test_without_a_network_a_plan_says_so_and_training_is_refused(tmp_path, monk
 
 def test_a_policy_that_only_warms_up_is_refused():
     with fails_with("policy_not_trained"):
-        load_config("smoke", ["trainer.steps=4", "critic.warmup_steps=4"], algorithm="ppo")
-    load_config("smoke", ["trainer.steps=4", "critic.warmup_steps=3"], algorithm="ppo")
-    load_config("smoke", ["trainer.steps=4", "critic.warmup_steps=9"], algorithm="grpo")
+        load_config("small", ["trainer.steps=4", "critic.warmup_steps=4"], algorithm="ppo")
+    load_config("small", ["trainer.steps=4", "critic.warmup_steps=3"], algorithm="ppo")
+    load_config("small", ["trainer.steps=4", "critic.warmup_steps=9"], algorithm="grpo")
 
 
 # ----------------------------------------------------------------------------------------- a state
@@ -335,7 +335,7 @@ def test_training_keeps_the_start_models_generation_settings(llama, tmp_path):
 
 
 def parsers(model: Path, dialect: str) -> str | None:
-    config = load_config("smoke", [])
+    config = load_config("small", [])
     spoken = dialect_of(config.env.model_copy(update={"name": dialect}))
     words = options(model, RolloutConfig(), TrainerConfig(device="cpu"), 1, 0, spoken)
     known = "--tool-call-parser" in words
@@ -374,6 +374,6 @@ def test_recorded_calls_are_written_in_the_dialect(tmp_path, dialect, call):
     messages.append({"role": "assistant", "content": "<answer>r</answer>"})
     file = tmp_path / "episodes.jsonl"
     file.write_text(json.dumps({"messages": messages}) + "\n")
-    env = load_config("smoke", []).env.model_copy(update={"name": dialect})
+    env = load_config("small", []).env.model_copy(update={"name": dialect})
     (episode,) = read_episodes(file, {}, env)
     assert episode.messages[1]["content"] == f"so {call}"

@@ -55,7 +55,7 @@ def test_a_model_is_taught_trained_exported_and_asked_for_a_call(tmp_path, monke
         "rollout.max_context=2000", "rollout.max_tokens_per_turn=64",
         "rollout.max_concurrent_episodes=4", "trainer.device=cpu",
     ]  # fmt: skip
-    assert main("train", "grpo", "--preset", "smoke", *settings, "--plain", "--run", "r") == 0
+    assert main("train", "grpo", "--preset", "small", *settings, "--plain", "--run", "r") == 0
     run = tmp_path / "runs" / "r"
     config = from_yaml(run / "config.yaml")
     assert config.env.name == dialect

@@ -148,7 +148,7 @@ def test_a_run_is_not_continued_with_another_attention(tmp_path):
         launch.open_run(run, other)
     assert fingerprint(chosen) != fingerprint(other)
     assert provenance(chosen, tmp_path)["attention"] == "varlen"
-    assert provenance(load_config("smoke"), tmp_path)["attention"] is None
+    assert provenance(load_config("small"), tmp_path)["attention"] is None
 
 
 def test_a_gpu_does_not_use_cudnns_attention(monkeypatch):

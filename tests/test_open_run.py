@@ -28,7 +28,7 @@ def tiny(algorithm: str = "grpo", **changes) -> Run:
     """Open a run with the settings of `TINY`."""
     names = {"seed", "run", "resume"} & changes.keys()
     chosen = {name: changes.pop(name) for name in names}
-    return open_run("smoke", algorithm, **chosen, **(SETTINGS | changes))
+    return open_run("small", algorithm, **chosen, **(SETTINGS | changes))
 
 
 def untimed(metrics: list[dict]) -> list[dict]:
@@ -58,7 +58,7 @@ def test_values_arrive_as_they_were_given(home):
         "search.encoder": "ngram",
         "actor.loss_aggregation": "token-mean",
     }
-    config = open_run("smoke", "grpo", **changes).config
+    config = open_run("small", "grpo", **changes).config
     for name, value in changes.items():
         section, key = name.split(".")
         assert getattr(getattr(config, section), key) == value
@@ -75,26 +75,26 @@ def test_dotted_settings_override_the_preset(home):
 
 def test_a_file_of_settings_is_a_preset(home, tmp_path):
     file = tmp_path / "mine.yaml"
-    file.write_text("extends: smoke\ntrainer: {steps: 5}\n")
+    file.write_text("extends: small\ntrainer: {steps: 5}\n")
     run = open_run(file, "grpo")
     assert run.config.trainer.steps == 5 and run.name == "mine-grpo"
 
 
 def test_errors_are_those_of_the_command_line(home):
     with fails_with("unknown_setting", "did you mean 'trainer.steps'"):
-        open_run("smoke", **{"trainer.stepz": 3})
+        open_run("small", **{"trainer.stepz": 3})
     with fails_with("unknown_preset"):
         open_run("smokey")
     with fails_with("bad_run_name"):
-        open_run("smoke", run="../elsewhere")
+        open_run("small", run="../elsewhere")
     with fails_with("unfinished_run"):
-        open_run("smoke", "grpo").evaluate()
+        open_run("small", "grpo").evaluate()
 
 
 def test_chat_needs_a_terminal_or_a_question(home):
     assert not sys.stdin.isatty() or not sys.stdout.isatty()
     with fails_with("no_terminal"):
-        open_run("smoke", "grpo").chat()
+        open_run("small", "grpo").chat()
 
 
 # ---------------------------------------------------------------------------------- with training

@@ -118,7 +118,7 @@ def test_only_what_the_user_named_is_imported(folder):
     made it."""
     mark = folder / "was-run"
     (folder / "hostile.py").write_text(f"open({str(mark)!r}, 'w')\n" + TOOL)
-    (folder / "mine.yaml").write_text("extends: smoke\nenv: {tools: ['hostile.py:double']}\n")
+    (folder / "mine.yaml").write_text("extends: small\nenv: {tools: ['hostile.py:double']}\n")
     config = load_config(str(folder / "mine.yaml"))
     name = f"{folder.resolve() / 'hostile.py'}:double"
     assert user_code_names(config) == {name: "env.tools"}
@@ -156,7 +156,7 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
 def test_a_changed_file_makes_new_things_and_an_unchanged_configuration_keeps_its_names(folder):
     """... also where the change is in a file that the named one imports."""
     (folder / "helper_of_env.py").write_text("X = 1")
-    (folder / "p.yaml").write_text("extends: smoke\nenv: {tools: ['t_hashed.py:double']}")
+    (folder / "p.yaml").write_text("extends: small\nenv: {tools: ['t_hashed.py:double']}")
     said(folder, "t_hashed.py", "double", "import helper_of_env\n" + TOOL)
     before = Workspace(load_config(str(folder / "p.yaml")))
     (folder / "helper_of_env.py").write_text("X = 2")
@@ -209,7 +209,7 @@ def test_a_wrong_signature_is_refused_in_one_line_before_anything_is_played(
     """The right answer was paid 0.000: the second argument is the row, and `in` asks its keys."""
     monkeypatch.setenv("AGENT_R1_HOME", str(folder / "home"))
     name = said(folder, f"guessed_{abs(hash(takes))}.py", "score", GUESSED.format(takes))
-    assert main(*command, "--preset=smoke", f"env.reward={name}") == 2
+    assert main(*command, "--preset=small", f"env.reward={name}") == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "guessed_" in line
     assert not (folder / "home").exists()
@@ -240,7 +240,7 @@ def test_the_methods_of_an_environment_are_listed_and_played_by_hand_before_anyt
     (folder / "door_env.py").write_text(DOOR)
     (folder / "door_tool.py").write_text(TOOL)
     (folder / "p.yaml").write_text(
-        "extends: smoke\ndata: {name: 'door_env.py:questions', train: 96, val: 2, test: 2}\n"
+        "extends: small\ndata: {name: 'door_env.py:questions', train: 96, val: 2, test: 2}\n"
         "env: {name: 'door_env.py:Door', tools: ['door_tool.py:double']}"
     )
     preset = f"--preset={folder / 'p.yaml'}"
@@ -282,7 +282,7 @@ def test_the_written_task_passes_its_own_test(tmp_path, capsys):
 
 def test_a_command_that_somebody_else_named_is_not_started(folder):
     mark = folder / "started"
-    config = load_config("smoke", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
+    config = load_config("small", ["env.tools=[files]", f"env.mcp.files=touch {mark}"])
     plugins._trusted_names.clear()
     (folder / "config.yaml").write_text(to_yaml(config))
     with pytest.raises(

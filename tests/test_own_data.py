@@ -190,7 +190,7 @@ def test_a_context_that_is_too_long_names_its_row_and_the_setting(tmp_path, monk
     records = [record | {"context": "word " * (5 if n else 2000)} for n, record in enumerate(GOOD)]
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     config = load_config(
-        "smoke",
+        "small",
         [
             "data.name=rows",
             f"data.source={tmp_path}/q.jsonl",
@@ -272,7 +272,7 @@ def test_numbers_that_exact_match_would_pay_are_told(tmp_path, monkeypatch, caps
     (tmp_path / "q.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     settings = ["data.name=rows", f"data.source={tmp_path}/q.jsonl", "data.train=4", "data.val=3",
                 "data.test=3", "rollout.prompts_per_step=4", "env.tools=[]"]  # fmt: skip
-    Workspace(load_config("smoke", settings)).make_data()
+    Workspace(load_config("small", settings)).make_data()
     assert ("env.reward=math" in capsys.readouterr().out) == notes
-    Workspace(load_config("smoke", [*settings, "env.reward=math"])).make_data()
+    Workspace(load_config("small", [*settings, "env.reward=math"])).make_data()
     assert "note:" not in capsys.readouterr().out

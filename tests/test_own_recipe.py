@@ -56,7 +56,7 @@ def halved(batch, advantage):
     advantages, returns = grpo(batch, advantage)
     return advantages / 2, returns
 """
-PRESET = "extends: smoke\nenv: {name: thrifty, tools: [double]}\nhalved: {actor: {lr: 0.25}}\n"
+PRESET = "extends: small\nenv: {name: thrifty, tools: [double]}\nhalved: {actor: {lr: 0.25}}\n"
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ def test_it_declares_settings_of_its_own(folder, capsys):
         "        if config.env.call_cost > config.env.max_turns:\n            yield 'env.call_cost "
         "is too high'\n"
     )
-    (folder / "preset.yaml").write_text("extends: smoke\n")
+    (folder / "preset.yaml").write_text("extends: small\n")
     (folder / "recipe.toml").write_text(
         TABLE + "[settings]\n'env.thrift' = 'thrift_settings.py:Thrift'\n"
     )
@@ -112,7 +112,7 @@ def test_it_declares_settings_of_its_own(folder, capsys):
         assert said in "".join(capsys.readouterr())
     tables.entries("settings").pop("env.thrift")
     with pytest.raises(ConfigError, match="unknown configuration key 'env.call_cost'"):
-        load_config("smoke", ["env.call_cost=0.5"])
+        load_config("small", ["env.call_cost=0.5"])
 
 
 COMMANDS = """

@@ -154,7 +154,7 @@ def test_resume_with_nothing_to_resume_says_so(trained, monkeypatch, capsys):
 
 def test_a_demonstrator_that_hits_a_limit_is_told_its_setting(monkeypatch):
     config = load_config(
-        "smoke", ["env.tools=[calculator]", "env.max_turns=9", "env.max_tool_calls=2"]
+        "small", ["env.tools=[calculator]", "env.max_turns=9", "env.max_tool_calls=2"]
     )
     from agent_r1.tool.calculator import Calculator
 
@@ -183,7 +183,7 @@ def test_a_manifest_that_names_a_device_is_refused_before_it_is_read(forgetful, 
     file.write_text(text)
 
 
-@pytest.mark.parametrize("text", ["extends: [smoke]", "extends: 5", "x: " + "[" * 5000])
+@pytest.mark.parametrize("text", ["extends: [small]", "extends: 5", "x: " + "[" * 5000])
 def test_a_preset_of_another_form_is_refused_in_one_line(tmp_path, text):
     file = tmp_path / "mine.yaml"
     file.write_text(text + "\n")
@@ -210,7 +210,7 @@ def test_a_tool_maker_that_returns_nothing_is_refused_in_one_line(monkeypatch):
 
     monkeypatch.setattr(tool.tables, "resolve", lambda *names: lambda **resources: None)
     with fails_with("wrong_code", "which is no tool"):
-        tool.make_tools(["calculator"], env=load_config("smoke", []).env)
+        tool.make_tools(["calculator"], env=load_config("small", []).env)
 
 
 def test_the_chat_ends_quietly_without_a_reader_or_a_keyboard(tmp_path):

@@ -56,13 +56,13 @@ def test_nothing_is_done_and_nothing_is_made(home, tmp_path, capsys):
     assert list(tmp_path.iterdir()) == []
     # The resolved configuration.
     (tmp_path / "printed.yaml").write_text(said.rstrip("\n").rpartition("\n\n")[2])
-    expected = load_config("smoke", [*TINY[1:], "actor.lr=0.125"], algorithm="ppo", seed=7)
+    expected = load_config("small", [*TINY[1:], "actor.lr=0.125"], algorithm="ppo", seed=7)
     assert from_yaml(tmp_path / "printed.yaml") == expected
 
 
 def test_what_is_there_is_done(home, capsys):
-    config = load_config("smoke", TINY[1:], algorithm="grpo")
-    run = Workspace(config).run("smoke-grpo")
+    config = load_config("small", TINY[1:], algorithm="grpo")
+    run = Workspace(config).run("small-grpo")
     for path in (
         Workspace(config).data,
         Workspace(config).start_model,

@@ -149,11 +149,11 @@ def test_chunks_of_logits_and_recomputed_layers_change_no_gradient(shape, monkey
 
 @pytest.mark.slow
 def test_the_cards_say_where_the_weights_are_from(smollm2):
-    card = provenance(load_config("smoke", [f"model.path={SMOLLM2}"]), smollm2)
+    card = provenance(load_config("small", [f"model.path={SMOLLM2}"]), smollm2)
     package = card["start_model_package"]
     assert (card["start_model"], package["licence"]) == (SMOLLM2, "Apache-2.0")
     assert (
         package["origin"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
         and "dequantised from 4 bits" in package["weights"]
     )
-    assert provenance(load_config("smoke"), smollm2)["start_model_package"] is None
+    assert provenance(load_config("small"), smollm2)["start_model_package"] is None

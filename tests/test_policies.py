@@ -192,7 +192,7 @@ def test_another_architecture_runs_in_vllm_only(foreign, micro):
         open_agent(foreign, micro.config, tools={}),
     ):
         raise AssertionError("opened")
-    evaluated = load_config("smoke", ["trainer.device=cpu"])
+    evaluated = load_config("small", ["trainer.device=cpu"])
     assert stages._backend(evaluated.model_copy(update={"engine": "verl"}), foreign) == "vllm"
 
 
@@ -233,7 +233,7 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
     assert settings_for(foreign, run="old").seed == 11
     assert (
         settings_for(micro_model, run="old").seed == 11
-        and settings_for(micro_model, preset="smoke").preset == "smoke"
+        and settings_for(micro_model, preset="small").preset == "small"
     )
     changes = ["env.max_turns=2", "data.mix={2-hop: 1}"]
     own = settings_for(micro_model, overrides=changes)

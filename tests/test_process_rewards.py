@@ -19,7 +19,7 @@ def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, cap
     assert {t.process for t in last} == {0.0, 0.5}
     path = run.path / "rollouts" / "step_000005.jsonl"
     path.parent.mkdir(parents=True)
-    run.config.write_text(to_yaml(load_config("smoke")))
+    run.config.write_text(to_yaml(load_config("small")))
     for step, metrics in enumerate(played.metrics, start=1):
         run.metrics.append({STEP_KEY: step} | metrics)
     write_letters(path, played.batches[-1], chat, 5)

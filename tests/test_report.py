@@ -170,7 +170,7 @@ def test_what_is_missing_becomes_a_sentence_and_what_is_damaged_is_refused(run, 
             write_report(run)
         (run / name).unlink()
     (bare := tmp_path / "bare").mkdir()
-    (bare / "config.yaml").write_text("preset: smoke\n")
+    (bare / "config.yaml").write_text("preset: small\n")
     assert "there are no learning curves" in report(bare).text
 
 

@@ -68,7 +68,7 @@ def assert_same(run, straight):
 def test_the_reference_runs_are_worth_comparing_with(home):
     """Every step moved the weights; else equality would show nothing."""
     start = load(
-        (Workspace(load_config("smoke", TINY[1:])).cold_start / "model.safetensors").read_bytes()
+        (Workspace(load_config("small", TINY[1:])).cold_start / "model.safetensors").read_bytes()
     )
     for algorithm in ("grpo", "ppo"):
         records = curve(home / "runs" / algorithm)

@@ -311,7 +311,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("home")
     source = write_json(folder / "mine.json", hotpotqa())
     settings = [
-        "--preset=smoke",
+        "--preset=small",
         "data.name=hotpotqa",
         f"data.source={source}",
         "data.train=40",
@@ -352,8 +352,8 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
     call, said = ToolCall("search", {"query": "author of Moby-Dick"}), []
     with command(folder, *settings) as (process, url):
         local, remote = (
-            load_config("smoke", settings[1:]),
-            load_config("smoke", [*settings[1:], f"search.url={url}"]),
+            load_config("small", settings[1:]),
+            load_config("small", [*settings[1:], f"search.url={url}"]),
         )
         here, there = (
             asyncio.run(call_tool(Workspace(config).load_tools(), call, 10, 4000))
@@ -366,7 +366,7 @@ def test_the_command_answers_as_the_index_does_and_is_waited_for_when_killed(hom
         assert Workspace(remote).retriever.startswith("ngram")
         with retriever() as foreign:
             theirs = Workspace(
-                load_config("smoke", [*settings[1:], f"search.url={foreign}/retrieve"])
+                load_config("small", [*settings[1:], f"search.url={foreign}/retrieve"])
             )
             found = asyncio.run(call_tool(theirs.load_tools(), call, 10, 4000)).content
         assert (

@@ -39,7 +39,7 @@ from agent_r1.training.run import write_model
 from agent_r1.workspace import Workspace
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
-MODEL, SMOKE = Path("some/model"), load_config("smoke")
+MODEL, SMOKE = Path("some/model"), load_config("small")
 GREEDY = Sampling(8, 0.0)
 
 
@@ -167,7 +167,7 @@ import sys, time
 from pathlib import Path
 from agent_r1.config import load_config
 from agent_r1.inference.serve import vllm_server
-model, config = Path(sys.argv[1]), load_config("smoke")
+model, config = Path(sys.argv[1]), load_config("small")
 with vllm_server(model, config.rollout, config.trainer) as server:
     print(server.process.pid, server.port, flush=True)
     time.sleep(300)
@@ -266,7 +266,7 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(
     )  # this process keeps its own
     threading.Thread(target=client).start()
     code = main(
-        "serve", f"--model={foreign}", "--preset=smoke", "rollout.max_concurrent_episodes=7"
+        "serve", f"--model={foreign}", "--preset=small", "rollout.max_concurrent_episodes=7"
     )
     over.set()
     assert code == 130

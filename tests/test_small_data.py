@@ -19,7 +19,7 @@ from agent_r1.training import clone, demonstrate, probe
 from agent_r1.training.demonstrate import Demonstration
 from agent_r1.workspace import Workspace
 
-CONFIG = load_config("smoke", ["env.tools=[]"], algorithm="grpo")
+CONFIG = load_config("small", ["env.tools=[]"], algorithm="grpo")
 
 
 def probe_of(rewards, em=None):
@@ -56,12 +56,12 @@ def test_penalties_for_the_form_are_nothing_to_learn_an_answer_from():
     form_only = probe_of([[0.0, -0.2, 0.0, -0.2]] * 64, em=0.0)
     with fails_with("start_all_wrong"):
         probe.warning_or_refusal(form_only, CONFIG)
-    calls = load_config("smoke", ["env.call_reward=0.1"], algorithm="grpo")
+    calls = load_config("small", ["env.call_reward=0.1"], algorithm="grpo")
     assert probe.warning_or_refusal(form_only, calls) == ""
 
 
 def test_dynamic_sampling_is_warned_and_not_refused():
-    refills = load_config("smoke", ["rollout.dynamic_sampling_rounds=4"], algorithm="grpo")
+    refills = load_config("small", ["rollout.dynamic_sampling_rounds=4"], algorithm="grpo")
     memorised = probe_of([[1.0] * 4, [0.0] * 4] * 32)
     assert "dynamic sampling" in probe.warning_or_refusal(memorised, refills)
 
@@ -106,7 +106,7 @@ def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_p
     monkeypatch.setattr(clone, "clone", record)
     row = TrainingRow(0, "0", [1, 2, 3], [0, 0, 1], [0.0] * 3, [0.0] * 3, [0] * 3)
     chat = cold_start.byte_chat()
-    config = load_config("smoke", ["cold_start.episodes=x.jsonl"])
+    config = load_config("small", ["cold_start.episodes=x.jsonl"])
     for held in ([], [row]):
         lessons = cold_start.Lessons(chat, [row], [row], held, held)
         monkeypatch.setattr(cold_start, "own_demonstrations", lambda *arguments, it=lessons: it)
@@ -159,15 +159,15 @@ def test_cloning_stops_where_held_out_demonstrations_get_worse():
      "env.judge_max_tokens=8"],
 )  # fmt: skip
 def test_prices_do_not_make_the_cold_start_again(price):
-    plain = Workspace(load_config("smoke", [])).cold_start
-    assert Workspace(load_config("smoke", [price])).cold_start == plain
+    plain = Workspace(load_config("small", [])).cold_start
+    assert Workspace(load_config("small", [price])).cold_start == plain
 
 
 def test_a_judge_and_its_address_do_not_make_the_cold_start_again():
-    plain = Workspace(load_config("smoke", [])).cold_start
+    plain = Workspace(load_config("small", [])).cold_start
     judge = ["env.reward=judge", "env.judge_url=http://127.0.0.1:9/v1"]
-    assert Workspace(load_config("smoke", judge)).cold_start == plain
-    assert Workspace(load_config("smoke", ["env.max_turns=3"])).cold_start != plain
+    assert Workspace(load_config("small", judge)).cold_start == plain
+    assert Workspace(load_config("small", ["env.max_turns=3"])).cold_start != plain
 
 
 def test_ctrl_c_during_the_cold_start_says_what_is_kept(monkeypatch, tmp_path):
@@ -176,7 +176,7 @@ def test_ctrl_c_during_the_cold_start_says_what_is_kept(monkeypatch, tmp_path):
 
     monkeypatch.setattr(cold_start, "_teach", interrupted)
     with pytest.raises(KeyboardInterrupt, match="keeps no checkpoint.*data and index are kept"):
-        stages.make_cold_start(Workspace(load_config("smoke", []), tmp_path))
+        stages.make_cold_start(Workspace(load_config("small", []), tmp_path))
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def prepared(tmp_path_factory):
 
 @pytest.fixture
 def config() -> Config:
-    return load_config("smoke", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
+    return load_config("small", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
 
 
 PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start", "probe"))
@@ -135,7 +135,7 @@ def test_rl_settings_share_the_start_model_and_seeds_do_not(config, monkeypatch)
     assert str(Workspace(config).run("x")) == "/elsewhere/runs/x"
 
     def places(*settings, **options):
-        p = Workspace(load_config("smoke", [*TINY[1:], *settings], **options))
+        p = Workspace(load_config("small", [*TINY[1:], *settings], **options))
         return p.data, p.index, p.cold_start
 
     assert places() == places(
@@ -207,11 +207,11 @@ def test_no_index_is_made_asked_for_or_read_where_nothing_searches(
     settings = ["env.tools=[]", f"model.path={start}"]
     assert main("index", *TINY, *settings) == 0
     assert "index: not needed here, no tool searches" in capsys.readouterr().out
-    without = load_config("smoke", [*TINY[1:], *settings])
+    without = load_config("small", [*TINY[1:], *settings])
     assert Workspace(without).load_tools() == {} and run.start_model(Workspace(without)) == start
     assert Workspace(without).retriever == "none"
     with fails_with("missing_stage"):
-        Workspace(load_config("smoke", [*TINY[1:], settings[1]])).load_tools()
+        Workspace(load_config("small", [*TINY[1:], settings[1]])).load_tools()
 
 
 def test_eval_before_claims_the_run_for_its_settings(prepared, capsys):

@@ -29,7 +29,7 @@ needs_verl = pytest.mark.skipif(
 
 
 def smoke(*settings: str, algorithm: str = "grpo") -> Config:
-    return load_config("smoke", ["engine=verl", *settings], algorithm=algorithm)
+    return load_config("small", ["engine=verl", *settings], algorithm=algorithm)
 
 
 def sources(folder: Path) -> Sources:
@@ -178,7 +178,7 @@ def test_weights_for_the_samplers_rounding_follow_the_arithmetic(tmp_path):
 
 @pytest.mark.parametrize(
     "preset, least",
-    [("smoke", 3 + 1 + 9 + 1), ("hotpotqa-4xh100", 12 + 1 + 9 + 1), ("hotpotqa-8xh100", 35)],
+    [("small", 3 + 1 + 9 + 1), ("hotpotqa-4xh100", 12 + 1 + 9 + 1), ("hotpotqa-8xh100", 35)],
 )
 def test_ray_is_told_of_enough_cpus_for_all_that_verl_places(preset, least, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -216,7 +216,7 @@ def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, found, code):
         room.require_verl()
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
     assert (
-        main("train", "--preset=smoke", "--engine=verl") == 1
+        main("train", "--preset=small", "--engine=verl") == 1
     )  # before the data that is missing, too
 
 

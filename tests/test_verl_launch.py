@@ -110,7 +110,7 @@ class Notes:
 def watched(monkeypatch, tmp_path):
     """`watch` over a driver that does what the script says; it gets the run's folder `run`."""
     config = load_config(
-        "smoke",
+        "small",
         ["engine=verl", "verl.stall_timeout_s=1", "env.episode_timeout_s=0.5"],
         algorithm="grpo",
     )
@@ -182,7 +182,7 @@ with (run / "metrics.jsonl").open("a") as file:
 
 def test_questions_come_in_the_local_loops_order(tmp_path):
     config = load_config(
-        "smoke",
+        "small",
         ["engine=verl", "trainer.steps=7", "data.train=30", "data.cold=40"],
         algorithm="grpo",
     )
@@ -216,7 +216,7 @@ def test_models_that_verl_cannot_run_here_are_refused(tokenizer, tmp_path, setti
     save_tokenizer(tokenizer, tmp_path)
     shape = json.loads((tmp_path / "config.json").read_text())
     config = load_config(
-        "smoke",
+        "small",
         ["engine=verl", "trainer.max_tokens_per_microbatch=1500", *settings],
         algorithm="grpo",
     )
@@ -289,7 +289,7 @@ def trained(sharded, folder: Path, rows: list[dict], dtype: str) -> tuple:
     assert not shards.exists() and newest_shards(run) == kept
     start = folder / "start"
     model_files.save_model(random_model(vocab=VOCAB + 1, seed=4), start, 0, 0)
-    return run, load_config("smoke", ["engine=verl"], algorithm="grpo"), start, kept
+    return run, load_config("small", ["engine=verl"], algorithm="grpo"), start, kept
 
 
 @pytest.mark.slow
@@ -422,7 +422,7 @@ def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies
         json.dumps({"trainer": {"nnodes": 1, "dies": dies}, "transfer_queue": {}})
     )
     (tmp_path / "runtime.json").write_text(json.dumps({"env_vars": {}}))
-    config = load_config("smoke", ["engine=verl"], algorithm="grpo")
+    config = load_config("small", ["engine=verl"], algorithm="grpo")
     with tempfile.TemporaryDirectory(
         prefix="ray-", ignore_cleanup_errors=True
     ) as scratch:  # short, for Ray's sockets

@@ -143,7 +143,7 @@ from agent_r1.app.gpu_check import PHASES, GpuCheck, at_home, run_phases, small
 from agent_r1.config import load_config
 folder = Path(sys.argv[1])
 with at_home(folder):
-    check = GpuCheck(small(load_config("smoke", sys.argv[2:], algorithm="grpo")), folder)
+    check = GpuCheck(small(load_config("small", sys.argv[2:], algorithm="grpo")), folder)
     [found] = run_phases(check, tuple(phase for phase in PHASES if phase.name == "resume"))
 print(json.dumps(found), file=sys.stderr)
 """

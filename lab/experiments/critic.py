@@ -63,7 +63,7 @@ def known(
     return torch.cat(states), torch.cat(returns), places
 
 
-def main(preset: str = "smoke", count: str = "16") -> None:
+def main(preset: str = "small", count: str = "16") -> None:
     torch.set_num_threads(1)
     config = load_config(preset, ["trainer.device=cpu"], algorithm="ppo")
     start, r = Workspace(config).start_model, config.rollout

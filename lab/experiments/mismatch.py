@@ -4,7 +4,7 @@
 
 Finished runs are only read.
 
-See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the smoke preset, seed 0, from
+See docs/lab/estimators.md, "The mismatch dial". Each run is GRPO on the preset small, seed 0, from
 one cold start, with another `rollout.mismatch`. Prints a table, and keeps it in
 docs/lab/race/mismatch.json next to rows from other machines.
 """
@@ -69,7 +69,7 @@ def main(words: list[str]) -> None:
             "train",
             "grpo",
             "--preset",
-            "smoke",
+            "small",
             "--run",
             run,
             "--plain",

@@ -2,7 +2,7 @@
 # Race the estimators of docs/lab/estimators.md, each from the cold start of its seed, by episodes and by seconds.
 #   bash lab/experiments/race.sh trainer.threads=1              five seeds for grpo, ppo and steppo, three for the others
 #   bash lab/experiments/race.sh --only rloo,gigpo              some arms; finished runs are skipped, interrupted ones continue
-#   PRESET=smoke SEEDS="0 1" bash lab/experiments/race.sh       another preset, these seeds (by turns: first all arms of seed 0)
+#   PRESET=small SEEDS="0 1" bash lab/experiments/race.sh       another preset, these seeds (by turns: first all arms of seed 0)
 # Afterwards docs/lab/race/PRESET.json holds the curves of these runs, and those of runs made on other machines.
 set -euo pipefail
 cd "$(dirname "$0")/../.."

@@ -3,7 +3,7 @@
     python -m lab.experiments.ratios          # ratios that are nothing but noise, and the kept runs
     python -m lab.experiments.ratios 2        # train two seeds first; finished runs are only read
 
-The runs are GRPO on the smoke preset: 32 steps, one thread. The runs of an arm differ in cold start
+The runs are GRPO on the preset small: 32 steps, one thread. The runs of an arm differ in cold start
 and seed, and the runs of a seed share both. Their figures are kept in docs/lab/race/ratios.json.
 """
 

@@ -203,7 +203,7 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
             continue
         named = None if reward.startswith("em") else reward
         given = {"judge_url": judge_url, "judge_model": judge_model} | ALSO.get(reward, {})
-        config = type(load_config("smoke").env)(
+        config = type(load_config("small").env)(
             reward=named, **given
         )  # with the settings of all recipes
         cheats = {

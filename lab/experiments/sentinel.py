@@ -4,7 +4,7 @@
                                                     # only read), then the tables
     python -m lab.experiments.sentinel              # the tables, from sentinel_runs.jsonl
 
-Each run is GRPO on the smoke preset with one thread: 32 steps, or 20 if it is broken on purpose.
+Each run is GRPO on the preset small with one thread: 32 steps, or 20 if it is broken on purpose.
 Two cold starts serve all runs, and the seed of RL differs. The thresholds were chosen on the runs
 from cold start 0; those from 1 were held out.
 """
@@ -53,7 +53,7 @@ READ = (
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
-    """List arm, cold start and RL seed of each run. The first is the shipped smoke run of seed
+    """List arm, cold start and RL seed of each run. The first is the run of small of seed
     0."""
     return [
         (arm, cold, cold + 10 * number)
@@ -72,7 +72,7 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
         "trainer.save_every=32",
         "trainer.rollouts_every=0",
     ]
-    config = load_config("smoke", [*quick, *settings], algorithm="grpo", seed=cold)
+    config = load_config("small", [*quick, *settings], algorithm="grpo", seed=cold)
     run = RunDir(Workspace(config).run(f"{name}-{cold}-{seed}".replace(" ", "-").replace(",", "")))
     if not run.is_finished(config.trainer.steps):
         set_threads(1)

@@ -1,14 +1,15 @@
-"""Train the preset `sprint` with ten seeds that no one could choose: docs/lab/sprint.json.
+"""Train a preset with ten seeds that no one could choose: docs/lab/sprint.json.
 
-python -m lab.experiments.ten_seeds COMMIT               all ten, one after the other
-python -m lab.experiments.ten_seeds COMMIT --only 0 2 4  some of them, such as half on each core
-python -m lab.experiments.ten_seeds --table              only print the table
+python -m lab.experiments.ten_seeds COMMIT                   all ten, one after the other
+python -m lab.experiments.ten_seeds COMMIT --only 0 2 4      some of them, such as half on each core
+python -m lab.experiments.ten_seeds COMMIT --preset smoke    another preset: docs/lab/smoke.json
+python -m lab.experiments.ten_seeds --table                  only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
 Each run has one thread and an empty home. It is evaluated on 500 questions of its own test world
 before RL, when greedy validation first reached .9, and at the end. Before and after, each question
-is sampled eight times at temperature 1, too; after also at .5 and .25. CPU seconds are of whole
-commands.
+is sampled eight times at temperature 1, too; after also at .5 and .25. A preset with one sample of
+a question (smoke) has greedy scores only. CPU seconds are of whole commands.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
+"""Of the default preset; the others' are next to it."""
 LOWER = ("0.5", "0.25")
 """Temperatures below 1. There an agent is more reliable: how much of that is learned?"""
+RUN = "sprint"
+"""Name of the run, where `test_score` looks for it."""
 COLUMNS = (
     ("before", "greedy"),
     ("before", "pass^8"),
@@ -58,12 +62,27 @@ def run_stage(*words: str) -> tuple[str, float]:
 def read_card(file: Path) -> dict[str, Any]:
     """Return the figures of an eval card that the table shows."""
     card = json.loads(file.read_text())
-    samples = card["reliability"]
+    samples = card.get("reliability")
+    if not samples:
+        return {"greedy": card["em"]}
     return {
         "greedy": card["em"],
         "mean": samples["mean@8"],
         "pass@8": samples["pass@8"],
         "pass^8": samples["pass^8"],
+    }
+
+
+def read_steps(file: Path) -> dict[str, Any]:
+    """Return what a run's metrics.jsonl says of its steps. Entropy: nats per sampled token."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    entropies = [line["actor/entropy"] for line in lines if "actor/entropy" in line]
+    tokens = [line["rollout/decode_tokens"] for line in lines if "rollout/decode_tokens" in line]
+    return {
+        "steps": len(entropies),
+        "first_entropy": round(entropies[0], 4),
+        "last_entropy": round(entropies[-1], 4),
+        "sampled_tokens": sum(tokens),
     }
 
 
@@ -74,24 +93,23 @@ def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, An
     return read_card(out / "1.json")
 
 
-def measure(seed: int, home: Path) -> dict[str, Any]:
+def measure(preset: str, seed: int, home: Path) -> dict[str, Any]:
     """Train and evaluate one seed in `home`."""
     os.environ["AGENT_R1_HOME"] = str(home)
-    config = ["--preset", "sprint", "--seed", str(seed), "grpo"]
-    run = [*config, "--run", "sprint"]
-    folder = home / "runs" / "sprint"
+    config = ["--preset", preset, "--seed", str(seed), "grpo"]
+    run = [*config, "--run", RUN]
+    folder = home / "runs" / RUN
     start_cpu = 0.0
     for stage in ("data", "index", "cold-start"):
         start_cpu += run_stage(stage, *config)[1]
     _, before_cpu = run_stage("eval", "--before", *run)
     said, train_cpu = run_stage("train", *run, "--plain")
     _, after_cpu = run_stage("eval", *run)
-    cards = {temperature: sample_tests(home, run, temperature) for temperature in LOWER}
     facts = {
         "seed": seed,
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),
-        "after_at": cards,
+        "steps": read_steps(folder / "metrics.jsonl"),
         "cpu_seconds": {
             "start": round(start_cpu, 1),
             "before": before_cpu,
@@ -99,6 +117,9 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
             "after": after_cpu,
         },
     }
+    if "pass^8" not in facts["after"]:
+        return facts
+    facts["after_at"] = {heat: sample_tests(home, run, heat) for heat in LOWER}
     found = FOUND.search(said)
     step = int(found[2]) if found else None
     facts["agent"] = {"step": step, "greedy": test_score(home, step)}
@@ -108,14 +129,16 @@ def measure(seed: int, home: Path) -> dict[str, Any]:
 def table(seeds: dict[str, dict[str, Any]]) -> str:
     """Return the table: a line for each seed, then mean, interval and least."""
     runs = [seeds[number] for number in sorted(seeds, key=int)]
-    values = {column: [run[column[0]][column[1]] for run in runs] for column in COLUMNS}
-    lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in COLUMNS) + " |"]
-    lines.append("|---" * (len(COLUMNS) + 1) + "|")
+    columns = [c for c in COLUMNS if all(c[1] in run.get(c[0], {}) for run in runs)]
+    values = {column: [run[column[0]][column[1]] for run in runs] for column in columns}
+    lines = ["| seed | " + " | ".join(f"{when}: {what}" for when, what in columns) + " |"]
+    lines.append("|---" * (len(columns) + 1) + "|")
     for place, run in enumerate(runs):
-        lines.append(line(str(run["seed"]), [f"{values[c][place]:.3f}" for c in COLUMNS]))
-    lines.append(line("mean", [f"{fmean(values[c]):.3f}" for c in COLUMNS]))
-    lines.append(line("95 % interval", [interval(values[c]) for c in COLUMNS]))
-    lines.append(line("least", [f"{min(values[c]):.3f}" for c in COLUMNS]))
+        lines.append(line(str(run["seed"]), [f"{values[c][place]:.3f}" for c in columns]))
+    lines.append(line("mean", [f"{fmean(values[c]):.3f}" for c in columns]))
+    lines.append(line("95 % interval", [interval(values[c]) for c in columns]))
+    lines.append(line("least", [f"{min(values[c]):.3f}" for c in columns]))
+    lines.append(line("most", [f"{max(values[c]):.3f}" for c in columns]))
     return "\n".join(lines)
 
 
@@ -141,20 +164,22 @@ def main() -> None:
     """Measure the seeds that the file lacks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("commit", nargs="?", help="full hash of the commit that froze the settings")
+    parser.add_argument("--preset", default="sprint")
     parser.add_argument("--only", type=int, nargs="+", default=range(10), metavar="I")
     parser.add_argument("--table", action="store_true")
     arguments = parser.parse_args()
+    file = FILE.with_name(f"{arguments.preset}.json")
     for i in () if arguments.table else arguments.only:
-        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        known = json.loads(file.read_text()) if file.is_file() else {}
         if known.get("commit", arguments.commit) != arguments.commit:
-            parser.error(f"{FILE} has the seeds of commit {known['commit']}; move it away")
+            parser.error(f"{file} has the seeds of commit {known['commit']}; move it away")
         if str(i) in known.get("seeds", {}):
             continue
         with tempfile.TemporaryDirectory() as home:
-            facts = measure(seed_of(arguments.commit, i), Path(home))
-        keep_seed(FILE, {"commit": arguments.commit}, i, facts)
+            facts = measure(arguments.preset, seed_of(arguments.commit, i), Path(home))
+        keep_seed(file, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
-    print(table(read_seeds(FILE)))
+    print(table(read_seeds(file)))
 
 
 if __name__ == "__main__":

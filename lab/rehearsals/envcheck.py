@@ -18,7 +18,7 @@ sys.path.insert(0, str(ROOT / "recipes/envcheck/tests"))
 import planted  # noqa: E402
 
 WORLDS = (
-    "smoke",
+    "small",
     "laptop",
     "shop",
     "support",

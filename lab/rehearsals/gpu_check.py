@@ -1,6 +1,6 @@
 """Run `agent-r1 gpu-check` on two ranks, also with faults in verl.
 
-Each time the phase and its remedy are compared. Preset smoke with `verl.ranks=2`, on gloo.
+Each time the phase and its remedy are compared. Preset small with `verl.ranks=2`, on gloo.
 `_planted.py` has the faults; `make test` plants others around verl.
 """
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 WORDS = [
     "gpu-check",
     "grpo",
-    "--preset=smoke",
+    "--preset=small",
     "--engine=verl",
     "trainer.threads=1",
     "cold_start.warm_steps=2",

@@ -20,7 +20,7 @@ AGENT = Path(sys.prefix) / "bin" / "agent-r1"
 WORDS = [
     "grpo",
     "--preset",
-    "smoke",
+    "small",
     *SMALL,
     *TINY,
     "actor.lora_rank=8",

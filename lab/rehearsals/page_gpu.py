@@ -7,7 +7,7 @@ mmdebstrap`.
 
 Not run: apt-get itself (Ubuntu's archive), tmux (a terminal), the installation of 11 GB
 (`PART=gpu_pins`), training, and `inference.sh` (vLLM on the card). `export` and `tar` get a run of
-the preset smoke under the name that the page uses, by this environment's packages.
+the preset small under the name that the page uses, by this environment's packages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEBIAN = {"python3.12-venv": "python3-venv", "python3.12-dev": "python3-dev"}
 NOT_RUN = ("apt-get", "tmux", "bash inference.sh")
 RUN = "first-agent-1xh100-grpo"
 SMALL_RUN = (
-    f"train grpo --preset smoke --run {RUN} --plain data.train=16 data.val=4 "
+    f"train grpo --preset small --run {RUN} --plain data.train=16 data.val=4 "
     "data.test=4 data.cold=60 cold_start.copy_steps=2 cold_start.mix_steps=2 cold_start.probe=0 "
     "trainer.steps=1 rollout.prompts_per_step=4"
 )

@@ -271,7 +271,7 @@ def in_phases(phases: dict[str, Peak], work):
 def both_readers(model: Path) -> int:
     """Check that transformers and vLLM generate the same tokens greedily; return their number."""
     config = load_config(
-        "smoke", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"]
+        "small", ["trainer.device=cpu", "trainer.dtype=float32", "rollout.max_context=256"]
     )
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids

@@ -40,7 +40,7 @@ SIZES, FULL = (250_000, 1_000_000), passage_count(PRESET)
 DIM, TOPICS, CLIENTS, ROUNDS, STEPS = 384, 4096, 640, 4, 4
 SMALL = [
     *(
-        "--preset=smoke",
+        "--preset=small",
         "data.train=120",
         "data.val=8",
         "data.test=8",

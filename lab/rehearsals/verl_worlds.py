@@ -48,7 +48,7 @@ WORLDS = {
     ("tinymath", "steppo"): [*TINY, "critic.warmup_steps=0", "critic.minibatches=1"],
     ("tinycode", "rloo"): TINY,
     ("tinyquest", "gigpo"): TINY,
-    ("smoke", "grpo"): [
+    ("small", "grpo"): [
         *TINY,
         "cold_start.copy_steps=20",
         "cold_start.mix_steps=60",

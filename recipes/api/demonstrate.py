@@ -52,7 +52,7 @@ from agent_r1_recipes.api.flow import ApiFlow
     option("--model", metavar="NAME", required=True, help="name of the teacher at that address"),
     option("--out", type=Path, metavar="FILE.jsonl", required=True, help="file to write; every "
         "answer is kept next to it, in FILE.calls/"),
-    option("--preset", default="laptop", help="preset of the task (default: laptop)"),
+    option("--preset", default="sprint", help="preset of the task (default: sprint)"),
     option("--limit", type=int, metavar="N", help="only the first N training questions"),
     option("--samples", type=int, default=1, metavar="N", help="plays of each question (default: "
         "1)"),

@@ -64,7 +64,7 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
     Raises ConfigError for a name that is none of these.
     """
     if preset or not name:
-        return load_config(preset or "laptop", settings, trains=False)
+        return load_config(preset or "sprint", settings, trains=False)
     rows = [f"data.train={n}", "data.val=1", "data.test=1"]
     if (Path(name) / "preset.yaml").is_file():
         return load_config(str(Path(name) / "preset.yaml"), settings, trains=False)
@@ -72,7 +72,7 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
         return load_config("harbor", [f"data.source={name}", *settings], trains=False)
     if ":" in name:
         own = own_functions(name)
-        return load_config("smoke", [f"env.name={name}", *rows, *own, *settings], trains=False)
+        return load_config("small", [f"env.name={name}", *rows, *own, *settings], trains=False)
     try:
         return load_config(name, settings, trains=False)
     except ConfigError as error:
@@ -80,7 +80,7 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
             raise
     world = [f"env.name={name}", "env.tools=[]", "data.name=seeds", *rows]
     try:
-        config = load_config("smoke", [*world, *settings], trains=False)
+        config = load_config("small", [*world, *settings], trains=False)
         Workspace(config).dialect  # noqa: B018 - this resolves env.name
         return config
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""Train the smoke preset with a known bug, in a patched copy of the source.
+"""Train the preset small with a known bug, in a patched copy of the source.
 
 In: an exhibit (exhibits.yml). Out: runs in AGENT_R1_HOME/museum, for `record.py`. Each seed has its
 own data, cold start and test questions, which the exhibits share. The source in use scores the last
@@ -93,7 +93,7 @@ def agent(stage: str, exhibit: Exhibit, seed: int, source: Path | None, *words: 
     preset = [
         exhibit.algorithm,
         "--preset",
-        "smoke",
+        "small",
         "--seed",
         str(seed),
         *QUICK,

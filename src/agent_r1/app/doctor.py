@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.text import Text
 
 from agent_r1.app import plan, plan_local
-from agent_r1.config import Config
+from agent_r1.config import Config, recipes
 from agent_r1.ground import machine, preflight
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import home
@@ -200,13 +200,13 @@ def bytes_of_files(folder: Path) -> int:
 def suggest_preset(gpus: list[GpuHere]) -> str:
     """Return the preset for these GPUs; the smallest GPU decides."""
     if not gpus or any(gpu.too_old for gpu in gpus):
-        return "laptop"
+        return recipes.DEFAULT
     memory = min(gpu.mib for gpu in gpus) / 1024
     if memory >= 70:
         return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
     if memory >= 20:
         return "first-agent-1x24gb"
-    return "laptop"
+    return recipes.DEFAULT
 
 
 # ----------------------------------------------------------------------------------------- packages

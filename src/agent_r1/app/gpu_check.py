@@ -440,7 +440,7 @@ def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list
 
 def small(config: Config) -> Config:
     """Replace model and task of a preset by tiny ones. How it computes does not change."""
-    tiny, v = load_config("smoke", algorithm=config.algorithm), config.verl
+    tiny, v = load_config("small", algorithm=config.algorithm), config.verl
     task = {name: getattr(tiny, name) for name in ("data", "search", "env", "model")}
     warm = min(2, config.cold_start.warm_steps)
     config = config.model_copy(

@@ -4,7 +4,7 @@ In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in thi
 
     from agent_r1 import open_run
 
-    run = open_run("laptop", "grpo", seed=0)
+    run = open_run("sprint", "grpo", seed=0)
     run.train()              # makes data, index and start model first, if they are missing
     print(run.evaluate())    # EM .958 (95 %: .937 to .972) on 500 test questions
     run.chat()
@@ -137,9 +137,9 @@ def open_run(
 
     Args:
         algorithm: grpo, ppo, ... (default: the preset's).
-        run: Name of the folder in `runs/` (default: as on the command line, e.g. laptop-grpo).
+        run: Name of the folder in `runs/` (default: as on the command line, e.g. sprint-grpo).
         resume: Whether `train` may continue an unfinished run.
-        settings: Any other setting, by its dotted name: `open_run("laptop", "grpo",
+        settings: Any other setting, by its dotted name: `open_run("sprint", "grpo",
             **{"trainer.steps": 20, "actor.lr": 1e-4})`.
 
     Raises ConfigError for an unknown setting or value, and AgentR1Error if `run` was started with

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, preset_names, tables
+from agent_r1.config import ALGORITHMS, ENGINES, preset_names, recipes, tables
 from agent_r1.config.recipes import preset_named
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -63,7 +63,10 @@ RECIPE = option(
     help="your own recipe (uses FOLDER/preset.yaml), or the name of a built-in recipe",
 )
 CONFIG_OPTIONS = (
-    option("--preset", help=f"{', '.join(preset_names())} (default: laptop, or the run's own)"),
+    option(
+        "--preset",
+        help=f"{', '.join(preset_names())} (default: {recipes.DEFAULT}, or the run's own)",
+    ),
     RECIPE,
     option("--seed", type=int, help="random seed of all stages (default: 0)"),
     option("--engine", help=f"training engine: {', '.join(ENGINES)}"),

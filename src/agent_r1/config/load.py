@@ -67,18 +67,35 @@ def load_config(
     files = _read_preset(preset)
     if _is_file(preset):
         preset = str(Path(preset).resolve())
-    default = {"algorithm": all_settings().config.model_fields["algorithm"].default}
-    final_algorithm = str(_merge(default, *files, overriding)["algorithm"])
+    named = _merge(*with_implied([*files, overriding]))  # which data and which algorithm it will be
     layers: list[dict[str, Any]] = []
     for file in files:
-        per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
-        critic = final_algorithm in per_algorithm and tables.algorithm_has(
-            final_algorithm, "critic"
-        )
-        relative = "ppo" if critic else "grpo"
-        layers += [file, per_algorithm.get(final_algorithm) or per_algorithm[relative]]
+        layers += [file, *_pop_sections(file, named)]
     layers = with_implied([*layers, {"preset": preset}, overriding])
     return _validate(_merge(*layers), trains)
+
+
+def _pop_sections(file: dict[str, Any], named: dict[str, Any]) -> list[dict[str, Any]]:
+    """Take a preset's sections for a data set or an algorithm. Return those that apply.
+
+    `tinyhop:` is for `data.name=tinyhop`. So a preset can be tuned for its own questions, and still
+    be one to start from for others. `ppo:` is for all algorithms with a critic, `grpo:` for those
+    without, if their own name has no section.
+    """
+    fields = all_settings().config.model_fields
+    per_data = {name: file.pop(name, None) or {} for name in tables.names("data")}
+    per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
+    data = named.get("data")
+    data_name = data.get("name") if isinstance(data, dict) else None
+    if data_name is None:
+        data_name = fields["data"].get_default(call_default_factory=True).name
+    algorithm = str(named.get("algorithm", fields["algorithm"].default))
+    critic = algorithm in per_algorithm and tables.algorithm_has(algorithm, "critic")
+    relative = "ppo" if critic else "grpo"
+    return [
+        per_data.get(str(data_name), {}),
+        per_algorithm.get(algorithm) or per_algorithm[relative],
+    ]
 
 
 def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -205,7 +222,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
     if parent is not None and not isinstance(parent, str):
         raise ConfigError(
             f"the preset {path}: extends={parent!r} names no preset; write one name, such as "
-            "`extends: smoke`",
+            "`extends: small`",
             code="bad_preset",
         )
     if parent and _is_file(parent):

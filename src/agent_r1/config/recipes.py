@@ -13,6 +13,8 @@ from pathlib import Path
 from agent_r1.config import plugins, tables
 from agent_r1.ground.errors import ConfigError, nearest
 
+DEFAULT = "sprint"
+"""The preset without `--preset`, on a machine without a large GPU."""
 USER = "of a user's recipe"
 """Marks a name that a user's recipe added."""
 

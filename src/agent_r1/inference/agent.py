@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
+from agent_r1.config import (
+    Config,
+    apply_overrides,
+    from_yaml,
+    load_config,
+    plugins,
+    recipes,
+    tables,
+)
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -395,7 +403,7 @@ def settings_for(
 ) -> Config:
     """Choose the configuration that a model acts with, and apply `overrides`.
 
-    The first that exists: `preset`, `run`, the model's own, the newest run's, the laptop preset.
+    The first that exists: `preset`, `run`, the model's own, the newest run's, the default preset.
     Foreign models get longer turns.
     """
     own = own_settings(model)
@@ -407,7 +415,7 @@ def settings_for(
         except AgentR1Error:
             if run is not None:
                 raise
-            config = load_config("laptop")
+            config = load_config(recipes.DEFAULT)
     else:
         config = own
     if own is not None:

@@ -17,6 +17,7 @@ from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.training.batches import micro_batches
 from agent_r1.training.forward import action_logprobs, autocast, batch_logprobs
 from agent_r1.training.learner import optimize
+from agent_r1.training.muon import Muon
 
 CHECK_EVERY = 20
 """Steps between two looks at the held-out demonstrations."""
@@ -144,15 +145,13 @@ def make_optimizers(
 ) -> list[torch.optim.Optimizer]:
     """Return AdamW for all weights; with `muon`, Muon for the matrices of the layers.
 
-    AdamW divides each weight's step by that weight's usual gradient. Muon (K. Jordan 2024,
-    2502.16982) looks at a matrix as a whole. It sets all singular values of the momentum to about
-    1, so that rare directions are learned as fast as frequent ones. For rare second syllables, half
-    of the steps are enough (docs/lab/laptop.md). Embeddings, gains and biases are no maps between
-    vectors and keep AdamW.
+    AdamW divides each weight's step by that weight's usual gradient. Muon looks at a matrix as a
+    whole (`muon.py`). For rare second syllables, half of the steps are enough (docs/lab/laptop.md).
+    Embeddings, gains and biases are no maps between vectors and keep AdamW.
 
-    `match_rms_adamw` scales Muon's steps to the length of AdamW's, so one learning rate *can* serve
-    both. Copying comes sooner if AdamW has a larger one (`embedding_lr`; None: `lr`). Measured were
-    4 to 8 times `lr`. Why was not.
+    Muon's steps are as long as AdamW's, so one learning rate *can* serve both. Copying comes sooner
+    if AdamW has a larger one (`embedding_lr`; None: `lr`). Measured were 4 to 8 times `lr`. Why was
+    not.
     """
     matrices = [weight for weight in model.blocks.parameters() if muon and weight.ndim == 2]
     in_matrices = {id(weight) for weight in matrices}
@@ -165,12 +164,7 @@ def make_optimizers(
         )
     ]
     if matrices:
-        # Its five iterations with each matrix, in bfloat16, take about a fifth of a step's time.
-        optimizers.append(
-            torch.optim.Muon(
-                matrices, lr, weight_decay=weight_decay, adjust_lr_fn="match_rms_adamw"
-            )
-        )
+        optimizers.append(Muon(matrices, lr, weight_decay))
     return optimizers
 
 
