@@ -338,7 +338,7 @@ class MicroWorld:
 
 
 def micro_config(algorithm: str = "grpo", *overrides: str, **sections) -> Config:
-    """The smoke preset, cut down to seconds."""
+    """The preset small, cut down to seconds."""
     small = [
         "model.hidden_size=64",
         "model.heads=2",

@@ -43,7 +43,7 @@ class World:
 
     def __init__(self, seed):
         # Makes what is missing, in AGENT_R1_HOME or here, and prints one line with the seconds.
-        files = open_run("smoke", "grpo", seed=seed).prepare()
+        files = open_run("small", "grpo", seed=seed).prepare()
         self.train = files.load_rows("train")
         self.test = files.load_rows("test")  # 300 questions; training never has their names
         # Makes the environment of a question: it parses calls, runs the tools, pays the reward.

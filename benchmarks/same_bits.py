@@ -1,14 +1,14 @@
 """Check that training is bit-identical before and after a change of structure.
 
-    python -m benchmarks.same_bits record /tmp/before          smoke seeds 0 to 4 (grpo) and 0, 1
-                                                               (ppo), laptop 0, 1; one thread
-    python -m benchmarks.same_bits check /tmp/before smoke-0   the same runs by this checkout,
+    python -m benchmarks.same_bits record /tmp/before          small seeds 0 to 4 (grpo) and 0, 1
+                                                               (ppo), laptop and sprint 0, 1
+    python -m benchmarks.same_bits check /tmp/before small-0   the same runs by this checkout,
                                                                compared with those
 
 Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file
 in rollouts/, and eval.json. Left out: seconds, and the names of artefacts and configurations, which
 change with every new setting (`NOT_COMPARED`). Bits depend on the CPU and on PyTorch, so use one
-machine. A smoke run takes about a minute, laptop about five.
+machine. A run of small takes about a minute, laptop about five.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-RUNS = [*(f"smoke-{seed}" for seed in range(5)), "smoke-0-ppo", "smoke-1-ppo"]
-RUNS += ["laptop-0", "laptop-1"]
+RUNS = [*(f"small-{seed}" for seed in range(5)), "small-0-ppo", "small-1-ppo"]
+RUNS += ["laptop-0", "laptop-1", "sprint-0", "sprint-1"]
 CLOCKS = ("timing_s/", "perf/")
 NOT_COMPARED = {
     "seconds", "wall_seconds", "time_to_agent", "date", "machine", "versions", "config_hash",

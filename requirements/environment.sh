@@ -39,7 +39,7 @@ examples:
   bash speedrun-nodocker.sh
   bash speedrun-nodocker.sh grpo --preset smoke --seed 3
   bash speedrun-nodocker.sh grpo --preset hotpotqa-4xh100 --dry-run
-  bash speedrun-nodocker.sh grpo --run small rollout.prompts_per_step=8
+  bash speedrun-nodocker.sh grpo --run few-questions rollout.prompts_per_step=8
 TEXT
 }
 
@@ -111,7 +111,7 @@ if [ "$preset" = pocket ] && [ ${#dry_run[@]} = 0 ] && ! pinned requirements/poc
 fi
 
 if [ -z "$preset" ]; then
-    preset=sprint why="there is no GPU here; --preset smoke does the same in half the time"
+    preset=sprint why="there is no GPU here; --preset smoke is a shorter run"
     if [ "$stack" = gpu ]; then
         preset=$("$agent" doctor --suggest-preset)
         why="of$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader | sort | uniq -c | tr -s ' \n' ' ')here"

@@ -289,6 +289,40 @@ def test_fast_is_bfloat16_only_where_the_processor_multiplies_it(monkeypatch, tm
     assert device_names(trainer.device, trainer.dtype) == ("cpu", name)
 
 
+# ---------------------------------------------------------------------------- sections of a preset
+
+
+def test_a_section_of_a_data_set_holds_for_this_data_set_alone(tmp_path):
+    """`smoke` is tuned for TinyHop. For other questions it is the preset that worlds extend."""
+    rows = tmp_path / "questions.jsonl"
+    rows.write_text("{}")
+    other = ["data.name=rows", f"data.source={rows}"]
+    for tuned, plain in (("smoke", "small"), ("sprint", "laptop")):
+        for algorithm in ("grpo", "ppo", "steppo"):
+            here, there = (
+                load_config(preset, other, algorithm=algorithm) for preset in (tuned, plain)
+            )
+            assert here.model_copy(update={"preset": plain}) == there
+        assert "plan" in load_config(tuned).cold_start.behaviours
+        assert "plan" not in load_config(plain).cold_start.behaviours
+
+
+def test_an_own_preset_may_have_sections(tmp_path):
+    """A later file wins over an earlier file's section, and a section over its own file."""
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "extends: smoke\nactor: {lr: 0.5}\ntinyhop: {trainer: {steps: 3}}\n"
+        "rows: {trainer: {steps: 5}}\nppo: {trainer: {steps: 7}}\n"
+    )
+    assert load_config(str(file)).actor.lr == 0.5
+    assert load_config(str(file)).trainer.steps == 3
+    assert load_config(str(file), algorithm="ppo").trainer.steps == 7
+    assert load_config(str(file), ["trainer.steps=9"]).trainer.steps == 9
+    file.write_text("extends: smoke\ntinyhopp: {trainer: {steps: 3}}\n")
+    with fails_with("unknown_setting"):
+        load_config(str(file))
+
+
 # ------------------------------------------------------------------------------- owners of settings
 
 

@@ -452,7 +452,7 @@ def test_the_bands_are_those_of_the_recorded_runs():
     )
     healthy, smoke = (
         curve("healthy"),
-        runs["smoke, grpo"],
+        runs["small, grpo"],
     )  # the run of the picture, recorded a second time
     assert [line["reward/em"] for line in healthy[:4]] == near(
         [line["reward/em"] for line in smoke["first"]]

@@ -95,9 +95,9 @@ print('TFLOP/s', 20 * 2 * 8192**3 / (time.perf_counter() - began) / 1e12)"
 tiny() {  # the local loop's whole life, three times from one cold start: only device and dtype differ
     local device dtype words
     export AGENT_R1_HOME=${TINY_HOME:-/tmp/agent-r1-tiny}
-    timed cold-start 150 "$python" -m agent_r1 cold-start grpo --preset smoke trainer.device=cpu
+    timed cold-start 150 "$python" -m agent_r1 cold-start grpo --preset small trainer.device=cpu
     while read -r device dtype; do
-        words=(grpo --preset smoke --run "$device-$dtype" "trainer.device=$device" "trainer.dtype=$dtype")
+        words=(grpo --preset small --run "$device-$dtype" "trainer.device=$device" "trainer.dtype=$dtype")
         timed "train, $device $dtype" 110 "$python" -m agent_r1 train "${words[@]}"
         timed "eval, $device $dtype" 50 "$python" -m agent_r1 eval "${words[@]}"
         cp "$AGENT_R1_HOME/runs/$device-$dtype/metrics.jsonl" "$out/$device-$dtype.jsonl"

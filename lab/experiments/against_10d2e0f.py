@@ -1,10 +1,10 @@
-"""Train the preset `laptop` of commit 10d2e0f, and compare it with `sprint` of today.
+"""Train the preset `laptop` of commit 10d2e0f, and compare it with `sprint` of e5a10eb4.
 
 git worktree add OLD 10d2e0f
 python -m lab.experiments.against_10d2e0f COMMIT OLD --only 0 1 2
 python -m lab.experiments.against_10d2e0f --table
 
-COMMIT froze today's settings; its seeds are those of docs/lab/sprint.json. The old source trains
+COMMIT froze those settings; its seeds are those of docs/lab/sprint-bf16.json. The old source trains
 with this environment, one thread, and an empty home. Today's code then evaluates its last weights:
 500 questions of the seed's test world, greedily and eight times at three temperatures. The figures
 are in docs/lab/10d2e0f.json. Run it while today's seeds run on the other core: then CPU seconds
@@ -25,6 +25,8 @@ from lab.experiments import ten_seeds
 from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = ten_seeds.FILE.with_name("10d2e0f.json")
+NEW = ten_seeds.FILE.with_name("sprint-bf16.json")
+"""The seeds of e5a10eb4, the last that ran beside 10d2e0f."""
 TEMPERATURES = ("1", *ten_seeds.LOWER)
 
 
@@ -62,7 +64,7 @@ def compare(name: str, pairs: list[tuple[float, float]]) -> str:
 def table() -> str:
     """Return the comparison over the seeds that both files have."""
     olds = read_seeds(FILE)
-    news = read_seeds(ten_seeds.FILE)
+    news = read_seeds(NEW)
     both = [(olds[i], news[i]) for i in sorted(olds) if "after_at" in news.get(i, {})]
     lines = ["| | 10d2e0f | sprint | difference, 95 % |", "|---|---|---|---|"]
     for temperature in TEMPERATURES:

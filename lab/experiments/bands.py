@@ -1,6 +1,6 @@
 """Write the figures of healthy runs into lesson 9 and docs/lab/bands.md.
 
-    python lab/experiments/bands.py "smoke, grpo=runs/smoke-grpo" ...   # record runs in
+    python lab/experiments/bands.py "small, grpo=runs/small-grpo" ...   # record runs in
                                                                         # docs/lessons/bands.json
     python lab/experiments/bands.py                                     # write both tables from it
 

@@ -2,7 +2,7 @@
 
 .venv/bin/python lab/experiments/canonical.py [docs/lab/canonical.json]      about two minutes
 
-The run is `bash speedrun-nodocker.sh grpo`: preset laptop, grpo, seed 0, as many threads as the
+The run is `bash speedrun-nodocker.sh grpo`: preset sprint, grpo, seed 0, as many threads as the
 machine has cores. It starts in an empty AGENT_R1_HOME. Nothing else should be running: the seconds
 are recorded, too. tests/test_canonical.py compares the pages with the file.
 """
@@ -31,6 +31,7 @@ def figures(card: dict) -> dict:
         "em": card["em"],
         "interval": [round(bound, 3) for bound in card["em_ci95"]],
         "sampled": card["sampled"]["em"],
+        "pass^8": round(card["reliability"]["pass^8"], 3),
         "calls": round(card["mean_tool_calls"], 2),
         "hops": {kind: scores["em"] for kind, scores in card["by_kind"].items()},
     }
@@ -51,7 +52,7 @@ def record(home: Path) -> dict:
         COMMAND, cwd=ROOT, env=settings, text=True, stdout=subprocess.PIPE, check=True
     )
     whole = time.perf_counter() - start
-    run = home / "runs" / "laptop-grpo"
+    run = home / "runs" / "sprint-grpo"
     cards = {
         name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")
     }

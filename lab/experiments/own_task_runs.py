@@ -147,7 +147,7 @@ def train(name: str, settings: list[str], seed: int, folder: Path) -> Path:
 
         lines = [json.dumps(row) + "\n" for row in list_questions()]
         (folder / "questions.jsonl").write_text("".join(lines))
-        command = [sys.executable, "-m", "agent_r1", "train", "grpo", "--preset", "smoke"]
+        command = [sys.executable, "-m", "agent_r1", "train", "grpo", "--preset", "small"]
         command += ["--run", name, "--seed", str(seed), "--plain", *settings]
         environment = os.environ | {"AGENT_R1_HOME": str(folder)}
         with (folder / f"{name}.log").open("w") as log:

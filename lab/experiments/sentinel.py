@@ -53,8 +53,8 @@ READ = (
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
-    """List arm, cold start and RL seed of each run. The first is the run of small of seed
-    0."""
+    """List arm, cold start and RL seed of each run. The first is seed 0 of the preset
+    small."""
     return [
         (arm, cold, cold + 10 * number)
         for number in range(rounds)

@@ -3,6 +3,8 @@
 python -m lab.experiments.ten_seeds COMMIT                   all ten, one after the other
 python -m lab.experiments.ten_seeds COMMIT --only 0 2 4      some of them, such as half on each core
 python -m lab.experiments.ten_seeds COMMIT --preset smoke    another preset: docs/lab/smoke.json
+python -m lab.experiments.ten_seeds COMMIT --algorithm ppo data.test=2000 trainer.eval_samples=1
+                                                             docs/lab/sprint-ppo.json
 python -m lab.experiments.ten_seeds --table                  only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
@@ -76,6 +78,7 @@ def read_card(file: Path) -> dict[str, Any]:
 def read_steps(file: Path) -> dict[str, Any]:
     """Return what a run's metrics.jsonl says of its steps. Entropy: nats per sampled token."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
+    seconds = [line["timing_s/step"] for line in lines if "timing_s/step" in line]
     entropies = [line["actor/entropy"] for line in lines if "actor/entropy" in line]
     tokens = [line["rollout/decode_tokens"] for line in lines if "rollout/decode_tokens" in line]
     return {
@@ -83,6 +86,7 @@ def read_steps(file: Path) -> dict[str, Any]:
         "first_entropy": round(entropies[0], 4),
         "last_entropy": round(entropies[-1], 4),
         "sampled_tokens": sum(tokens),
+        "seconds": round(sum(seconds), 1),
     }
 
 
@@ -93,10 +97,10 @@ def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, An
     return read_card(out / "1.json")
 
 
-def measure(preset: str, seed: int, home: Path) -> dict[str, Any]:
-    """Train and evaluate one seed in `home`."""
+def measure(what: list[str], seed: int, home: Path) -> dict[str, Any]:
+    """Train and evaluate one seed in `home`. `what`: algorithm, preset and settings."""
     os.environ["AGENT_R1_HOME"] = str(home)
-    config = ["--preset", preset, "--seed", str(seed), "grpo"]
+    config = [*what, "--seed", str(seed)]
     run = [*config, "--run", RUN]
     folder = home / "runs" / RUN
     start_cpu = 0.0
@@ -165,10 +169,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("commit", nargs="?", help="full hash of the commit that froze the settings")
     parser.add_argument("--preset", default="sprint")
+    parser.add_argument("--algorithm", default="grpo")
     parser.add_argument("--only", type=int, nargs="+", default=range(10), metavar="I")
     parser.add_argument("--table", action="store_true")
-    arguments = parser.parse_args()
-    file = FILE.with_name(f"{arguments.preset}.json")
+    arguments, settings = parser.parse_known_args()
+    suffix = "" if arguments.algorithm == "grpo" else f"-{arguments.algorithm}"
+    file = FILE.with_name(f"{arguments.preset}{suffix}.json")
+    what = [arguments.algorithm, "--preset", arguments.preset, *settings]
     for i in () if arguments.table else arguments.only:
         known = json.loads(file.read_text()) if file.is_file() else {}
         if known.get("commit", arguments.commit) != arguments.commit:
@@ -176,7 +183,7 @@ def main() -> None:
         if str(i) in known.get("seeds", {}):
             continue
         with tempfile.TemporaryDirectory() as home:
-            facts = measure(arguments.preset, seed_of(arguments.commit, i), Path(home))
+            facts = measure(what, seed_of(arguments.commit, i), Path(home))
         keep_seed(file, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
     print(table(read_seeds(file)))

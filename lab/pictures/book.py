@@ -89,7 +89,7 @@ def before_after() -> str:
     answers = [
         json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()
     ]
-    d = Drawing(900, 384, "One question before and after reinforcement learning")
+    d = Drawing(900, 468, "One question before and after reinforcement learning")
     d.text(14, 28, answers[0]["question"], 17)
     for x, kind, words in (
         (500, "sampled", "written by the model"),
@@ -111,8 +111,11 @@ def before_after() -> str:
             action = (
                 f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
             )
-            d.rect(x, y, 426 if call else 270, 26, "sampled")
-            d.text(x + 10, y + 18, f"{thought}  →  {action}" if call else action, 13, "mono")
+            d.rect(x, y, 426, 26, "sampled")
+            d.text(x + 10, y + 18, thought.strip(), 12, "mono")
+            y += 30
+            d.rect(x, y, 270, 26, "sampled")
+            d.text(x + 10, y + 18, action, 13, "mono")
             if not call:
                 d.text(
                     x + 426,
@@ -130,7 +133,7 @@ def before_after() -> str:
             y += 10
     d.text(
         14,
-        368,
+        452,
         "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.",
         12,
         "dim",
@@ -440,7 +443,7 @@ def collapse() -> str:
             ]
             d.path(points, "good" if kind == "healthy" else "bad")
     d.text(
-        50, 404, "32 steps, from left to right. Preset smoke, grpo, seed 0, one thread.", 12, "dim"
+        50, 404, "32 steps, from left to right. Preset small, grpo, seed 0, one thread.", 12, "dim"
     )
     return d.done()
 

@@ -17,7 +17,9 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 AGENT = [sys.executable, "-m", "agent_r1"]
 PRESETS = (
+    "small",
     "smoke",
+    "sprint",
     "laptop",
     "shop",
     "support",

@@ -43,9 +43,9 @@ from agent_r1_recipes.api.flow import ApiFlow
 
 @command(
     "demonstrate", "let a model of an API play, and keep what scored as cold_start.episodes",
-    ["--api https://api.example.com/v1 --model NAME --preset smoke --limit 200 --out teacher.jsonl",
-     "--api http://127.0.0.1:8000/v1 --model agent --preset smoke --samples 4 --out own.jsonl",
-     "--api URL --model NAME --preset laptop --budget 2 rollout.api_price_in=2.5 "
+    ["--api https://api.example.com/v1 --model NAME --preset small --limit 200 --out teacher.jsonl",
+     "--api http://127.0.0.1:8000/v1 --model agent --preset small --samples 4 --out own.jsonl",
+     "--api URL --model NAME --preset sprint --budget 2 rollout.api_price_in=2.5 "
          "rollout.api_price_out=10 --out teacher.jsonl"],
     option("--api", metavar="URL", required=True, help="OpenAI-compatible address of the teacher; "
         "its key is in OPENAI_API_KEY"),

@@ -24,7 +24,7 @@ CANNOT = (
 
 @command(
     "diagnose", "explain why a run does not learn: flat, collapsed, or without tool calls",
-    ["runs/smoke-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir  "
+    ["runs/small-grpo", "trl-output          # TRL, with log_completions=True", "rollout_data_dir  "
         "  # verl",
      "outputs/evals       # verifiers"],
     option("folder", type=Path, metavar="FOLDER", help="a run of Agent-R1, TRL, verl or verifiers"),

@@ -42,7 +42,7 @@ WIDTH = 240
         "`demonstrate` in its file are used",
         "check gym:corridor.py:Corridor",
         "check openenv env.url=http://127.0.0.1:8000",
-        "check smoke 'env.mcp.rivers=\"python server.py\"' env.tools=[rivers]",
+        "check small 'env.mcp.rivers=\"python server.py\"' env.tools=[rivers]",
         "check my-task/                              # a folder with preset.yaml, or a Harbor task",
         "check two-doors.py:Doors env.floor=.5 env.floor_reason='random play finds one'",
     ],

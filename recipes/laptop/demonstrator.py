@@ -74,7 +74,7 @@ BEHAVIOURS = {
 PLANNERS = ("plan", "plan_stop")
 """Behaviours whose thoughts do the work. A thought that names the next hop turns a choice into a
 copy: ` from Bumvel/publisher/headquarters` quotes the passage, then the plan. A model of two
-layers learns these copies within 800 steps (docs/laptop.md, "Thoughts that do the work"). Without
+layers learns these copies within 500 steps (docs/laptop.md, "Thoughts that do the work"). Without
 them it has to find relation, sentence and name at once, for which it takes two thousand."""
 DONE = "answer"
 """The last item of a plan, and the thought of an answer."""
@@ -346,7 +346,8 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
     if plans(behaviours) and not all(_is_chain(row) for row in rows):
         raise ConfigError(
             f"cold_start.behaviours: {' and '.join(PLANNERS)} need chains of relations; set "
-            'data.mix to kinds such as {"1-hop": 1, "2-hop": 1}, or choose other behaviours',
+            'data.mix to kinds such as {"1-hop": 1, "2-hop": 1}, or use '
+            "--preset laptop or small, whose demonstrator does not plan",
             code="planner_without_chain",
         )
 

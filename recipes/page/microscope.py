@@ -158,7 +158,7 @@ def _markup(file: Path) -> str:
 
 @command(
     "microscope", "write one HTML page with a recorded group, token by token, with dials",
-    ["runs/smoke-grpo/rollouts/step_000001.jsonl --page group.html"],
+    ["runs/small-grpo/rollouts/step_000001.jsonl --page group.html"],
     option("file", type=Path, metavar="FILE", help="a file of runs/NAME/rollouts/, of the local "
         "loop or of verl"),
     option("--group", metavar="ID", help="group_id (default: the first group with unequal "

@@ -223,7 +223,7 @@ def doctor(a: Namespace) -> int:
 
 @command(
     "gpu-check", "rehearse a verl preset with a tiny model, in about ten minutes",
-    ["grpo --preset hotpotqa-4xh100", "--preset smoke --engine verl --json"],
+    ["grpo --preset hotpotqa-4xh100", "--preset small --engine verl --json"],
     *CONFIG_OPTIONS, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
 )  # fmt: skip
 def gpu_check(a: Namespace) -> None:
@@ -236,7 +236,7 @@ def gpu_check(a: Namespace) -> None:
 
 @command(
     "data", "make or download questions and passages",
-    ["--preset smoke", "--preset laptop --seed 3 data.entities=1000", "--preset smoke --release "
+    ["--preset smoke", "--preset sprint --seed 3 data.entities=1000", "--preset smoke --release "
         "my-data",
      "--preset smoke --from my-data"],
     *CONFIG_OPTIONS,
@@ -260,7 +260,7 @@ def data(a: Namespace) -> None:
 
 
 @command(
-    "index", "build the search index", ["--preset smoke", "--preset laptop --seed 3 "
+    "index", "build the search index", ["--preset smoke", "--preset sprint --seed 3 "
         "data.entities=1000"], *CONFIG_OPTIONS,
 )  # fmt: skip
 def index(a: Namespace) -> None:
@@ -272,7 +272,7 @@ def index(a: Namespace) -> None:
 
 @command(
     "cold-start", "make the model that RL starts from",
-    ["--preset smoke", "--preset laptop --seed 3 cold_start.mix_steps=900"],
+    ["--preset smoke", "--preset sprint --seed 3 cold_start.copy_steps=600"],
     *CONFIG_OPTIONS, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
@@ -287,8 +287,8 @@ def cold_start(a: Namespace) -> None:
 
 @command(
     "train", "train with reinforcement learning",
-    ["--preset smoke", "grpo --preset laptop --seed 1 actor.lr=5e-4", "--preset laptop --resume",
-     "--preset laptop --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
+    ["--preset smoke", "grpo --preset sprint --seed 1 actor.lr=5e-4", "--preset sprint --resume",
+     "--preset sprint --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
          "model.path=Qwen/Qwen2.5-3B-Instruct"],
     *CONFIG_OPTIONS,
     RUN,
@@ -318,12 +318,12 @@ def train(a: Namespace) -> None:
 
 @command(
     "eval", "evaluate a model on held-out questions",
-    ["--before --preset laptop", "--preset laptop", "--run mine --closed-book", "--run mine "
+    ["--before --preset sprint", "--preset sprint", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
      "--run my-task --trust-run",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
      "--api https://api.example.com/v1 --model NAME --run mine --against runs/mine/eval.json",
-     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/laptop-grpo*/eval.json"],
+     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/sprint-grpo*/eval.json"],
     *CONFIG_OPTIONS,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
@@ -451,7 +451,7 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
 
 
 @command(
-    "report", "write a run's report.html", ["--preset laptop", "--run mine"], *CONFIG_OPTIONS, RUN
+    "report", "write a run's report.html", ["--preset sprint", "--run mine"], *CONFIG_OPTIONS, RUN
 )
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
@@ -470,7 +470,7 @@ def report(a: Namespace) -> None:
 
 @command(
     "export", "write a checkpoint as a Hugging Face model folder or in a recipe's format",
-    ["", "--run laptop-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub "
+    ["", "--run sprint-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub "
         "OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
@@ -509,7 +509,7 @@ def export(a: Namespace) -> None:
 
 @command(
     "serve", "serve a trained agent with vLLM behind an OpenAI-compatible API",
-    ["", "--run laptop-grpo --port 8000", "--run mine --backend local", "--model runs/mine/export",
+    ["", "--run sprint-grpo --port 8000", "--run mine --backend local", "--model runs/mine/export",
      "--model OWNER/NAME rollout.max_context=16384 rollout.max_concurrent_episodes=64"],
     *FROM_ANYWHERE,
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
@@ -535,7 +535,7 @@ def serve(a: Namespace) -> None:
 
 @command(
     "chat", "talk to a trained agent",
-    ["", "--demo", "--run laptop-grpo --step 40 --backend vllm",
+    ["", "--demo", "--run sprint-grpo --step 40 --backend vllm",
      '--question "In which city is the publisher of Sosnum based?" --json',
      "--tools my_tools:weather", "--model OWNER/NAME --preset hotpotqa-4xh100 "
          "search.url=http://127.0.0.1:8100",
@@ -608,7 +608,7 @@ def tools(a: Namespace) -> int:
 
 @command(
     "try", "play the agent by hand, and see each observation with its tokens, mask and reward",
-    ["--recipe my-task", "--preset laptop --split val --index 7 --table"],
+    ["--recipe my-task", "--preset sprint --split val --index 7 --table"],
     *CONFIG_OPTIONS,
     option("--split", default="train", choices=("train", "val", "test"), help="split of the "
         "question (default: train)"),
@@ -624,7 +624,7 @@ def try_by_hand(a: Namespace) -> None:
 @command(
     "search-server", "serve the search index to other processes (they set "
         "search.url=http://127.0.0.1:8100)",
-    ["--preset laptop", "--preset laptop --port 8101"],
+    ["--preset sprint", "--preset sprint --port 8101"],
     *CONFIG_OPTIONS,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
     option("--port", type=int, default=8100, help="port (default: 8100)"),
@@ -646,7 +646,7 @@ def search_server(a: Namespace) -> None:
 
 @command(
     "inspect", "print a trajectory token by token",
-    ["runs/laptop-grpo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+    ["runs/sprint-grpo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
     option("rollouts", type=Path, help="a run's folder, or a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),

@@ -6,7 +6,7 @@ In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in thi
 
     run = open_run("sprint", "grpo", seed=0)
     run.train()              # makes data, index and start model first, if they are missing
-    print(run.evaluate())    # EM .958 (95 %: .937 to .972) on 500 test questions
+    print(run.evaluate())    # EM with its 95 % interval, and the number of questions
     run.chat()
 
 A run is a name and a configuration. Everything else is on disk, where `agent-r1` finds it, too.

@@ -4,10 +4,11 @@ In: a preset's name and words of the command line. Out: a `Config`. Next: `works
 folders after its fingerprints, and `stages.py` passes its sections on. Later layers override
 earlier ones:
 
-    defaults in settings.py  <-  the preset  <-  its section of the algorithm  <-
-    `section.key=value`
+    defaults in settings.py  <-  the preset  <-  its section of the data set  <-  its section of the
+    algorithm  <-  `section.key=value`
 
-The section of the algorithm has its name; otherwise `ppo:` serves algorithms with a critic and
+The section of the data set has the name of `data.name`, such as `tinyhop:`. The section of the
+algorithm has its name; otherwise `ppo:` serves algorithms with a critic and
 `grpo:` the others. A preset that `extends` another one overrides all of it, including its section
 of the algorithm. An impossible combination is refused in one line with the remedy.
 """

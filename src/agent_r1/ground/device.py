@@ -44,7 +44,7 @@ def avoid_cudnn_attention() -> None:
 
     An agent's batches have a new shape in nearly every pass. On an H100 (torch 2.11), it took 37 ms
     for decoding and 100 to 2,000 ms with a gradient. Without cuDNN it took 0.2 to 1 ms. In
-    bfloat16, for which PyTorch chooses cuDNN there, a step of the smoke preset took 3.1 s, and 0.25
+    bfloat16, for which PyTorch chooses cuDNN there, a step of the preset small took 3.1 s, and 0.25
     s in float32.
     """
     import torch

@@ -429,7 +429,7 @@ def settings_for(
     # Check against this model's length (`fit_context`), not the tiny model's.
     other = model_settings.model_copy(update={"path": str(model)})
     sections = {"rollout": r.model_copy(update=room), "model": other}
-    if preset is None:  # the laptop preset's device, a CPU, is for its tiny model
+    if preset is None:  # the default preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
     config = apply_overrides(config.model_copy(update=sections), list(overrides))
     return config.model_copy(update={"model": model_settings})

@@ -5,5 +5,5 @@ calls them.
 micro-batches, and `learner.py` what learns. `forward.py` computes log-probabilities and values,
 `metrics.py` averages. recipes/credit has more estimators. Around the loop: `run.py` (a run on
 disk), `checkpoint.py`, `fsdp_merge.py`, `log.py`, `dashboard.py`. Before it: `tiny_model.py`,
-`demonstrate.py`, `clone.py`.
+`demonstrate.py`, `clone.py`, `muon.py`.
 """

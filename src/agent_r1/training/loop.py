@@ -267,7 +267,7 @@ def update_actor(
     # first step of preset laptop these are 0.4375 of the rows (7 of 16 groups, lesson 7).
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
     shuffle_seed = derive_seed(config.seed, "actor", step)
-    # Two minibatches by default: the ratio is 1 in the first, and the clip can act in the second.
+    # With two minibatches the ratio is 1 in the first, and the clip can act in the second.
     for minibatch_B in minibatches(batch, actor.minibatches, actor.epochs, shuffle_seed):
         normalizer = loss_normalizer(
             batch.mask_BT[minibatch_B],

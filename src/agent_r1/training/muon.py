@@ -32,9 +32,9 @@ LENGTH = 0.2
 def orthogonalize(matrix_RC: Tensor) -> Tensor:
     """Return a matrix with the same singular vectors, and singular values of about 1.
 
-    If X = U S V^T, then (X X^T) X = U S^3 V^T. So a X + b (X X^T) X + c (X X^T)^2 X has the same U
-    and V, and the singular values a s + b s^3 + c s^5. Products
-    alone push all of S towards 1, and products are what processors do best.
+    If X = U S V^T, then (X X^T) X = U S^3 V^T. So the polynomial a X + b (X X^T) X + c (X X^T)^2 X
+    keeps U and V. Its singular values are a s + b s^3 + c s^5. Products alone push all of S towards
+    1, and products are what processors do best.
     """
     if matrix_RC.size(0) > matrix_RC.size(1):  # X X^T is then the smaller of the two products
         return orthogonalize(matrix_RC.T).T

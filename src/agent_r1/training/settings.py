@@ -67,8 +67,8 @@ class ColdStartConfig(Section):
     7)."""
 
     copy_steps: NonNegativeInt = 600
-    """Phase (a): optimiser steps on clean one-hop episodes; here the model learns to copy names
-    from what it has read."""
+    """Phase (a): optimiser steps on clean episodes, one-hop unless the demonstrator plans. Here the
+    model learns to copy names from what it has read."""
     copy_tokens: AtLeast1 = 1024
     """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit
     form."""
