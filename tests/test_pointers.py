@@ -85,7 +85,9 @@ def sources() -> list[Path]:
     files = [ROOT / "one_file.py", ROOT / "conftest.py"]
     for folder in CODE:
         files += (ROOT / folder).rglob("*.py")
-    return sorted(file for file in files if "__pycache__" not in file.parts)
+    # benchmarks/trl_compare has an environment of its own, where setup.sh was run.
+    others = {"__pycache__", ".venv"}
+    return sorted(file for file in files if not others & set(file.parts[len(ROOT.parts) :]))
 
 
 @cache

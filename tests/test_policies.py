@@ -243,14 +243,14 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
         and own.rollout == settings_for(micro_model).rollout
     )
     shutil.rmtree(home / "runs")
-    config, laptop = settings_for(foreign), load_config("laptop")
+    config, default = settings_for(foreign), load_config("sprint")
     assert (config.data, config.search, config.env) == (
-        laptop.data,
-        laptop.search,
-        laptop.env,
+        default.data,
+        default.search,
+        default.env,
     )  # a run's world
     assert (config.rollout.max_tokens_per_turn, config.rollout.max_context) == (512, 4096)
-    assert (config.trainer.device, laptop.trainer.device) == (
+    assert (config.trainer.device, default.trainer.device) == (
         "auto",
         "cpu",
     )  # a model of billions takes the GPU

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, stdev
+
+from agent_r1.rollout.reliability import student_quantile
 
 
 def main(path: Path) -> None:
@@ -31,6 +34,28 @@ def main(path: Path) -> None:
     )
     for name in names:
         print_row([name, *(mean_of(lines, name) for lines in sides.values())])
+    if len(sides) == 2:
+        print(f"\n{ratio_of_steps(*sides.values())}")
+
+
+def ratio_of_steps(ours: list[dict], theirs: list[dict]) -> str:
+    """Return the ratio of mean seconds per step, with Student's 95 % interval over the rounds.
+
+    A round's two sides ran one after the other, so each round gives one ratio. Their logarithms are
+    averaged, since twice as long and half as long are equally far from equal.
+    """
+    seconds = [
+        [fmean(step["step"] for step in line["seconds"]) for line in lines]
+        for lines in (ours, theirs)
+    ]
+    logs = [math.log(their / our) for our, their in zip(*seconds, strict=True)]
+    middle = fmean(logs)
+    said = f"ratio of the means: {math.exp(middle):.2f}"
+    if len(logs) < 2:
+        return f"{said} (one round, so no interval)"
+    half = student_quantile(0.975, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    low, high = math.exp(middle - half), math.exp(middle + half)
+    return f"{said} (95 % {low:.2f} to {high:.2f} over {len(logs)} rounds)"
 
 
 def mean_of(lines: list[dict], name: str) -> str:
