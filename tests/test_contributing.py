@@ -76,7 +76,7 @@ def test_what_is_added_by_following_the_steps_is_trained_with(tree):
     done = subprocess.run(command, cwd=tree, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
-    # The preset: its name, its four steps, the smoke run beneath it.
+    # The preset: its name, its four steps, the preset small beneath it.
     run = tree / "runs" / "frugal-median"
     config = yaml.safe_load((run / "config.yaml").read_text())
     assert (config["preset"], config["algorithm"], config["env"]["name"]) == (

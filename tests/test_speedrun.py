@@ -335,10 +335,10 @@ def test_the_agent_learns_and_the_run_directory_keeps_its_contract(smoke):
         files.split()
     )
     assert leftovers(smoke[0]) == []
-    assert steps(run) == ["step_000008", "step_000016", "step_000024", "step_000032"]
-    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 33))
+    assert steps(run) == ["step_000005", "step_000010", "step_000015", "step_000020"]
+    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 21))
     dumps = sorted((run / "rollouts").glob("step_*.jsonl"))
-    assert [path.stem for path in dumps] == ["step_000001", "step_000016", "step_000032"]
+    assert [path.stem for path in dumps] == ["step_000001", "step_000010", "step_000020"]
     record = json.loads(dumps[-1].read_text().splitlines()[0])
     for row in record["rows"]:
         keys = ("input_ids", "action_mask", "logprobs", "rewards", "advantages", "step_ids")

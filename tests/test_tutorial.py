@@ -203,7 +203,7 @@ def test_train_the_agent_you_have(empty_folder, capsys):
             assert follow(words, *small) == 0, (words, capsys.readouterr().err)
     served = [words for words in found if words[0] == "serve"]
     assert served and isinstance(answer_of_served(empty_folder, served[0]), str)
-    run = empty_folder / "runs" / "smoke-grpo"
+    run = empty_folder / "runs" / "small-grpo"
     lines = (run / "metrics.jsonl").read_text().splitlines()
     for line in lines:
         metrics = json.loads(line)
@@ -325,7 +325,7 @@ def test_training_in_the_dialects_of_mathematics(empty_folder, page):
 def test_the_episode_on_the_page_of_mathtir(empty_folder):
     world("mathtir.md", empty_folder)
     settings = [word for word in commands("mathtir.md")[0] if "=" in word]
-    config = load_config("smoke", settings)
+    config = load_config("small", settings)
     few = config.data.model_copy(update={"train": 1, "val": 1, "test": 1})
     build(few, config.seed, empty_folder / "data", config.env.name)
     rows = read_rows(empty_folder / "data" / "train.parquet")
