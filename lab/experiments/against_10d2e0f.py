@@ -26,7 +26,7 @@ from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = ten_seeds.FILE.with_name("10d2e0f.json")
 NEW = ten_seeds.FILE.with_name("sprint-bf16.json")
-"""The seeds of e5a10eb4, the last that ran beside 10d2e0f."""
+"""The seeds of e5a10eb4, the last that ran next to 10d2e0f."""
 TEMPERATURES = ("1", *ten_seeds.LOWER)
 
 

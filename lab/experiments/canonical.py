@@ -1,6 +1,6 @@
 """Make the canonical run, whose figures every page quotes, and record them.
 
-.venv/bin/python lab/experiments/canonical.py [docs/lab/canonical.json]      about two minutes
+.venv/bin/python lab/experiments/canonical.py [docs/lab/canonical.json]      about three minutes
 
 The run is `bash speedrun-nodocker.sh grpo`: preset sprint, grpo, seed 0, as many threads as the
 machine has cores. It starts in an empty AGENT_R1_HOME. Nothing else should be running: the seconds
