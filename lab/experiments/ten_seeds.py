@@ -123,7 +123,7 @@ def measure(what: list[str], seed: int, home: Path) -> dict[str, Any]:
     }
     if "pass^8" not in facts["after"]:
         return facts
-    facts["after_at"] = {heat: sample_tests(home, run, heat) for heat in LOWER}
+    facts["after_at"] = {temperature: sample_tests(home, run, temperature) for temperature in LOWER}
     found = FOUND.search(said)
     step = int(found[2]) if found else None
     facts["agent"] = {"step": step, "greedy": test_score(home, step)}

@@ -64,7 +64,7 @@ def configuration(name: str | None, preset: str | None, settings: list[str], n: 
     Raises ConfigError for a name that is none of these.
     """
     if preset or not name:
-        return load_config(preset or "sprint", settings, trains=False)
+        return load_config(preset, settings, trains=False)
     rows = [f"data.train={n}", "data.val=1", "data.test=1"]
     if (Path(name) / "preset.yaml").is_file():
         return load_config(str(Path(name) / "preset.yaml"), settings, trains=False)

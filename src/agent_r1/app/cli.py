@@ -44,7 +44,6 @@ from agent_r1.config import (
     from_yaml,
     load_config,
     plugins,
-    recipes,
     tables,
     trusted_settings,
     user_code_names,
@@ -141,8 +140,7 @@ def _config(a: Namespace) -> Config:
     algorithm = " ".join(word for word in a.settings if "=" not in word)
     overrides = _overrides(a) + agent
     trains = a.command not in ("data", "index", "tools", "try", "search-server")
-    preset = a.preset or recipes.DEFAULT
-    return load_config(preset, overrides, algorithm=algorithm or None, seed=a.seed, trains=trains)
+    return load_config(a.preset, overrides, algorithm=algorithm or None, seed=a.seed, trains=trains)
 
 
 def _agent_settings(a: Namespace) -> list[str]:

@@ -44,7 +44,7 @@ AUTO = "auto"
 
 
 def load_config(
-    preset: str,
+    preset: str | None = None,
     overrides: list[str] | None = None,
     *,
     algorithm: str | None = None,
@@ -54,6 +54,7 @@ def load_config(
     """Resolve a configuration.
 
     Args:
+        preset: A name, or a file (default: `recipes.DEFAULT`).
         overrides: `section.key=value` strings; values are YAML.
         trains: Whether the command trains; otherwise, as for `agent-r1 data`, batches need not fit
         together.
@@ -65,36 +66,41 @@ def load_config(
         overriding["algorithm"] = algorithm
     if seed is not None:
         overriding["seed"] = seed
+    preset = preset or recipes.DEFAULT
     files = _read_preset(preset)
     if _is_file(preset):
         preset = str(Path(preset).resolve())
-    named = _merge(*with_implied([*files, overriding]))  # which data and which algorithm it will be
+    data_name, algorithm = _final_names(_merge(*with_implied([*files, overriding])))
     layers: list[dict[str, Any]] = []
     for file in files:
-        layers += [file, *_pop_sections(file, named)]
+        layers += [file, *_pop_sections(file, data_name, algorithm)]
     layers = with_implied([*layers, {"preset": preset}, overriding])
     return _validate(_merge(*layers), trains)
 
 
-def _pop_sections(file: dict[str, Any], named: dict[str, Any]) -> list[dict[str, Any]]:
+def _final_names(merged: dict[str, Any]) -> tuple[str, str]:
+    """Return the data set and the algorithm that all layers together name."""
+    fields = all_settings().config.model_fields
+    algorithm = merged.get("algorithm", fields["algorithm"].default)
+    data = merged.get("data")
+    if isinstance(data, dict) and "name" in data:
+        return str(data["name"]), str(algorithm)
+    return fields["data"].get_default(call_default_factory=True).name, str(algorithm)
+
+
+def _pop_sections(file: dict[str, Any], data_name: str, algorithm: str) -> list[dict[str, Any]]:
     """Take a preset's sections for a data set or an algorithm. Return those that apply.
 
     `tinyhop:` is for `data.name=tinyhop`. So a preset can be tuned for its own questions, and still
     be one to start from for others. `ppo:` is for all algorithms with a critic, `grpo:` for those
     without, if their own name has no section.
     """
-    fields = all_settings().config.model_fields
     per_data = {name: file.pop(name, None) or {} for name in tables.names("data")}
     per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
-    data = named.get("data")
-    data_name = data.get("name") if isinstance(data, dict) else None
-    if data_name is None:
-        data_name = fields["data"].get_default(call_default_factory=True).name
-    algorithm = str(named.get("algorithm", fields["algorithm"].default))
     critic = algorithm in per_algorithm and tables.algorithm_has(algorithm, "critic")
     relative = "ppo" if critic else "grpo"
     return [
-        per_data.get(str(data_name), {}),
+        per_data.get(data_name, {}),
         per_algorithm.get(algorithm) or per_algorithm[relative],
     ]
 

@@ -22,15 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config import (
-    Config,
-    apply_overrides,
-    from_yaml,
-    load_config,
-    plugins,
-    recipes,
-    tables,
-)
+from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -415,7 +407,7 @@ def settings_for(
         except AgentR1Error:
             if run is not None:
                 raise
-            config = load_config(recipes.DEFAULT)
+            config = load_config()
     else:
         config = own
     if own is not None:

@@ -4,8 +4,10 @@ In: gradients of matrices. Out: steps whose singular values are all about 1. Use
 because rare directions are then learned as fast as frequent ones (K. Jordan et al. 2024,
 kellerjordan.github.io/posts/muon; scaled as in 2502.16982, section 2.2).
 
+Next: `loop.py`, where RL begins.
+
 PyTorch has `torch.optim.Muon`, which multiplies in bfloat16. On a CPU without bfloat16
-instructions, which is most laptops, its step takes 360 ms for the tiny model. In float32 it takes
+instructions its step takes 360 ms for the tiny model. In float32 it takes
 14 ms (one thread of an AMD EPYC with AVX2). So this one is ours.
 """
 
@@ -22,7 +24,7 @@ MOMENTUM = 0.95
 """Of the mean of gradients: it remembers about the last 20."""
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of Jordan's quintic. It rises steeply at 0, so that small singular values grow soonest. In
-return they end between about .7 and 1.2, and not at 1."""
+return they end between about .6 and 1.2, and not at 1."""
 ITERATIONS = 5
 """Of the quintic. A singular value of .001 has then become .47, and one of .005 1.15."""
 LENGTH = 0.2
