@@ -34,9 +34,9 @@ def teacher(rows):
 
 def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(indexed_home, capfd, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-teacher-0123")
-    rows = Workspace(load_config("smoke", SETTINGS)).load_rows("train")[:12]
+    rows = Workspace(load_config("small", SETTINGS)).load_rows("train")[:12]
     out = indexed_home / "teacher.jsonl"
-    words = ["demonstrate", "--preset", "smoke", *SETTINGS, "--model", "big", "--limit", "12"]
+    words = ["demonstrate", "--preset", "small", *SETTINGS, "--model", "big", "--limit", "12"]
     with scripted_api(teacher(rows)) as api:
         words += ["--api", api.url, "--out", str(out), "--samples", "2"]
         assert main(*words) == 0
@@ -62,4 +62,4 @@ def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(indexed_home, capf
 def test_a_dialect_with_tools_in_its_prompt_is_refused(indexed_home):
     words = ["--model", "big", "--api", "http://127.0.0.1:9/v1", "--out", str(indexed_home / "x")]
     react = [*SETTINGS, "env.name=react", "env.tools=[search]"]
-    assert main("demonstrate", "--preset", "smoke", *react, *words, "--limit", "1") == 2
+    assert main("demonstrate", "--preset", "small", *react, *words, "--limit", "1") == 2
