@@ -179,6 +179,29 @@ def test_a_tree_computes_equal_beginnings_once():
     assert type(part[torch.tensor([1, 3])]) is Batch  # other rows have another tree
 
 
+def test_a_gradient_of_shared_beginnings_repeats_to_the_bit_with_two_threads(model):
+    """Hundreds of actions share a parent, so that the threads add to the same states."""
+    g = torch.Generator().manual_seed(0)
+    episodes = []
+    for answer in torch.randint(0, VOCAB, (700, 3), generator=g).tolist():
+        episodes.append(trajectory_of(([1, 2, 3, 4, 5], answer, 0.0), group="g"))
+    batch = collate([row for i, t in enumerate(episodes) for row in trajectory_rows(t, i)])
+    [(_, part)] = micro_batches_of(batch, 10_000)
+    assert isinstance(part, SharedRows)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    gradients = set()
+    try:
+        for _ in range(20):
+            model.zero_grad()
+            action_logprobs(model, part)[0].sum().backward()
+            gradients.add(model.embed.weight.grad.numpy().tobytes())
+    finally:
+        torch.set_num_threads(threads)
+        model.zero_grad()
+    assert len(gradients) == 1
+
+
 def test_rows_without_common_beginnings_stay_rows(batch):
     assert not any(isinstance(part, SharedRows) for _, part in micro_batches_of(batch, 10_000))
 

@@ -186,7 +186,9 @@ def main() -> None:
             facts = measure(what, seed_of(arguments.commit, i), Path(home))
         keep_seed(file, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
-    print(table(read_seeds(file)))
+    seeds = read_seeds(file)
+    if len(seeds) > 1:  # one has no interval
+        print(table(seeds))
 
 
 if __name__ == "__main__":

@@ -185,7 +185,9 @@ class Batch:
         before_BA, real_BA = places_of(where_BT[:, 1:])
         hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
         tokens_A = self.ids_BT[where_BT]
-        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
+        real_A = real_BA.view(-1).nonzero()[:, 0]
+        hidden_AD = select_rows(hidden_BAD.flatten(0, 1), real_A)
+        return hidden_AD, tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 
@@ -252,6 +254,17 @@ class Batch:
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
     """Put A values in their places in [B, T], with zeros elsewhere. Differentiable."""
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
+
+
+def select_rows(values_N: Tensor, index_A: Tensor) -> Tensor:
+    """Return `values_N[index_A]`: rows of the first dimension, some of them several times.
+    Differentiable.
+
+    The gradient of a row that was selected several times is a sum. With plain indexing, several
+    CPU threads add to it in any order, so that a run does not repeat to the bit. `index_select`
+    has one order, and is faster.
+    """
+    return values_N.index_select(0, index_A)
 
 
 def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
 from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.training_rows import Batch, scatter
+from agent_r1.rollout.training_rows import Batch, scatter, select_rows
 from agent_r1.training.prefix_tree import micro_batches_of
 
 
@@ -73,8 +73,8 @@ def action_logprobs(
         entropy_A = torch.cat(entropies) if entropy else None
     where_BT = batch.mask_BT.bool()
     # `action_A` is 0, 1, 2, ... unless rows share actions (prefix_tree.py).
-    logprobs_BT = scatter(logprobs_A[action_A], where_BT)
-    entropy_BT = scatter(entropy_A[action_A], where_BT) if entropy else None
+    logprobs_BT = scatter(select_rows(logprobs_A, action_A), where_BT)
+    entropy_BT = scatter(select_rows(entropy_A, action_A), where_BT) if entropy else None
     return logprobs_BT, entropy_BT
 
 
@@ -82,7 +82,8 @@ def action_values(critic: Critic, batch: Batch) -> Tensor:
     """Compute V(s_t), the value *before* token t is chosen: [B, T], 0 outside action tokens."""
     # The state at t - 1 has not read token t: V must not know the action that it is a baseline for.
     hidden_AD, _, action_A = batch.before_actions(critic.trunk)
-    return scatter(critic.value(hidden_AD)[action_A, 0].float(), batch.mask_BT.bool())
+    values_A = select_rows(critic.value(hidden_AD)[:, 0], action_A)
+    return scatter(values_A.float(), batch.mask_BT.bool())
 
 
 def batch_logprobs(

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.rollout.decoder import Attention, Decoder, attend
-from agent_r1.rollout.training_rows import Batch, places_of
+from agent_r1.rollout.training_rows import Batch, places_of, select_rows
 from agent_r1.training.batches import micro_batches
 
 WORTH_IT = 0.8
@@ -87,7 +87,9 @@ class PrefixTree:
         hidden_PAD = model(self.ids_PN, self.depths_PN, attention, at_PA)
         # Several actions may have one parent: count the needed nodes up to it to find its state.
         rank_A = parents_PN.cumsum(dim=1).view(-1)[parents_A] - 1
-        hidden_AD = hidden_PAD[parents_A // self.ids_PN.shape[1], rank_A]
+        tree_A = parents_A // self.ids_PN.shape[1]
+        state_A = tree_A * hidden_PAD.shape[1] + rank_A
+        hidden_AD = select_rows(hidden_PAD.flatten(0, 1), state_A)
         return hidden_AD, self.ids_PN.view(-1)[nodes_A], action_A
 
 
