@@ -74,7 +74,9 @@ def action_logprobs(
     where_BT = batch.mask_BT.bool()
     # `action_A` is 0, 1, 2, ... unless rows share actions (prefix_tree.py).
     logprobs_BT = scatter(select_rows(logprobs_A, action_A), where_BT)
-    entropy_BT = scatter(select_rows(entropy_A, action_A), where_BT) if entropy else None
+    entropy_BT = None
+    if entropy_A is not None:
+        entropy_BT = scatter(select_rows(entropy_A, action_A), where_BT)
     return logprobs_BT, entropy_BT
 
 
