@@ -4,7 +4,7 @@
 #   bash inference.sh --demo                           the agent that ships with the repository: no training needed
 #   bash inference.sh                                  the newest run, served by vLLM
 #   bash inference.sh --run sprint-grpo --step 40      another run, another checkpoint
-#   bash inference.sh --backend local           in one process: no server, nothing more to install
+#   bash inference.sh --backend local                  in one process: no server, nothing more to install
 #   bash inference.sh --help                           all options, and more examples
 #
 # A second call skips the export. The server listens on the loopback interface only, and ends with the chat. Messages before the

