@@ -20,23 +20,16 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+from benchmarks.startup import STAGES
+
 from agent_r1.ground.machine import describe_machine
 from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.ten_seeds import half_width
 from lab.experiments.thirty_seconds import AGENT, children_seconds
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "whole-runs.json"
-STAGES = (
-    "doctor",
-    "data",
-    "index",
-    "cold-start",
-    "eval --before",
-    "train",
-    "eval",
-    "report",
-)
-OF_A_RUN = ("eval --before", "train", "eval", "report")
+OF_A_RUN = ("eval", "train", "report")
+"""Commands that have a run's name."""
 
 
 def whole_command(preset: str, seed: int) -> list[str]:
@@ -44,8 +37,9 @@ def whole_command(preset: str, seed: int) -> list[str]:
     words: list[str] = []
     for stage in STAGES:
         words += ["then"] if words else []
-        words += [*stage.split(), "grpo", "--preset", preset, "--seed", str(seed)]
-        words += ["--run", "whole"] if stage in OF_A_RUN else []
+        name, *options = stage.split()
+        words += [name, *options, "grpo", "--preset", preset, "--seed", str(seed)]
+        words += ["--run", "whole"] if name in OF_A_RUN else []
     return [*AGENT, *words]
 
 

@@ -185,9 +185,7 @@ class Batch:
         before_BA, real_BA = places_of(where_BT[:, 1:])
         hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
         tokens_A = self.ids_BT[where_BT]
-        real_A = real_BA.view(-1).nonzero()[:, 0]
-        hidden_AD = select_rows(hidden_BAD.flatten(0, 1), real_A)
-        return hidden_AD, tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
+        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
     # ------------------------------------------------------------------------------- for estimators
 

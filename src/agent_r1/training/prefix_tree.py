@@ -88,6 +88,7 @@ class PrefixTree:
         # Several actions may have one parent: count the needed nodes up to it to find its state.
         rank_A = parents_PN.cumsum(dim=1).view(-1)[parents_A] - 1
         tree_A = parents_A // self.ids_PN.shape[1]
+        # Its row among the states of all trees, of which each tree has as many as the fullest.
         state_A = tree_A * hidden_PAD.shape[1] + rank_A
         hidden_AD = select_rows(hidden_PAD.flatten(0, 1), state_A)
         return hidden_AD, self.ids_PN.view(-1)[nodes_A], action_A
