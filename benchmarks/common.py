@@ -48,6 +48,7 @@ class Setting:
     config: Config
     model: Path
     questions: list[Row]
+    validation: list[Row]
     test: list[Row]
     tools: dict[str, BaseTool]
     chat: ChatFormat
@@ -108,6 +109,15 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         help="greedy EM on N test questions, before, after",
     )
     parser.add_argument(
+        "--until",
+        type=float,
+        metavar="EM",
+        help="end at this greedy EM on the validation questions, and time no steps",
+    )
+    parser.add_argument(
+        "--every", type=int, default=5, metavar="N", help="steps between two looks of --until"
+    )
+    parser.add_argument(
         "--model", type=Path, help="model folder (default: the preset's cold start)"
     )
     parser.add_argument(
@@ -151,8 +161,12 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     tools["search"].schema = lambda: get_json_schema(
         search
     )  # a template that shows schemas shows the same to both sides
-    rows = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")[: arguments.eval]
-    return Setting(config, model, *rows, tools, load_chat(model))
+    train, validation, test = (
+        read_rows(data / f"{split}.parquet") for split in ("train", "val", "test")
+    )
+    return Setting(
+        config, model, train, validation, test[: arguments.eval], tools, load_chat(model)
+    )
 
 
 def search(query: str):
@@ -203,9 +217,9 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"benchmark: {error}")
 
 
-def greedy_em(setting: Setting, model: Decoder) -> float | None:
-    """Return exact match on the test questions at temperature 0; None if not requested."""
-    if not setting.test:
+def greedy_em(setting: Setting, model: Decoder, rows: list[Row]) -> float | None:
+    """Return exact match on the questions at temperature 0; None if there are none."""
+    if not rows:
         return None
     r = setting.config.rollout
     policy = LocalPolicy(
@@ -214,8 +228,37 @@ def greedy_em(setting: Setting, model: Decoder) -> float | None:
     loop = make_loop(
         policy, setting.chat, setting.tools, setting.config.rollout, setting.config.env
     )
-    trajectories = evaluate(loop, setting.test, temperature=0.0, seed=setting.config.seed)
+    trajectories = evaluate(loop, rows, temperature=0.0, seed=setting.config.seed)
     return fmean(t.metrics["em"] for t in trajectories)
+
+
+class Watch:
+    """Look every few steps whether greedy EM on the validation questions has reached a target.
+
+    It prints a JSON line for each look. `trl_compare/equal_em.py` reads the lines and looks at the
+    clock, so its seconds include Python's start and imports.
+    """
+
+    def __init__(self, setting: Setting, every: int, target: float | None):
+        self.setting = setting
+        self.every = every
+        self.target = target
+        self.seconds = 0.0
+        """Spent on looking: the same evaluator on both sides, which is not part of training."""
+
+    def reached(self, step: int, load: Callable[[], Decoder]) -> bool:
+        """Return whether the run may end. `load` returns the model as it is after `step`."""
+        if self.target is None or step % self.every:
+            return False
+        began = time.perf_counter()
+        model = load()
+        em = greedy_em(self.setting, model, self.setting.validation)
+        self.seconds += time.perf_counter() - began
+        print(json.dumps({"step": step, "em": em, "evaluation_seconds": self.seconds}), flush=True)
+        if em is None or em < self.target:
+            return False
+        print(json.dumps({"test_em": greedy_em(self.setting, model, self.setting.test)}))
+        return True
 
 
 def max_memory_gb() -> float:

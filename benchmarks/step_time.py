@@ -10,6 +10,7 @@ timed separately.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from functools import partial
@@ -20,6 +21,7 @@ from common import (
     Result,
     Setting,
     StepRecord,
+    Watch,
     greedy_em,
     load_setting,
     make_parser,
@@ -38,10 +40,17 @@ from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 
 
+class TargetReached(Exception):
+    """Raised to leave the training loop."""
+
+
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, model_files.load_model(setting.model)) if setting.test else None
+    watch = Watch(setting, arguments.every, arguments.until)
+    em_before = None
+    if arguments.until is None:
+        em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
     c = setting.config
     learner = make_learner(
         model_files.load_model(setting.model), c.actor, c.critic if c.algorithm == "ppo" else None
@@ -59,6 +68,8 @@ def main() -> None:
         records.append(read_metrics(metrics, setting, cpu - before, learnt))
         zero_advantage.append(metrics["groups/zero_advantage"])
         advantages.append(metrics["timing_s/adv"])
+        if watch.reached(learner.step, lambda: learner.actor):
+            raise TargetReached
 
     losses = [0.0]
 
@@ -74,21 +85,24 @@ def main() -> None:
     loop.policy_loss, loop.aggregate_loss = timed(loop.policy_loss), timed(loop.aggregate_loss)
     s = setting
     env_of = partial(make_env, tools=s.tools, config=s.config.env)
-    train(
-        s.config,
-        make_parts(s.config, learner.actor, s.chat, env_of, s.questions),
-        learner,
-        on_step,
-        evaluate=lambda _: {},
-        save=lambda _: None,
-    )
+    with contextlib.suppress(TargetReached):
+        train(
+            s.config,
+            make_parts(s.config, learner.actor, s.chat, env_of, s.questions),
+            learner,
+            on_step,
+            evaluate=lambda _: {},
+            save=lambda _: None,
+        )
+    if arguments.until is not None:
+        return
     whole = sum(record.seconds["step"] for record in records)
     notes = {
         "rows skipped (zero advantage)": fmean(zero_advantage[arguments.warmup :]),
         "advantages and losses, share of a step": (sum(advantages) + losses[0]) / whole,
     }
     memory = max_memory_gb()
-    em_after = greedy_em(setting, learner.actor)
+    em_after = greedy_em(setting, learner.actor, setting.test)
     measured_steps = records[arguments.warmup :]
     result = Result(
         "agent-r1",

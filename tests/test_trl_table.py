@@ -1,15 +1,14 @@
-"""The ratio that benchmarks/trl_compare/table.py prints."""
+"""The ratios of the comparison with TRL, and its clock."""
 
 from __future__ import annotations
 
 import math
 import re
-import runpy
+import sys
 
 import pytest
-from runs import ROOT
-
-ratio_of_steps = runpy.run_path(str(ROOT / "benchmarks/trl_compare/table.py"))["ratio_of_steps"]
+from benchmarks.trl_compare import equal_em
+from benchmarks.trl_compare.table import ratio_of_steps
 
 
 def a_round(*seconds: float) -> dict:
@@ -28,3 +27,29 @@ def test_rounds_are_paired_and_their_logarithms_averaged():
 
 def test_one_round_has_no_interval():
     assert ratio_of_steps([a_round(2)], [a_round(9)]).endswith("4.50 (one round, so no interval)")
+
+
+def test_seconds_until_an_accuracy_leave_out_the_looks(tmp_path, monkeypatch):
+    """A side that looks twice: a second for each look, and the target at the second one."""
+    script = tmp_path / "side.py"
+    script.write_text(
+        "import json, sys, time\n"
+        "for step, em in ((5, 0.5), (10, 0.95)):\n"
+        "    time.sleep(1)\n"
+        "    look = {'step': step, 'em': em, 'evaluation_seconds': step / 5}\n"
+        "    print(json.dumps(look), flush=True)\n"
+        "print('{\"test_em\": 0.875}')\n"
+    )
+    monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
+    trial = equal_em.run_trial("ours", equal_em.TRIALS[0])
+    assert [look[:2] for look in trial["looks"]] == [[5, 0.5], [10, 0.95]]
+    assert 0 <= trial["seconds"] < 1, "two seconds, less two of looking"
+    assert trial["test_em"] == 0.875
+
+
+def test_a_side_that_fails_is_not_a_trial(tmp_path, monkeypatch):
+    script = tmp_path / "side.py"
+    script.write_text("raise SystemExit(1)\n")
+    monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
+    with pytest.raises(SystemExit, match="ours failed"):
+        equal_em.run_trial("ours", equal_em.TRIALS[0])

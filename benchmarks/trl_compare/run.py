@@ -28,6 +28,7 @@ from common import (
     Result,
     Setting,
     StepRecord,
+    Watch,
     greedy_em,
     load_setting,
     make_parser,
@@ -44,6 +45,7 @@ from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout import model_files
+from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.rollouts import prompts_of_step
 
 
@@ -54,6 +56,7 @@ class TimedTrainer(GRPOTrainer):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         self.steps: list[StepRecord] = []
+        self.watch: Watch | None = None
         self.padded_tokens = 0
         """Size of all the padded batches that were trained on, in tokens."""
         self._laps: dict[str, float] = defaultdict(float)
@@ -109,6 +112,12 @@ class TimedTrainer(GRPOTrainer):
         self._training_step_ended = time.perf_counter()
         return loss
 
+    def as_decoder(self) -> Decoder:
+        """Return the model as it is now, for our evaluator."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.model.save_pretrained(folder)
+            return model_files.load_model(Path(folder))
+
     def optimizer_stepped(self) -> None:
         """Time clipping and optimiser, which follow `training_step`."""
         self._laps["optimizer"] += time.perf_counter() - self._training_step_ended
@@ -142,6 +151,9 @@ class _StepClock(TrainerCallback):
         # Several optimiser steps (minibatches) make one RL step.
         if state.global_step % (args.steps_per_generation // args.gradient_accumulation_steps) == 0:
             self.trainer.batch_done()
+            step = len(self.trainer.steps)
+            if self.trainer.watch and self.trainer.watch.reached(step, self.trainer.as_decoder):
+                control.should_training_stop = True
 
 
 def make_trainer(
@@ -289,13 +301,17 @@ def main() -> None:
     parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
     arguments = parser.parse_args()
     setting = load_setting(arguments)
-    em_before = greedy_em(setting, model_files.load_model(setting.model)) if setting.test else None
+    em_before = None
+    if arguments.until is None:
+        em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(setting, Path(folder), arguments.rows_per_pass)
+        trainer.watch = Watch(setting, arguments.every, arguments.until)
         trainer.train()
-        memory = max_memory_gb()
-        trainer.model.save_pretrained(folder)
-        em_after = greedy_em(setting, model_files.load_model(Path(folder)))
+    if arguments.until is not None:
+        return
+    memory = max_memory_gb()
+    em_after = greedy_em(setting, trainer.as_decoder(), setting.test)
     steps = trainer.steps[arguments.warmup :]
     padding = 1 - sum(s.all_tokens for s in trainer.steps) / trainer.padded_tokens
     notes = {"padding in the update": padding}

@@ -49,13 +49,17 @@ def ratio_of_steps(ours: list[dict], theirs: list[dict]) -> str:
         for lines in (ours, theirs)
     ]
     logs = [math.log(their / our) for our, their in zip(*seconds, strict=True)]
+    return f"ratio of the means: {ratio_text(logs)}"
+
+
+def ratio_text(logs: list[float]) -> str:
+    """Write the geometric mean of ratios with its interval, from the logarithm of each round's."""
     middle = fmean(logs)
-    said = f"ratio of the means: {math.exp(middle):.2f}"
     if len(logs) < 2:
-        return f"{said} (one round, so no interval)"
+        return f"{math.exp(middle):.2f} (one round, so no interval)"
     half = student_quantile(0.975, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
     low, high = math.exp(middle - half), math.exp(middle + half)
-    return f"{said} (95 % {low:.2f} to {high:.2f} over {len(logs)} rounds)"
+    return f"{math.exp(middle):.2f} (95 % {low:.2f} to {high:.2f} over {len(logs)} rounds)"
 
 
 def mean_of(lines: list[dict], name: str) -> str:
