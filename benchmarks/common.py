@@ -115,9 +115,6 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         help="end at this greedy EM on the validation questions, and time no steps",
     )
     parser.add_argument(
-        "--every", type=int, default=5, metavar="N", help="steps between two looks of --until"
-    )
-    parser.add_argument(
         "--model", type=Path, help="model folder (default: the preset's cold start)"
     )
     parser.add_argument(
@@ -161,9 +158,9 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
     tools["search"].schema = lambda: get_json_schema(
         search
     )  # a template that shows schemas shows the same to both sides
-    train, validation, test = (
-        read_rows(data / f"{split}.parquet") for split in ("train", "val", "test")
-    )
+    train, test = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")
+    # Only --until looks at them, and a folder of --data may have none.
+    validation = read_rows(data / "val.parquet") if arguments.until else []
     return Setting(
         config, model, train, validation, test[: arguments.eval], tools, load_chat(model)
     )
@@ -217,10 +214,8 @@ def run(main: Callable[[], None]) -> None:
         sys.exit(f"benchmark: {error}")
 
 
-def greedy_em(setting: Setting, model: Decoder, rows: list[Row]) -> float | None:
-    """Return exact match on the questions at temperature 0; None if there are none."""
-    if not rows:
-        return None
+def greedy_em(setting: Setting, model: Decoder, rows: list[Row]) -> float:
+    """Return exact match on the questions at temperature 0."""
     r = setting.config.rollout
     policy = LocalPolicy(
         model, setting.chat.stop_ids, slots=r.max_concurrent_episodes, max_context=r.max_context
@@ -232,31 +227,35 @@ def greedy_em(setting: Setting, model: Decoder, rows: list[Row]) -> float | None
     return fmean(t.metrics["em"] for t in trajectories)
 
 
+LOOK_EVERY = 5
+"""Steps between two looks of a `Watch`."""
+
+
 class Watch:
     """Look every few steps whether greedy EM on the validation questions has reached a target.
 
     It prints a JSON line for each look. `trl_compare/equal_em.py` reads the lines and looks at the
-    clock, so its seconds include Python's start and imports.
+    clock: from outside, so that Python's start and imports count, too.
     """
 
-    def __init__(self, setting: Setting, every: int, target: float | None):
+    def __init__(self, setting: Setting, target: float):
         self.setting = setting
-        self.every = every
         self.target = target
         self.seconds = 0.0
-        """Spent on looking: the same evaluator on both sides, which is not part of training."""
+        """Spent on looking. Both sides have the same evaluator, and it is not part of training."""
 
     def reached(self, step: int, load: Callable[[], Decoder]) -> bool:
         """Return whether the run may end. `load` returns the model as it is after `step`."""
-        if self.target is None or step % self.every:
+        if step % LOOK_EVERY:
             return False
         began = time.perf_counter()
         model = load()
         em = greedy_em(self.setting, model, self.setting.validation)
         self.seconds += time.perf_counter() - began
         print(json.dumps({"step": step, "em": em, "evaluation_seconds": self.seconds}), flush=True)
-        if em is None or em < self.target:
+        if em < self.target:
             return False
+        # The validation questions chose this moment, so they flatter it. The test questions do not.
         print(json.dumps({"test_em": greedy_em(self.setting, model, self.setting.test)}))
         return True
 

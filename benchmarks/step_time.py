@@ -41,15 +41,15 @@ from agent_r1.training.parts import make_parts
 
 
 class TargetReached(Exception):
-    """Raised to leave the training loop."""
+    """Leaves the training loop, which has no other way to end before its last step."""
 
 
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    watch = Watch(setting, arguments.every, arguments.until)
-    em_before = None
-    if arguments.until is None:
+    watch = Watch(setting, arguments.until) if arguments.until else None
+    em_before = em_after = None
+    if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
     c = setting.config
     learner = make_learner(
@@ -68,7 +68,7 @@ def main() -> None:
         records.append(read_metrics(metrics, setting, cpu - before, learnt))
         zero_advantage.append(metrics["groups/zero_advantage"])
         advantages.append(metrics["timing_s/adv"])
-        if watch.reached(learner.step, lambda: learner.actor):
+        if watch and watch.reached(learner.step, lambda: learner.actor):
             raise TargetReached
 
     losses = [0.0]
@@ -94,7 +94,7 @@ def main() -> None:
             evaluate=lambda _: {},
             save=lambda _: None,
         )
-    if arguments.until is not None:
+    if watch:
         return
     whole = sum(record.seconds["step"] for record in records)
     notes = {
@@ -102,7 +102,8 @@ def main() -> None:
         "advantages and losses, share of a step": (sum(advantages) + losses[0]) / whole,
     }
     memory = max_memory_gb()
-    em_after = greedy_em(setting, learner.actor, setting.test)
+    if setting.test:
+        em_after = greedy_em(setting, learner.actor, setting.test)
     measured_steps = records[arguments.warmup :]
     result = Result(
         "agent-r1",

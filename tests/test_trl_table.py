@@ -9,6 +9,7 @@ import sys
 import pytest
 from benchmarks.trl_compare import equal_em
 from benchmarks.trl_compare.table import ratio_of_steps
+from runs import ROOT
 
 
 def a_round(*seconds: float) -> dict:
@@ -41,7 +42,7 @@ def test_seconds_until_an_accuracy_leave_out_the_looks(tmp_path, monkeypatch):
         "print('{\"test_em\": 0.875}')\n"
     )
     monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
-    trial = equal_em.run_trial("ours", equal_em.TRIALS[0])
+    trial = equal_em.run_trial("ours", equal_em.TRIALS[0], 0)
     assert [look[:2] for look in trial["looks"]] == [[5, 0.5], [10, 0.95]]
     assert 0 <= trial["seconds"] < 1, "two seconds, less two of looking"
     assert trial["test_em"] == 0.875
@@ -49,7 +50,23 @@ def test_seconds_until_an_accuracy_leave_out_the_looks(tmp_path, monkeypatch):
 
 def test_a_side_that_fails_is_not_a_trial(tmp_path, monkeypatch):
     script = tmp_path / "side.py"
-    script.write_text("raise SystemExit(1)\n")
+    look = '{"step": 5, "em": 0.5, "evaluation_seconds": 0}'  # it fails after a look
+    script.write_text(f"print({look!r})\nraise SystemExit(1)\n")
     monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
     with pytest.raises(SystemExit, match="ours failed"):
-        equal_em.run_trial("ours", equal_em.TRIALS[0])
+        equal_em.run_trial("ours", equal_em.TRIALS[0], 0)
+
+
+def test_the_kept_trials_give_the_table_of_the_page(capsys):
+    """Of each side seven trials, and the shortest is what the rounds use."""
+    trials = equal_em.read()
+    for side in equal_em.SIDES:
+        searched = [t for t in trials if t["part"] == "search" and t["side"] == side]
+        assert [t["settings"] for t in searched] == list(equal_em.TRIALS)
+        used = [t["settings"] for t in trials if t["part"] == "rounds" and t["side"] == side]
+        assert used == [equal_em.best(side)] * len(used)
+    equal_em.print_table()
+    printed = capsys.readouterr().out
+    page = (ROOT / "benchmarks/README.md").read_text()
+    for seconds in re.findall(r"(\d+\.\d+) s, \d+ steps, test EM", printed):
+        assert f"{float(seconds):.1f} s" in page

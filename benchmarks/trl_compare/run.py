@@ -301,17 +301,19 @@ def main() -> None:
     parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
     arguments = parser.parse_args()
     setting = load_setting(arguments)
-    em_before = None
-    if arguments.until is None:
+    watch = Watch(setting, arguments.until) if arguments.until else None
+    em_before = em_after = None
+    if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(setting, Path(folder), arguments.rows_per_pass)
-        trainer.watch = Watch(setting, arguments.every, arguments.until)
+        trainer.watch = watch
         trainer.train()
-    if arguments.until is not None:
+    if watch:
         return
     memory = max_memory_gb()
-    em_after = greedy_em(setting, trainer.as_decoder(), setting.test)
+    if setting.test:
+        em_after = greedy_em(setting, trainer.as_decoder(), setting.test)
     steps = trainer.steps[arguments.warmup :]
     padding = 1 - sum(s.all_tokens for s in trainer.steps) / trainer.padded_tokens
     notes = {"padding in the update": padding}
