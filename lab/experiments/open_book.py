@@ -2,6 +2,7 @@
 
     python lab/experiments/open_book.py > FILE                 all arms; 10 to 15 minutes each
     python lab/experiments/open_book.py number-first words     two of them
+    python lab/experiments/open_book.py table                  the rows of open_book.jsonl
 
 An example is a question with both passages above it, without tools: the last step of an episode
 with two searches, alone. The model clones a thought and the answer. Held-out comparisons name other
@@ -18,14 +19,17 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import torch
 
-from agent_r1 import Hermes, load_config
-from agent_r1.config import tables
-from agent_r1.data.own_rows import CONTEXT
+from agent_r1 import Hermes, Message, load_config
+from agent_r1.app.cold_start import make_cold_start
+from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.training_rows import TrainingRow, collate
@@ -33,13 +37,17 @@ from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.tiny_model import chat_with_tools
-from agent_r1.workspace import Workspace, stage
+from agent_r1.workspace import Workspace
 from agent_r1_recipes.geohop.questions import hops_of
 from agent_r1_recipes.geohop.solver import read_facts
 
+FILE = Path(__file__).with_suffix(".jsonl")
 STEPS = 60
+LOOK_EVERY = 10
 TOKENS = 1024
 """In each step: about eight examples."""
+MAX_CONTEXT = 1024
+"""Tokens, as in the preset."""
 HELD_OUT = 60
 """Comparisons, of the validation split's countries."""
 HELD_OUT_PAIRS = 24
@@ -57,11 +65,6 @@ def number_first(names: list[str], numbers: list[str], most: int) -> str:
     return f" {parts[0]}, {parts[1]}, more: {parts[most]}"
 
 
-def only_quote(names: list[str], numbers: list[str], most: int) -> str:
-    """Quote both numbers, and leave the choice to the answer."""
-    return f" {names[0]} {numbers[0]}, {names[1]} {numbers[1]}"
-
-
 def in_digits(number: int) -> str:
     return f"{number:,}"
 
@@ -73,20 +76,23 @@ def in_words(number: int) -> str:
     return f"{number / 1000:g} thousand"
 
 
-Thought = Callable[[list[str], list[str], int], str]
-ARMS: dict[str, tuple[Thought, Callable[[int], str]] | None] = {
-    "quote": (only_quote, in_digits),
-    "name-first": (name_first, in_digits),
-    "number-first": (number_first, in_digits),
-    "words": (name_first, in_words),
-    "neighbours": None,
-}
-"""Thought of a comparison, and how all numbers are written."""
+class Example(NamedTuple):
+    """What the agent reads, and what the demonstrator writes."""
+
+    question: OwnQuestion
+    thought: str
 
 
-def comparisons(split: str, arm: str, count: int) -> Iterator[tuple[str, str, str]]:
-    """Yield (what the agent reads, thought, answer); two thirds are about cities."""
-    think, spell = ARMS[arm]
+def comparisons(
+    think: Callable[[list[str], list[str], int], str],
+    spell: Callable[[int], str],
+    split: str,
+    count: int,
+) -> Iterator[Example]:
+    """Yield comparisons of two places, two thirds of them cities.
+
+    `think` writes the thought; `spell` writes each number, in the passages, too.
+    """
     rng = random.Random(f"0/{split}")
     hops = hops_of(split, rng)
     for _ in range(count):
@@ -99,18 +105,18 @@ def comparisons(split: str, arm: str, count: int) -> Iterator[tuple[str, str, st
             number = spell(int(digits.replace(",", "")))
             numbers.append(number)
             texts.append(text.replace(digits, number))
-        rng.shuffle(texts)
+        rng.shuffle(texts)  # else the first passage would always be about the first place
         most = hop.asked.index(hop.answer.name)
-        question = f"Which {noun} has more inhabitants, {hop.phrases[0]} or {hop.phrases[1]}?"
-        prompt = CONTEXT.format(context="\n".join(texts), question=question)
-        yield prompt, think(list(hop.asked), numbers, most), hop.answer.name
+        asked = f"Which {noun} has more inhabitants, {hop.phrases[0]} or {hop.phrases[1]}?"
+        question = OwnQuestion(question=asked, answer=[hop.answer.name], context="\n".join(texts))
+        yield Example(question, think(list(hop.asked), numbers, most))
 
 
-def neighbours(split: str, count: int) -> Iterator[tuple[str, str, str]]:
-    """Yield the same of pairs with one common neighbour.
+def neighbours(split: str, count: int) -> Iterator[Example]:
+    """Yield pairs of countries with one common neighbour.
 
-    There are 99 in the training countries; 24 of them are held out. Order of the two countries and
-    of all their neighbours is drawn anew for each example.
+    There are 99 in the training countries; 24 of them are held out. Each example draws the order of
+    the two countries and of all neighbours anew, so no place in a list is right.
     """
     pairs = hops_of("train", random.Random(0))["2-hop neighbour"]
     random.Random(1).shuffle(pairs)
@@ -126,33 +132,44 @@ def neighbours(split: str, count: int) -> Iterator[tuple[str, str, str]]:
             texts.append(f"{start} borders with {', '.join(shuffled)}.")
         rng.shuffle(texts)
         one, two = rng.sample(hop.phrases, 2)
-        question = f"Which country has borders with both {one} and {two}?"
-        yield CONTEXT.format(context="\n".join(texts), question=question), "found", hop.answer.name
+        asked = f"Which country has borders with both {one} and {two}?"
+        question = OwnQuestion(question=asked, answer=[hop.answer.name], context="\n".join(texts))
+        yield Example(question, "found")
 
 
-def rows_of(split: str, arm: str, count: int, chat: ChatFormat) -> list[TrainingRow]:
-    """Make the training rows of `count` examples."""
-    examples = neighbours(split, count) if arm == "neighbours" else comparisons(split, arm, count)
+ARMS: dict[str, Callable[[str, int], Iterator[Example]]] = {
+    "name-first": partial(comparisons, name_first, in_digits),
+    "number-first": partial(comparisons, number_first, in_digits),
+    "words": partial(comparisons, name_first, in_words),
+    "neighbours": neighbours,
+}
+"""Name of an arm -> its examples, given split and count."""
+
+
+def rows_of(examples: Iterable[Example], chat: ChatFormat) -> list[TrainingRow]:
+    """Tokenise examples as episodes of one turn."""
     episodes = []
-    for prompt, thought, answer in examples:
+    for question, thought in examples:
         # A blank in front, as in GeoHop's demonstrator: copied tokens then match.
-        turn = Hermes.answer(f" {answer}", thought)
-        messages = [{"role": "user", "content": prompt}, {"role": "assistant", "content": turn}]
-        episodes.append(Demonstration(messages, None))
-    return sequences(episodes, chat, 1024)
+        turn = Hermes.answer(f" {question.answer[0]}", thought)
+        asked: Message = {"role": "user", "content": question.prompt}
+        episodes.append(Demonstration([asked, {"role": "assistant", "content": turn}], tools=None))
+    return sequences(episodes, chat, MAX_CONTEXT)
 
 
 def measure(arm: str, paths: Workspace) -> None:
     """Clone the examples of one arm, and look at the held-out ones every ten steps."""
     chat = chat_with_tools(paths.base_model)
-    rows = rows_of("train", arm, 1200, chat)
-    held_count = HELD_OUT_PAIRS if arm == "neighbours" else HELD_OUT
-    held = collate(rows_of("val", arm, held_count, chat))
+    examples = ARMS[arm]
+    rows = rows_of(examples("train", 1200), chat)  # more than 60 steps take: none is seen twice
+    held = collate(
+        rows_of(examples("val", HELD_OUT_PAIRS if arm == "neighbours" else HELD_OUT), chat)
+    )
     tokens_a_row = fmean(len(row.input_ids) for row in rows)
     start = time.perf_counter()
 
     def on_step(step: int, loss: float) -> None:
-        if (step + 1) % 10:
+        if (step + 1) % LOOK_EVERY:
             return
         logprobs_BT = batch_logprobs(model, held, 1.0, 4096, torch.float32)
         solved = (logprobs_BT.min(dim=1).values > math.log(0.5)).float().mean().item()
@@ -170,20 +187,27 @@ def measure(arm: str, paths: Workspace) -> None:
     clone(model, rows, STEPS, TOKENS, 3e-4, 0, on_step)
 
 
+def print_table() -> None:
+    """Print the page's rows from the kept lines, without the first column."""
+    looks = [json.loads(line) for line in FILE.read_text().splitlines()]
+    for arm in ARMS:
+        shown = [look for look in looks if look["arm"] == arm and look["step"] in (20, 40, 60)]
+        cells = [f"{look['solved']:.2f} ({look['examples']} examples)" for look in shown]
+        print(f"| {' | '.join(cells)} | {shown[-1]['nats']:.3f} |".replace(" 0.", " ."))
+
+
 def main(arms: list[str]) -> None:
     torch.set_num_threads(1)
-    paths = Workspace(load_config("pocket", algorithm="grpo"))
-    scheme = tables.scheme_of(paths.config.model.path)
-    stage(
-        "SmolLM2 as a model folder",
-        paths.fetch_folder,
-        lambda part: scheme.convert(paths.config.model.path, part),
-    )
+    # Without warm steps this stage only makes the model's folder.
+    paths = Workspace(load_config("pocket", ["cold_start.warm_steps=0"], algorithm="grpo"))
+    make_cold_start(paths)
     for arm in arms:
         measure(arm, paths)
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["table"]:
+        sys.exit(print_table())
     if set(sys.argv[1:]) - set(ARMS):
         sys.exit(__doc__)
     main(sys.argv[1:] or list(ARMS))
