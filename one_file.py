@@ -3,10 +3,10 @@
 Read it from top to bottom: the world, the rollout, the rows, the advantages, the loss, the update.
 The task is TinyHop, a made-up world. A language model with 0.44 million parameters is asked "In
 which city is the publisher of Sosnum based?". It may call a search tool, then it must answer. No
-single passage has the answer (a quarter of the questions are easier), so it must learn to search,
-read, and search again.
+single passage has the answer, so it must learn to search, read, and search again. A quarter of the
+questions are easier, and a quarter take three passages.
 
-    .venv/bin/python one_file.py [SEED]      # exact match .510 -> .817 (seed 0), .490 -> .727 (1)
+    .venv/bin/python one_file.py [SEED]      # exact match .290 -> .950 (seed 0), .267 -> .980 (1)
 
 What makes agents different from chat models is all here: several turns, tokens that the agent did
 not write, and one reward at the end. What is left out, and where the project does it:
@@ -30,9 +30,9 @@ try:
 except ImportError as error:
     sys.exit(f"one_file.py needs the package agent_r1 ({error}); see the README's three commands")
 
-PROMPTS, SAMPLES, STEPS = 12, 8, 30  # questions per step, attempts at each question, steps
-MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a search takes 9 or 10, its result about 35
-LR = 1e-3  # high, because the model is tiny; it falls to a tenth
+PROMPTS, SAMPLES, STEPS = 12, 8, 20  # questions per step, attempts at each question, steps
+MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a turn takes 11 to 15, a search result about 40
+LR = 3e-4  # high, because the model is tiny; it falls to a tenth
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # more room upwards: a rare good token may become likelier
 
 # ------------------------------------------------------------------------------------- 1. the world
@@ -43,13 +43,14 @@ class World:
 
     def __init__(self, seed):
         # Makes what is missing, in AGENT_R1_HOME or here, and prints one line with the seconds.
-        files = open_run("small", "grpo", seed=seed).prepare()
+        files = open_run("smoke", "grpo", seed=seed).prepare()
         self.train = files.load_rows("train")
         self.test = files.load_rows("test")  # 300 questions; training never has their names
         # Makes the environment of a question: it parses calls, runs the tools, pays the reward.
         self.make_env = partial(make_env, tools=files.load_tools(), config=files.config.env)
         # RL cannot start from random weights: such a model never writes a well-formed call, so all
-        # rewards are equal and nothing can be learned. This one imitated an imperfect player.
+        # rewards are equal and nothing can be learned. This one imitated a player that mostly
+        # answers after its first search.
         self.model = AutoModelForCausalLM.from_pretrained(files.start_model)
         # Messages -> token ids. A document that contains "<|im_end|>" cannot end a turn with it.
         self.chat = load_chat(files.start_model)

@@ -281,6 +281,6 @@ def test_its_agent_learns(tmp_path):
     assert done.returncode == 0, done.stderr
     before, after = map(float, re.findall(r"exact match (\.?\d\.\d+)", done.stdout))
     print(done.stdout)
-    assert before < 0.65 and after > before + 0.15
+    assert before < 0.5 and after > 0.8
     assert sorted(os.listdir(tmp_path)) == ["artifacts"]
-    assert done.stdout.count("\n") == 33
+    assert done.stdout.count("\n") == 23

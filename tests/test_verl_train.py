@@ -277,8 +277,10 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
         assert "actor/rollout_is_weight" not in line  # so there is nothing to correct
         assert {"critic/vf_loss", "actor/reward_kl_penalty"} <= line.keys()
         assert undocumented(line) == []
-    assert loss != 0 and curve[1]["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
-    assert curve[1]["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
+    # Whitened advantages add up to nothing, and before an update each ratio is 1: both losses are
+    # rounding. The gradient is what tells one advantage from another.
+    assert abs(loss) < 1e-5 and curve[1]["actor/pg_loss"] == pytest.approx(loss, abs=1e-5)
+    assert norm > 1e-2 and curve[1]["actor/grad_norm"] == pytest.approx(norm, rel=1e-3)
     a = from_yaml(run / "config.yaml").actor
     lr = a.lr * linear_decay(2, 200, a.warmup_steps, a.lr_final)  # the local loop's line
     assert curve[1]["actor/lr"] == pytest.approx(lr, rel=1e-6)
