@@ -59,6 +59,16 @@ def test_a_paraphrase_is_found_that_ngrams_miss(folder, minilm, tmp_path, monkey
     assert sum(a == b for a, b in zip(found, PARAPHRASES.values(), strict=True)) < len(PARAPHRASES)
 
 
+def test_the_first_search_does_not_load_the_model(folder, tmp_path, monkeypatch):
+    """It has a time limit, and the import alone can take longer on a busy machine."""
+    name = str(folder / "e5-base-v2")
+    build_index(folder / "corpus.jsonl", tmp_path / "index", SentenceTransformerEncoder(name))
+    index = PassageIndex.load(tmp_path / "index")
+    monkeypatch.setattr("sentence_transformers.SentenceTransformer", None)
+    [hits] = index.search(["vineyard"], 1)
+    assert hits[0].title == "Brellin"
+
+
 def test_an_index_built_in_chunks_holds_what_the_model_says_with_its_prefixes(
     folder, model, tmp_path, monkeypatch
 ):

@@ -268,10 +268,10 @@ PREFIXES = (
 
 
 class SentenceTransformerEncoder(Encoder):
-    """A neural encoder from the hub or a local folder, loaded at first use.
+    """A neural encoder from the hub or a local folder.
 
-    Passages are encoded on all GPUs of the machine, queries on one of them; without a GPU, on the
-    CPU.
+    It is loaded with its index, or at first use. Passages are encoded on all GPUs of the machine,
+    queries on one of them; without a GPU, on the CPU.
     """
 
     chunk = 10_000  # sorted by length inside: little padding, and enough for eight GPUs
@@ -288,6 +288,15 @@ class SentenceTransformerEncoder(Encoder):
     @functools.cached_property
     def dim(self) -> int:
         return self._encode(["width"]).shape[1]
+
+    def load(self, folder: Path) -> None:
+        """Load the model, though the index folder has nothing of it.
+
+        A search has a time limit (`env.tool_timeout_s`, 10 s). Importing PyTorch and
+        sentence-transformers takes several seconds, on a busy machine more than that. The first
+        searches of an agent then failed.
+        """
+        _ = self.dim  # encodes a word, too: the first call prepares more than the later ones
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
         return self._encode([self.query_prefix + query for query in queries])
