@@ -32,7 +32,9 @@ except ImportError as error:
 
 PROMPTS, SAMPLES, STEPS = 12, 8, 20  # questions per step, attempts at each question, steps
 MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a turn takes 11 to 15, a search result about 40
-LR = 3e-4  # high, because the model is tiny; it falls to a tenth
+# High, because the model is tiny; it falls to a tenth. Not higher: with 1e-3, seed 0 had a reward
+# of .84 in step 3 and .11 in step 12. After 30 steps its exact match was .270.
+LR = 3e-4
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # more room upwards: a rare good token may become likelier
 
 # ------------------------------------------------------------------------------------- 1. the world

@@ -69,7 +69,11 @@ class Encoder(ABC):
         """Write what `fit` learned into the index folder."""
 
     def load(self, folder: Path) -> None:  # noqa: B027
-        """Read what `save` wrote. Raise AgentR1Error if it is missing or damaged."""
+        """Get ready to encode queries: read what `save` wrote, load a model.
+
+        A search has a time limit, so the first one must not find anything left to load. Raises
+        AgentR1Error if something is missing or damaged.
+        """
 
 
 def make_encoder(name: str, dim: int) -> Encoder:
@@ -292,9 +296,8 @@ class SentenceTransformerEncoder(Encoder):
     def load(self, folder: Path) -> None:
         """Load the model, though the index folder has nothing of it.
 
-        A search has a time limit (`env.tool_timeout_s`, 10 s). Importing PyTorch and
-        sentence-transformers takes several seconds, on a busy machine more than that. The first
-        searches of an agent then failed.
+        Importing PyTorch and sentence-transformers takes several seconds. On a busy machine it took
+        longer than a search may (`env.tool_timeout_s`, 10 s), and an agent's first searches failed.
         """
         _ = self.dim  # encodes a word, too: the first call prepares more than the later ones
 
