@@ -159,6 +159,9 @@ def load_setting(arguments: argparse.Namespace) -> Setting:
         search
     )  # a template that shows schemas shows the same to both sides
     train, test = read_rows(data / "train.parquet"), read_rows(data / "test.parquet")
+    # Questions without tools (pocket's open-book ones) are left out: TRL gives every prompt the
+    # same tools.
+    train = [row for row in train if row["env_kwargs"]["tools"] != []]
     # Only --until looks at them, and a folder of --data may have none.
     validation = read_rows(data / "val.parquet") if arguments.until else []
     return Setting(

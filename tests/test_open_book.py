@@ -16,8 +16,8 @@ def test_the_kept_looks_give_the_table_of_the_page(capsys):
     assert [row for row in rows if row not in page] == []
 
 
-def test_an_example_in_digits_is_answered_by_its_own_passages():
-    for example in open_book.ARMS["name-first"]("val", 40):
+def test_an_example_in_words_is_answered_by_its_own_passages():
+    for example in open_book.ARMS["words"]("val", 40):
         lines = example.question.context.splitlines()
         facts = read_facts(lines)
         places = [place for relation, place in facts if relation == "inhabitants"]

@@ -38,8 +38,9 @@ from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.tiny_model import chat_with_tools
 from agent_r1.workspace import Workspace
+from agent_r1_recipes.geohop.facts import in_words
 from agent_r1_recipes.geohop.questions import hops_of
-from agent_r1_recipes.geohop.solver import read_facts
+from agent_r1_recipes.geohop.solver import read_facts, read_number
 
 FILE = Path(__file__).with_suffix(".jsonl")
 STEPS = 60
@@ -69,13 +70,6 @@ def in_digits(number: int) -> str:
     return f"{number:,}"
 
 
-def in_words(number: int) -> str:
-    """Write 2,500,000 as `2.5 million`: the word alone often decides."""
-    if number >= 10**6:
-        return f"{number / 10**6:g} million"
-    return f"{number / 1000:g} thousand"
-
-
 class Example(NamedTuple):
     """What the agent reads, and what the demonstrator writes."""
 
@@ -101,10 +95,10 @@ def comparisons(
         numbers = []
         texts = []
         for name, (_, text) in zip(hop.asked, hop.passages, strict=True):
-            [digits] = read_facts([text])["inhabitants", name]
-            number = spell(int(digits.replace(",", "")))
+            [words] = read_facts([text])["inhabitants", name]
+            number = spell(round(read_number(words)))
             numbers.append(number)
-            texts.append(text.replace(digits, number))
+            texts.append(text.replace(words, number))
         rng.shuffle(texts)  # else the first passage would always be about the first place
         most = hop.asked.index(hop.answer.name)
         asked = f"Which {noun} has more inhabitants, {hop.phrases[0]} or {hop.phrases[1]}?"

