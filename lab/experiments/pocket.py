@@ -19,13 +19,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import yaml
-
 from agent_r1 import load_config
+from agent_r1.inference.agent import model_folder
 from agent_r1.rollout.reliability import interval_over_runs, values_of
+from agent_r1.training.run_dir import RunDir
 from agent_r1.workspace import Workspace
 from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.ten_seeds import line
+from lab.experiments.thirty_seconds import AGENT
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "pocket.json"
 EVALUATIONS = {
@@ -50,27 +51,23 @@ GROUPS = {
 """Column of the table (greedy, after RL) -> how the names of its kinds of question begin."""
 
 
-def evaluate(run: Path) -> dict[str, Any]:
+def evaluate(run: RunDir) -> dict[str, Any]:
     """Make the evaluations of a finished run that do not exist yet. Return their figures."""
-    settings = yaml.safe_load((run / "config.yaml").read_text())
-    seed = settings["seed"]
-    paths = Workspace(load_config("pocket", [f"seed={seed}"], algorithm="grpo"))
-    trained = run / "checkpoints" / f"step_{settings['trainer']['steps']:06d}" / "model"
-    config = ["grpo", "--preset", "pocket", "--seed", str(seed), "data.test=500"]
-    run_agent("data", *config)
-    run_agent("index", *config)
-    figures: dict[str, Any] = {"seed": seed}
+    config = run.stored_config()
+    checkpoint = run.latest_checkpoint()
+    if config is None or checkpoint is None or not run.is_finished(config.trainer.steps):
+        sys.exit(f"{run.path} is no finished run; run `agent-r1 train grpo --preset pocket` first")
+    paths = Workspace(config)
+    # `eval` makes the data and index of the 500 questions, if they do not exist.
+    words = ["eval", "grpo", "--preset", "pocket", "--seed", str(config.seed), "data.test=500"]
+    figures: dict[str, Any] = {"seed": config.seed}
     for name, options in EVALUATIONS.items():
-        model = paths.start_model if name == "before" else trained
-        out = run.parent.parent / "evals" / f"{run.name}-{name}"
-        run_agent("eval", *config, "--model", str(model), *options, "--out", str(out))
+        model = paths.start_model if name == "before" else model_folder(checkpoint)
+        out = paths.root / "evals" / f"{run.path.name}-{name}"
+        command = [*AGENT, *words, "--model", str(model), *options, "--out", str(out)]
+        subprocess.run(command, check=True)
         figures[name] = read_card(out / "1.json")
-    return figures | {"code": json.loads((run / "code.json").read_text())}
-
-
-def run_agent(*words: str) -> None:
-    """Run a command of agent-r1."""
-    subprocess.run([sys.executable, "-m", "agent_r1", *words], check=True)
+    return figures | {"code": json.loads(run.code.read_text())}
 
 
 def read_card(file: Path) -> dict[str, Any]:
@@ -133,7 +130,7 @@ def main(names: list[str]) -> None:
     """Evaluate the runs of these names, and print the table of all."""
     runs = Workspace(load_config("pocket", [], algorithm="grpo"))
     for name in names:
-        figures = evaluate(runs.run(name))
+        figures = evaluate(RunDir(runs.run(name)))
         keep_seed(FILE, {}, figures["seed"], figures)
     print(table(read_seeds(FILE)))
 

@@ -1,4 +1,4 @@
-"""Play GeoHop on the solver's path: read with searches, or answer from memory without tools."""
+"""Play GeoHop on the solver's path, by searches, from passages in the question, or from memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from agent_r1 import Hermes, Message, Row
 from agent_r1_recipes.geohop.solver import ReadFacts, query, read_facts, read_number, solve
 
 HASTE = 0.5
-"""Share of episodes in which `demonstrate` answers with something it has read. RL has to unlearn
-that."""
+"""Chance that `demonstrate` answers after a search with something it has read, though the path goes
+on. RL has to unlearn that."""
 
 
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
-    """Play a turn that in half of the cases stops after the first search."""
+    """Play a turn that may stop too early (`HASTE`), except in a comparison."""
     return _turn(row, history, HASTE, rng)
 
 
