@@ -1,4 +1,4 @@
-"""Play GeoHop on the solver's path, by searches, from passages in the question, or from memory."""
+"""Play GeoHop on the solver's path: by searches, from an open book, or from memory."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
 
 
 def _quote(asked: list[str], path: list[str], facts: ReadFacts) -> str:
-    """Write down the numbers read so far, and the larger one as soon as both are read.
+    """Write down the numbers read so far, and with both of them the larger one.
 
     " Kumasi 2.5 million, Jakarta 8.5 million, more: 8.5 million"; "" for nothing. With `found`
     alone, a small model has to find, compare and name in one token. The blank in front is a part of

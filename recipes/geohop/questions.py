@@ -8,6 +8,8 @@
 Every country belongs to one split, with all of its cities. A question names, passes through and
 leads to places of its own split only; currencies and languages may occur in several. Within each
 kind answers take turns, so that no answer is right more often than others while there are others.
+`questions_with_reading` adds open-book questions, whose passages stand above the question. Read
+next: solver.py finds the answers in passages, and demonstrator.py plays the questions with it.
 """
 
 from __future__ import annotations
@@ -105,7 +107,7 @@ def questions_with_reading(split: str, count: int, rng: random.Random) -> Iterat
     if split != "train":
         yield from _mix(streams, KINDS, count, rng)
         return
-    hops = hops_of(split, rng)  # again: other pairs are compared
+    hops = hops_of(split, rng)  # again, because it samples other pairs of cities
     for reading, kind in READING.items():
         found = []
         for question in _write_questions(kind, hops[kind], rng):
@@ -117,6 +119,7 @@ def questions_with_reading(split: str, count: int, rng: random.Random) -> Iterat
 def _streams(
     hops_by_kind: dict[str, list[Hop]], rng: random.Random
 ) -> dict[str, Iterator[dict[str, Any]]]:
+    """Return the questions of each kind, those with different answers in turn."""
     streams = {}
     for kind, hops in hops_by_kind.items():
         streams[kind] = _take_answers_in_turn(_write_questions(kind, hops, rng), rng)
