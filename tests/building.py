@@ -13,6 +13,7 @@ from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.core import Message, Row
 from agent_r1.data.build import build
 from agent_r1.data.corpora import corpus_passages
+from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.data.storage import Passage, read_corpus, read_rows, verify
 from agent_r1.env.dialect import Dialect
 from agent_r1.reward.scorers import exact_match
@@ -83,15 +84,13 @@ def tools_of(*names: str, env: EnvConfig | None = None) -> dict[str, BaseTool]:
 
 def row_of(question: dict[str, Any], environment: str = "hermes") -> Row:
     """Make the row that the data stage makes of a recipe's question."""
-    answers = question.get("answer", ())
-    extra = {key: question[key] for key in ("kind", "metadata", "supporting") if key in question}
-    answers = (answers,) if isinstance(answers, str) else tuple(answers)
+    own = OwnQuestion(**question)
     return question_row(
-        question["question"],
-        answers,
+        own.prompt,
+        tuple(own.answer),
         agent_name=environment,
-        extra_info=extra,
-        env_kwargs={"tools": None},
+        extra_info=own.extra(),
+        env_kwargs={"tools": own.tools},
     )
 
 

@@ -9,7 +9,7 @@ from agent_r1.rollout.evaluate import majority
 
 
 def asked(kind: str, *answers: str) -> dict:
-    return row_of({"question": "q", "kind": kind, "answer": answers})
+    return row_of({"question": "q", "kind": kind, "answer": list(answers)})
 
 
 def test_the_commonest_answer_by_hand():

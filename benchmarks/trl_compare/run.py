@@ -6,8 +6,8 @@
 Model, questions, tool, reward and batch are equal. In: the options of `../common.py`. Out: the same
 table and JSON line. TRL is used as its documentation shows: a typed search function in `tools=`, a
 reward function, a `GRPOConfig`. Nothing in it is patched; `TimedTrainer` only puts clocks around
-methods. Two of its defaults are off, bfloat16 and gradient checkpointing, because our side has
-neither.
+methods. Two of its defaults are off, bfloat16 and gradient checkpointing, because `laptop` has
+neither; for `pocket`, give `trainer.dtype=float32` on a CPU with bf16.
 """
 
 from __future__ import annotations

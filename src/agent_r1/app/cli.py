@@ -50,7 +50,10 @@ from agent_r1.config import (
 )
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
-from agent_r1.ground.machine import cores, raise_file_limit
+from agent_r1.ground.machine import choose_waiting, cores, raise_file_limit
+
+COMPUTING = {"data", "index", "cold-start", "train", "eval", "chat"}
+"""Commands that compute for a while with PyTorch or FAISS, or begin a chain of such commands."""
 
 # Commands import their modules after they have read the configuration. So `agent-r1 --help`, the
 # error for a misspelt setting and `train --dry-run` do not wait for PyTorch.
@@ -100,6 +103,8 @@ def run_command(argv: list[str] | None = None) -> int:
     """
     arguments = parse_command_line(argv)
     raise_file_limit()
+    if arguments.command in COMPUTING:
+        choose_waiting()
     # Stages make millions of objects that stay. By default, Python looks for garbage among them
     # every 700 objects.
     gc.set_threshold(50_000, 10, 10)

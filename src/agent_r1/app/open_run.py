@@ -23,7 +23,7 @@ from typing import Any
 from agent_r1.config import Config, load_config
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.event_loop import own_event_loop
-from agent_r1.ground.machine import raise_file_limit
+from agent_r1.ground.machine import choose_waiting, raise_file_limit
 from agent_r1.workspace import Workspace, run_name
 
 # The stages are imported by the methods: they load PyTorch, which takes seconds.
@@ -151,6 +151,7 @@ def open_run(
         overrides.append(f"{key}={text}")
     config = load_config(str(preset_or_path), overrides, algorithm=algorithm, seed=seed)
     raise_file_limit()
+    choose_waiting()
     opened_run = Run(config, run_name(config, run), resume)
     from agent_r1.training.run_dir import RunDir, check_same_settings
 

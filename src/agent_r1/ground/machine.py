@@ -216,6 +216,46 @@ def same_version(have: str | None, want: str) -> bool:
     return have == want or (have is not None and "+" not in want and have.split("+")[0] == want)
 
 
+def idle_cores(seconds: float) -> float:
+    """Measure for `seconds` how many of the cores that this process may use stay idle.
+
+    Raises OSError without /proc/stat (macOS).
+    """
+    usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+
+    def idle_seconds() -> float:
+        lines = [line.split() for line in Path("/proc/stat").read_text().splitlines()]
+        # After the name: user, nice, system, idle, waiting for a disk; see proc(5).
+        ticks = sum(int(line[4]) + int(line[5]) for line in lines if line[0] in usable)
+        return ticks / os.sysconf("SC_CLK_TCK")
+
+    began, before = time.perf_counter(), idle_seconds()
+    time.sleep(seconds)
+    return (idle_seconds() - before) / (time.perf_counter() - began)
+
+
+def choose_waiting() -> None:
+    """Let OpenMP's threads sleep while they wait, if other programs need the cores.
+
+    The threads of a product wait for each other at its end. By default they spin for up to
+    milliseconds, since waking a thread takes time. But if a program uses the other core, the
+    spinning thread keeps the one that it waits for from running. A cold start of `smoke`, on two
+    cores of a Xeon (docs/lab/experiments.md, "Speed"):
+
+                              spinning    asleep
+        idle machine              27 s      38 s
+        one other program    over 190 s      38 s
+
+    What is computed is the same. OpenMP reads its environment when PyTorch is imported, so later
+    calls do nothing.
+    """
+    if "torch" in sys.modules or {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
+        return
+    with suppress(OSError, AttributeError):  # macOS has neither /proc nor an affinity
+        if idle_cores(0.2) < cores() - 0.5:
+            os.environ["OMP_WAIT_POLICY"] = "passive"
+
+
 def set_threads(threads: int) -> None:
     """Set PyTorch's number of threads; 0 means one per core that this process may use.
 
