@@ -219,7 +219,7 @@ def same_version(have: str | None, want: str) -> bool:
 def idle_cores(seconds: float) -> float:
     """Measure for `seconds` how many of the cores that this process may use stay idle.
 
-    Raises OSError without /proc/stat (macOS).
+    Linux only: elsewhere it raises AttributeError or OSError.
     """
     usable = {f"cpu{number}" for number in os.sched_getaffinity(0)}
 
