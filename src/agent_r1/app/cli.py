@@ -52,11 +52,13 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import choose_waiting, cores, raise_file_limit
 
-COMPUTING = {"data", "index", "cold-start", "train", "eval", "chat"}
-"""Commands that compute for a while with PyTorch or FAISS, or begin a chain of such commands."""
-
 # Commands import their modules after they have read the configuration. So `agent-r1 --help`, the
 # error for a misspelt setting and `train --dry-run` do not wait for PyTorch.
+
+
+COMPUTING = {"data", "index", "cold-start", "train", "eval", "chat"}
+"""Commands that compute for a while with PyTorch or FAISS, or begin a chain of such commands. Only
+these spend the fifth of a second of `choose_waiting`."""
 
 
 def main(argv: list[str] | None = None) -> int:

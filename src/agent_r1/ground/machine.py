@@ -1,4 +1,4 @@
-"""Describe this machine: cores, memory, GPUs, packages; and set PyTorch's threads.
+"""Describe this machine: cores, memory, GPUs, packages; set PyTorch's threads and how they wait.
 
 In: /proc and nvidia-smi. Out: facts. `doctor.py` judges them; `device.py` chooses what a run uses.
 """
@@ -252,6 +252,7 @@ def choose_waiting() -> None:
     if "torch" in sys.modules or {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & os.environ.keys():
         return
     with suppress(OSError, AttributeError):  # macOS has neither /proc nor an affinity
+        # Half a core is not tuned: the program of the table used a whole one.
         if idle_cores(0.2) < cores() - 0.5:
             os.environ["OMP_WAIT_POLICY"] = "passive"
 
