@@ -200,9 +200,13 @@ def tokenizer_of(family: Family, template: str | dict[str, str]) -> PreTrainedTo
 
 
 def packaged_templates(package: str) -> dict[str, str]:
-    """Return name -> template of every *.jinja file in an installed package."""
+    """Return name -> template of every *.jinja file in a package; {} if it is not installed."""
     found = {}
-    for file in metadata.files(package) or []:
+    try:
+        files = metadata.files(package) or []
+    except metadata.PackageNotFoundError:  # `make install` leaves vLLM out
+        return {}
+    for file in files:
         if file.suffix == ".jinja":
             found[re.sub(r"\.jinja$", "", file.name)] = file.locate().read_text(encoding="utf-8")
     return dict(sorted(found.items()))

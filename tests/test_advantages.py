@@ -274,6 +274,7 @@ def test_gae_does_not_care_how_actions_are_laid_out(seed):
 @settings(max_examples=60, deadline=None)
 @given(SEEDS)
 @example(174046)  # two rewards that differ by less than a thousandth
+@example(29576)  # and by less than a ten-thousandth, 2.6962 and 2.6961
 def test_normalised_statistics(seed):
     batch, advantage = random_inputs(seed, several_rows=False)
     whitened = ppo(batch, advantage)[0][batch.mask_BT]
@@ -287,7 +288,10 @@ def test_normalised_statistics(seed):
         one = spread / (
             spread + 1e-6
         )  # rewards that nearly agree are not blown up to a spread of 1
-        assert per_row[here].sum().item() == pytest.approx(0, abs=1e-3)
+        # Float32 rounds a reward by up to eps * |reward|, and the division enlarges that.
+        size = batch.rewards_BT[here].abs().sum(1).max().item()
+        rounding = torch.finfo(torch.float32).eps * size * int(here.sum()) / (spread + 1e-6)
+        assert per_row[here].sum().item() == pytest.approx(0, abs=1e-3 + rounding)
         assert per_row[here].std().item() == pytest.approx(one, abs=1e-3)
 
 
