@@ -115,6 +115,13 @@ def make_parser(description: str) -> argparse.ArgumentParser:
         help="end at this greedy EM on the validation questions, and time no steps",
     )
     parser.add_argument(
+        "--look-every",
+        type=int,
+        default=5,
+        metavar="N",
+        help="with --until: steps between two looks at the validation questions",
+    )
+    parser.add_argument(
         "--model", type=Path, help="model folder (default: the preset's cold start)"
     )
     parser.add_argument(
@@ -230,36 +237,36 @@ def greedy_em(setting: Setting, model: Decoder, rows: list[Row]) -> float:
     return fmean(t.metrics["em"] for t in trajectories)
 
 
-LOOK_EVERY = 5
-"""Steps between two looks of a `Watch`."""
-
-
 class Watch:
-    """Look every few steps whether greedy EM on the validation questions has reached a target.
+    """Look whether greedy EM on the validation questions has reached a target.
 
-    It prints a JSON line for each look. `trl_compare/equal_em.py` reads the lines and looks at the
-    clock: from outside, so that Python's start and imports count, too.
+    It looks every few steps and after the last one, and prints a JSON line for each look.
+    `trl_compare/equal_em.py` reads the lines and looks at the clock: from outside, so that Python's
+    start and imports count, too.
     """
 
-    def __init__(self, setting: Setting, target: float):
+    def __init__(self, setting: Setting, target: float, look_every: int):
         self.setting = setting
         self.target = target
+        self.look_every = look_every
         self.seconds = 0.0
         """Spent on looking. Both sides have the same evaluator, and it is not part of training."""
 
     def reached(self, step: int, load: Callable[[], Decoder]) -> bool:
         """Return whether the run may end. `load` returns the model as it is after `step`."""
-        if step % LOOK_EVERY:
+        is_last = step == self.setting.config.trainer.steps
+        if step % self.look_every and not is_last:
             return False
         began = time.perf_counter()
         model = load()
         em = greedy_em(self.setting, model, self.setting.validation)
         self.seconds += time.perf_counter() - began
         print(json.dumps({"step": step, "em": em, "evaluation_seconds": self.seconds}), flush=True)
-        if em < self.target:
+        if em < self.target and not is_last:
             return False
         # The validation questions chose this moment, so they flatter it. The test questions do not.
-        print(json.dumps({"test_em": greedy_em(self.setting, model, self.setting.test)}))
+        if self.setting.test:
+            print(json.dumps({"test_em": greedy_em(self.setting, model, self.setting.test)}))
         return True
 
 

@@ -47,7 +47,9 @@ class TargetReached(Exception):
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    watch = Watch(setting, arguments.until) if arguments.until else None
+    watch = None
+    if arguments.until:
+        watch = Watch(setting, arguments.until, arguments.look_every)
     em_before = em_after = None
     if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)

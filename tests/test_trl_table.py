@@ -1,12 +1,15 @@
-"""The ratios of the comparison with TRL, and its clock."""
+"""The ratios of the comparison with TRL, its looks and its clock."""
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import sys
+from types import SimpleNamespace
 
 import pytest
+from benchmarks import common
 from benchmarks.trl_compare import equal_em
 from benchmarks.trl_compare.table import ratio_of_steps
 from runs import ROOT
@@ -42,7 +45,7 @@ def test_seconds_until_an_accuracy_leave_out_the_looks(tmp_path, monkeypatch):
         "print('{\"test_em\": 0.875}')\n"
     )
     monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
-    trial = equal_em.run_trial("ours", equal_em.TRIALS[0], 0)
+    trial = equal_em.run_trial(equal_em.LAPTOP, "ours", equal_em.TRIALS[0], 0)
     assert [look[:2] for look in trial["looks"]] == [[5, 0.5], [10, 0.95]]
     assert 0 <= trial["seconds"] < 1, "two seconds, less two of looking"
     assert trial["test_em"] == 0.875
@@ -54,7 +57,7 @@ def test_a_side_that_fails_is_not_a_trial(tmp_path, monkeypatch):
     script.write_text(f"print({look!r})\nraise SystemExit(1)\n")
     monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
     with pytest.raises(SystemExit, match="ours failed"):
-        equal_em.run_trial("ours", equal_em.TRIALS[0], 0)
+        equal_em.run_trial(equal_em.LAPTOP, "ours", equal_em.TRIALS[0], 0)
 
 
 def test_the_kept_trials_give_the_table_of_the_page(capsys):
@@ -70,3 +73,17 @@ def test_the_kept_trials_give_the_table_of_the_page(capsys):
     page = (ROOT / "benchmarks/README.md").read_text()
     for seconds in re.findall(r"(\d+\.\d+) s, \d+ steps, test EM", printed):
         assert f"{float(seconds):.1f} s" in page
+
+
+def test_a_run_is_looked_at_every_few_steps_and_after_its_last(monkeypatch, capsys):
+    """Five steps, a look every two, and a target that is not reached: the last step has test EM."""
+    monkeypatch.setattr(common, "greedy_em", lambda setting, model, rows: model)
+    config = SimpleNamespace(trainer=SimpleNamespace(steps=5))
+    setting = SimpleNamespace(config=config, validation=["v"], test=["t"])
+    watch = common.Watch(setting, target=0.9, look_every=2)
+    ends = [watch.reached(step, lambda: 0.5) for step in range(1, 6)]
+    assert ends == [False, False, False, False, True]
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["step"] for line in lines[:-1]] == [2, 4, 5]
+    assert lines[-1] == {"test_em": 0.5}
+    assert common.Watch(setting, target=0.9, look_every=2).reached(2, lambda: 0.9)

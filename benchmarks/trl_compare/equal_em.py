@@ -2,13 +2,15 @@
 
 python -m benchmarks.trl_compare.equal_em search       seven trials of settings for each side, once
 python -m benchmarks.trl_compare.equal_em rounds 1 2 3 the best of each side, with these seeds
+python -m benchmarks.trl_compare.equal_em pocket 0     SmolLM2, one trial a side with this seed
 python -m benchmarks.trl_compare.equal_em table        the tables of equal_em.jsonl
 
-Both sides begin with the same cold start, and look at the same 200 validation questions every five
+Both sides begin with the same cold start, and look at the same validation questions every few
 steps. The search uses seed 0, and other seeds decide: the shortest of seven trials is partly luck.
 Seconds are from starting Python to the look that finds EM .90, less the seconds of looking. So
 imports, loading and the first, slower steps count. A trial ends at that look, at the first look
-after 150 s, or after 60 steps. Needs TRL's environment (setup.sh; TRL_VENV names another place).
+past its task's limit, or after its steps. Needs TRL's environment (setup.sh; TRL_VENV names another
+place).
 Next: `run.py` and `../step_time.py` train; `../common.py` has their `Watch`, which looks.
 """
 
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +35,6 @@ FILE = Path(__file__).with_suffix(".jsonl")
 """A line for each trial, added when it ends."""
 TARGET = 0.9
 """The score from which the default run says that there is an agent."""
-LIMIT = 150
-"""Seconds. The next look is a trial's last one."""
-STEPS = 60
-"""At most, and the length of the learning rate's linear decay on both sides."""
 KEEP_MEMORY = {
     "MALLOC_TOP_PAD_": "268435456",
     "MALLOC_MMAP_THRESHOLD_": "1073741824",
@@ -52,6 +51,40 @@ TRIALS: tuple[dict[str, Any], ...] = (
     {"lr": 6e-4, "prompts": 8, "threads": 2},
 )
 """Settings: learning rate, questions of a step (eight samples each), and threads."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What both sides learn, and when a trial ends."""
+
+    preset: str
+    start: tuple[str, ...]
+    """Settings of the start model."""
+    steps: int
+    """At most, and the length of the learning rate's linear decay on both sides."""
+    look_every: int
+    limit: float
+    """Seconds. The next look is a trial's last one."""
+    test: int
+    """Test questions of the last look."""
+    trl_options: tuple[str, ...] = ()
+
+
+LAPTOP = Task("laptop", start=(), steps=60, look_every=5, limit=150, test=500)
+# A step of TRL takes minutes, so there is one trial a side. It has fewer and smaller steps than the
+# preset, a shorter warm start, and twice its learning rate. Four rows a pass, because a copy of the
+# logits of all 24 takes more than 1 GB.
+POCKET = Task(
+    "pocket",
+    start=("cold_start.warm_steps=40",),
+    steps=10,
+    look_every=2,
+    limit=3000,
+    test=100,
+    trl_options=("--rows-per-pass", "4"),
+)
+POCKET_TRIAL: dict[str, Any] = {"lr": 4e-5, "prompts": 6, "threads": 2}
+"""As TRIALS, with four samples a question."""
 SIDES = {
     "agent-r1": (".venv/bin/python", "benchmarks/step_time.py"),
     "TRL 1.16": (
@@ -63,14 +96,14 @@ SIDES = {
 Trial = dict[str, Any]
 
 
-def prepare(seed: int) -> None:
+def prepare(task: Task, seed: int) -> None:
     """Make data, index and cold start of a seed."""
     for stage in ("data", "index", "cold-start"):
-        command = [".venv/bin/agent-r1", stage, "--preset", "laptop", "--seed", str(seed)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        command = [".venv/bin/agent-r1", stage, "--preset", task.preset, "--seed", str(seed)]
+        subprocess.run([*command, *task.start], check=True, stdout=subprocess.DEVNULL)
 
 
-def run_trial(side: str, settings: dict[str, Any], seed: int) -> Trial:
+def run_trial(task: Task, side: str, settings: dict[str, Any], seed: int) -> Trial:
     """Train until the target or the limit. Return the trial with what it took.
 
     `seconds` is None if the target was not reached; `looks` has each look's step, EM and seconds.
@@ -78,9 +111,12 @@ def run_trial(side: str, settings: dict[str, Any], seed: int) -> Trial:
     python, script = SIDES[side]
     threads = str(settings["threads"])
     command = [
-        *(python, script, "--preset", "laptop", "--warmup", "0", "--steps", str(STEPS)),
-        *("--eval", "500", "--until", str(TARGET), "--threads", threads, "--seed", str(seed)),
+        *(python, script, "--preset", task.preset, "--warmup", "0", "--steps", str(task.steps)),
+        *("--eval", str(task.test), "--until", str(TARGET), "--look-every", str(task.look_every)),
+        *("--threads", threads, "--seed", str(seed)),
+        *(task.trl_options if side.startswith("TRL") else ()),
         *(f"actor.lr={settings['lr']}", f"rollout.prompts_per_step={settings['prompts']}"),
+        *task.start,
     ]
     environment = os.environ | KEEP_MEMORY
     environment |= {
@@ -105,7 +141,7 @@ def run_trial(side: str, settings: dict[str, Any], seed: int) -> Trial:
             trial["looks"].append([found["step"], found["em"], seconds])
             if found["em"] >= TARGET:
                 trial["seconds"] = seconds
-            elif seconds > LIMIT:
+            elif seconds > task.limit:
                 stopped = True
                 process.kill()
     if process.returncode and not stopped:
@@ -137,7 +173,8 @@ def describe(trial: Trial) -> str:
     """Say when the target was reached, or how far the trial came."""
     step, em, seconds = trial["looks"][-1]
     if trial["seconds"] is None:
-        return f"not in {step} steps ({seconds:.0f} s, EM {em})"
+        test = f", test EM {trial['test_em']}" if trial["test_em"] is not None else ""
+        return f"not in {step} steps ({seconds:.0f} s, EM {em}{test})"
     return f"{seconds} s, {step} steps, test EM {trial['test_em']}"
 
 
@@ -148,7 +185,7 @@ def print_table() -> None:
     rows: dict[tuple[str, int, str], dict[str, Trial]] = {}
     for trial in read():
         # A round gives each side its own best settings.
-        settings = str(trial["settings"]) if trial["part"] == "search" else "each side's best"
+        settings = str(trial["settings"]) if trial["part"] != "rounds" else "each side's best"
         rows.setdefault((trial["part"], trial["seed"], settings), {})[trial["side"]] = trial
     logs = []
     for (part, seed, settings), trials in rows.items():
@@ -164,15 +201,20 @@ def print_table() -> None:
 
 def main(words: Sequence[str]) -> None:
     if words[:1] == ["search"]:
-        prepare(0)
+        prepare(LAPTOP, 0)
         for settings in TRIALS:
             for side in SIDES:
-                keep("search", run_trial(side, settings, 0))
+                keep("search", run_trial(LAPTOP, side, settings, 0))
     elif words[:1] == ["rounds"]:
         for seed in map(int, words[1:]):
-            prepare(seed)
+            prepare(LAPTOP, seed)
             for side in SIDES:
-                keep("rounds", run_trial(side, best(side), seed))
+                keep("rounds", run_trial(LAPTOP, side, best(side), seed))
+    elif words[:1] == ["pocket"]:
+        for seed in map(int, words[1:]):
+            prepare(POCKET, seed)
+            for side in SIDES:
+                keep("pocket", run_trial(POCKET, side, POCKET_TRIAL, seed))
     elif words[:1] != ["table"]:
         sys.exit(__doc__)
     print_table()

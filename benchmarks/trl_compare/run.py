@@ -301,7 +301,9 @@ def main() -> None:
     parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
     arguments = parser.parse_args()
     setting = load_setting(arguments)
-    watch = Watch(setting, arguments.until) if arguments.until else None
+    watch = None
+    if arguments.until:
+        watch = Watch(setting, arguments.until, arguments.look_every)
     em_before = em_after = None
     if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
