@@ -47,9 +47,7 @@ class TargetReached(Exception):
 def main() -> None:
     arguments = make_parser(__doc__.splitlines()[0]).parse_args()
     setting = load_setting(arguments)
-    watch = None
-    if arguments.until:
-        watch = Watch(setting, arguments.until, arguments.look_every)
+    watch = Watch(setting, arguments.until, arguments.look_every) if arguments.until else None
     em_before = em_after = None
     if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)

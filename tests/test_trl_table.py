@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -58,6 +59,22 @@ def test_a_side_that_fails_is_not_a_trial(tmp_path, monkeypatch):
     monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
     with pytest.raises(SystemExit, match="ours failed"):
         equal_em.run_trial(equal_em.LAPTOP, "ours", equal_em.TRIALS[0], 0)
+
+
+def test_a_trial_past_its_limit_is_ended_but_not_at_its_last_step(tmp_path, monkeypatch):
+    """The look after step 5 is past the limit. It ends a trial of ten steps, not one of five."""
+    script = tmp_path / "side.py"
+    script.write_text(
+        "import json, time\n"
+        'print(json.dumps({"step": 5, "em": 0.5, "evaluation_seconds": -1000}), flush=True)\n'
+        "time.sleep(1)\n"
+        "print('{\"test_em\": 0.5}')\n"
+    )
+    monkeypatch.setattr(equal_em, "SIDES", {"ours": (sys.executable, str(script))})
+    task = replace(equal_em.LAPTOP, limit=900, steps=10)
+    assert equal_em.run_trial(task, "ours", equal_em.TRIALS[0], 0)["test_em"] is None
+    trial = equal_em.run_trial(replace(task, steps=5), "ours", equal_em.TRIALS[0], 0)
+    assert (trial["seconds"], trial["test_em"]) == (None, 0.5)
 
 
 def test_the_kept_trials_give_the_table_of_the_page(capsys):

@@ -64,10 +64,11 @@ class Task:
     """At most, and the length of the learning rate's linear decay on both sides."""
     look_every: int
     limit: float
-    """Seconds. The next look is a trial's last one."""
+    """Seconds. The first look after them ends a trial, without test questions."""
     test: int
-    """Test questions of the last look."""
+    """Test questions, asked when the target is reached or the steps are done."""
     trl_options: tuple[str, ...] = ()
+    """Options that only `run.py` has."""
 
 
 LAPTOP = Task("laptop", start=(), steps=60, look_every=5, limit=150, test=500)
@@ -141,7 +142,7 @@ def run_trial(task: Task, side: str, settings: dict[str, Any], seed: int) -> Tri
             trial["looks"].append([found["step"], found["em"], seconds])
             if found["em"] >= TARGET:
                 trial["seconds"] = seconds
-            elif seconds > task.limit:
+            elif seconds > task.limit and found["step"] < task.steps:
                 stopped = True
                 process.kill()
     if process.returncode and not stopped:

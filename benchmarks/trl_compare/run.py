@@ -301,9 +301,7 @@ def main() -> None:
     parser.add_argument("--rows-per-pass", type=int, metavar="N", help="default: a whole minibatch")
     arguments = parser.parse_args()
     setting = load_setting(arguments)
-    watch = None
-    if arguments.until:
-        watch = Watch(setting, arguments.until, arguments.look_every)
+    watch = Watch(setting, arguments.until, arguments.look_every) if arguments.until else None
     em_before = em_after = None
     if setting.test and not watch:
         em_before = greedy_em(setting, model_files.load_model(setting.model), setting.test)
