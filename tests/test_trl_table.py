@@ -92,6 +92,26 @@ def test_the_kept_trials_give_the_table_of_the_page(capsys):
         assert f"{float(seconds):.1f} s" in page
 
 
+def test_the_page_has_each_look_of_the_trial_with_smollm2():
+    """A row has step, our seconds and EM, TRL's seconds and EM; the last row has both test EM."""
+    trials = {t["side"]: t for t in equal_em.read() if t["part"] == "pocket"}
+    ours, theirs = (trials[side] for side in equal_em.SIDES)
+    page = (ROOT / "benchmarks/README.md").read_text()
+    for (step, em, seconds), (trl_step, trl_em, trl_seconds) in zip(
+        ours["looks"], theirs["looks"], strict=True
+    ):
+        assert step == trl_step
+        here = f"{seconds:.0f} s | {points(em, 3)}"
+        there = f"{trl_seconds:.0f} s | {points(trl_em, 3)}"
+        assert f"| {step} | {here} | {there} |" in page
+    assert f"| | {points(ours['test_em'], 2)} | | {points(theirs['test_em'], 2)} |" in page
+
+
+def points(em: float, digits: int) -> str:
+    """Write a share as the page does: .875."""
+    return f"{em:.{digits}f}".removeprefix("0")
+
+
 def test_a_run_is_looked_at_every_few_steps_and_after_its_last(monkeypatch, capsys):
     """Five steps, a look every two, and a target that is not reached: the last step has test EM."""
     monkeypatch.setattr(common, "greedy_em", lambda setting, model, rows: model)
