@@ -180,7 +180,7 @@ def describe(trial: Trial) -> str:
 
 
 def print_table() -> None:
-    """Print a row for each trial of both sides, then the ratio of the rounds."""
+    """Print a row for each trial, the ratio of the rounds, and pocket's looks."""
     print("| part | seed | settings | " + " | ".join(SIDES) + " |")
     print("| --- " * (3 + len(SIDES)) + "|")
     rows: dict[tuple[str, int, str], dict[str, Trial]] = {}
@@ -198,6 +198,28 @@ def print_table() -> None:
             logs.append(math.log(theirs / ours))
     if logs:
         print(f"TRL's seconds over ours, where both reached it: {ratio_text(logs)}")
+    for seed in sorted({trial["seed"] for trial in read() if trial["part"] == "pocket"}):
+        print(f"\nThe looks of pocket, seed {seed}:\n{looks_table('pocket', seed)}")
+
+
+def looks_table(part: str, seed: int) -> str:
+    """Return a Markdown table: a row for each look of a seed, then test EM.
+
+    A look has its seconds and greedy EM. A side that ended earlier or was not run has empty cells.
+    """
+    trials = {t["side"]: t for t in read() if t["part"] == part and t["seed"] == seed}
+    looks = {
+        side: {step: f"{seconds:.0f} s, EM {em:.3f}" for step, em, seconds in trial["looks"]}
+        for side, trial in trials.items()
+    }
+    lines = ["| after step | " + " | ".join(SIDES) + " |", "| --- " * (1 + len(SIDES)) + "|"]
+    for step in sorted(set().union(*looks.values())):
+        cells = [looks.get(side, {}).get(step, "") for side in SIDES]
+        lines.append(f"| {step} | " + " | ".join(cells) + " |")
+    tests = {side: trial["test_em"] for side, trial in trials.items()}
+    cells = [f"EM {tests[side]}" if tests.get(side) is not None else "" for side in SIDES]
+    lines.append("| test questions | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def main(words: Sequence[str]) -> None:
