@@ -35,6 +35,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
+from agent_r1.rollout.tokenizer import train_tokenizer
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -44,7 +45,7 @@ from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.settings import TinyModelConfig
-from agent_r1.training.tiny_model import new_model, train_tokenizer
+from agent_r1.training.tiny_model import new_model
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
@@ -588,10 +589,10 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.config import fingerprint
     from agent_r1.inference.agent import own_settings
     from agent_r1.rollout import model_files
+    from agent_r1.rollout.tokenizer import load_chat
     from agent_r1.training.checkpoint import save_checkpoint
     from agent_r1.training.run import write_model
     from agent_r1.training.run_dir import RunDir
-    from agent_r1.training.tiny_model import load_chat
     from agent_r1.workspace import Workspace
 
     def make(home: Path) -> None:
@@ -622,7 +623,7 @@ def checked(tmp_path_factory) -> Path:
     """
     from runs import CHECK, main
 
-    from agent_r1.app import gpu_check
+    from agent_r1.verl_engine import gpu_check
 
     def make(home: Path) -> None:
         phases = tuple(phase for phase in gpu_check.PHASES if phase.name != "resume")

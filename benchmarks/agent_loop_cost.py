@@ -40,10 +40,10 @@ from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine import agent_loop
 from agent_r1.verl_engine.compose import Sources, compose, overrides
 from agent_r1.workspace import Workspace

@@ -20,8 +20,8 @@ from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import Limits, Task
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.tokenizer import byte_chat
 from agent_r1.training.demonstrate import Demonstration, sequences
-from agent_r1.training.tiny_model import byte_chat
 from agent_r1_recipes.gateway.agents import Ended
 from agent_r1_recipes.gateway.demonstrations import DemonstrationFlow
 from agent_r1_recipes.gateway.flow import AgentFlow

@@ -20,6 +20,7 @@ from agent_r1.reward.scorers import exact_match
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -27,7 +28,6 @@ from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
 from agent_r1.tool.base import call_tool
 from agent_r1.training import demonstrate, run
 from agent_r1.training.demonstrate import Demonstration, sequences
-from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
 __all__ = ["corpus_passages", "exact_match", "tables"]

@@ -25,7 +25,7 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference import chat as chat_module
-from agent_r1.inference.agent import Agent, find_model, open_agent
+from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.inference.chat import Repl
 from agent_r1.inference.conversation import (
     Conversation,
@@ -35,6 +35,7 @@ from agent_r1.inference.conversation import (
     same_context,
 )
 from agent_r1.inference.screen import Screen
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.reliability import reliability
 from agent_r1.rollout.setup import make_loop

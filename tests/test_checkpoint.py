@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1.rollout import model_files
+from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.training import checkpoint
 from agent_r1.training.checkpoint import (
     list_checkpoints,
@@ -23,7 +24,6 @@ from agent_r1.training.checkpoint import (
     save_checkpoint,
     verify_checkpoint,
 )
-from agent_r1.training.tiny_model import save_tokenizer
 
 
 def write_model(folder: Path) -> None:

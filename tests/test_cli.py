@@ -108,7 +108,7 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
             model = [f"model.path={arguments.model}"] if arguments.model else []
             load_config(arguments.preset or "laptop", model + arguments.settings)
         elif "settings" in arguments:
-            preset = cli._config(arguments).preset
+            preset = cli.config_of(arguments).preset
             assert (
                 preset in example
                 or {"--run", "--model", "--power"} & set(example)

@@ -174,15 +174,15 @@ def test_a_gpu_preset_is_prepared_in_small():
     few = ["data.train=40", "data.val=4", "data.test=4"]
     for command in ("data", "index", "tools", "try", "search-server"):
         assert (
-            cli._config(cli.parse_command_line([command, "--preset", "musique", *few])).data.train
+            cli.config_of(cli.parse_command_line([command, "--preset", "musique", *few])).data.train
             == 40
         )
         with fails_with("unknown_index"):
-            cli._config(
+            cli.config_of(
                 cli.parse_command_line([command, "--preset", "musique", *few, "search.index=x"])
             )
     with fails_with("too_few_questions"):
-        cli._config(cli.parse_command_line(["train", "--preset", "musique", *few]))
+        cli.config_of(cli.parse_command_line(["train", "--preset", "musique", *few]))
 
 
 @pytest.mark.parametrize("preset", ["laptpo", "../smoke"])

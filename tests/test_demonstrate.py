@@ -11,9 +11,9 @@ from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env.hermes import Hermes
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.tokenizer import train_tokenizer
 from agent_r1.tool import tool
 from agent_r1.training import demonstrate as d
-from agent_r1.training.tiny_model import train_tokenizer
 
 CONFIG = load_config("small", ["env.tools=[]"])
 

@@ -27,7 +27,7 @@ from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.play import expand, how_to
 from agent_r1.inference.screen import Screen
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.setup import check_dialect
+from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.tool import ToolCall
 from agent_r1.training.demonstrate import read_episodes, sequences
 

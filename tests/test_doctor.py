@@ -14,7 +14,8 @@ from agent_r1.app import doctor
 from agent_r1.app.doctor import Check, Finding, print_checks, run_checks
 from agent_r1.config import load_config
 from agent_r1.ground import machine, preflight
-from agent_r1.ground.hardware import GIB
+from agent_r1.ground.units import GIB
+from agent_r1.verl_engine import doctor as gpu_rows
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"
@@ -226,7 +227,7 @@ def test_triton_needs_a_compiler_and_pythons_headers(tmp_path, monkeypatch):
     ],
 )
 def test_flash_attn_may_be_missing_but_not_broken(monkeypatch, error, setting, status):
-    monkeypatch.setattr(doctor, "flash_attn_error", lambda: error)
+    monkeypatch.setattr(gpu_rows, "flash_attn_error", lambda: error)
     check = found("hotpotqa-4xh100", f"verl.attention={setting}")["attention"]
     assert check.status == status
     if status == "fail":

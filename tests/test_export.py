@@ -23,8 +23,8 @@ from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
 from agent_r1.inference.export import export
 from agent_r1.inference.provenance import train_command
+from agent_r1.rollout.tokenizer import load_tokenizer
 from agent_r1.training.fsdp_merge import merge_shards
-from agent_r1.training.tiny_model import load_tokenizer
 
 
 @pytest.fixture

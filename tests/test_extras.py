@@ -58,7 +58,7 @@ CORE = """
 import importlib, json, pkgutil
 import agent_r1
 
-own = ("agent_r1.verl_engine", "agent_r1.app.gpu_check", "agent_r1.viewer.report",
+own = ("agent_r1.verl_engine", "agent_r1.viewer.report",
        "agent_r1_recipes.geohop", "agent_r1.app.template", "agent_r1_recipes.math.math_inside",
        "agent_r1.__main__")
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
@@ -71,6 +71,7 @@ NEEDING = """
 import asyncio
 from pathlib import Path
 from agent_r1.app import cli
+from agent_r1.verl_engine import commands
 from agent_r1_recipes.pocket import packages
 from agent_r1.app import stages
 from agent_r1 import Workspace
@@ -104,7 +105,7 @@ calls = {
     "serve": lambda: Workspace(load_config("small")).serve_index("127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("small", ["engine=verl"]), "none", False, False),
-    "verl, checked": lambda: cli.gpu_check(
+    "verl, checked": lambda: commands.gpu_check(
         cli.parse_command_line(["gpu-check", "--preset", "small", "--engine", "verl"])
     ),
     "wandb": lambda: track("wandb"),

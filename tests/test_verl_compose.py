@@ -13,12 +13,12 @@ import pytest
 from conftest import fails_with, random_model
 from runs import main
 
-from agent_r1.app import plan
+from agent_r1.app.plan import print_plan
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import model_files
-from agent_r1.training.tiny_model import save_tokenizer
+from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.verl_engine import compose as room
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, compose, overrides
@@ -69,7 +69,7 @@ def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
         device != "cpu"
     )  # else vLLM dies, now and then
     assert actor.fsdp_config.mixed_precision.param_dtype == ("fp32" if device == "cpu" else "bf16")
-    # With these, vLLM never takes FlashInfer's sampler, which needs nvcc (inference/serve.py).
+    # With these, vLLM never takes FlashInfer's sampler, which needs nvcc (verl_engine/serve.py).
     assert whole.actor_rollout_ref.rollout.logprobs_mode == "processed_logprobs"
     assert (whole.trainer.nnodes, whole.trainer.n_gpus_per_node) == (1, config.verl.ranks)
     for network in (actor.fsdp_config, whole.actor_rollout_ref.ref.fsdp_config, whole.critic.fsdp):
@@ -225,7 +225,7 @@ def test_another_version_of_verl_is_refused(monkeypatch, tmp_path, found, code):
 
 def test_a_dry_run_shows_verls_configuration(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
-    plan.print_plan(smoke(), "dry")
+    print_plan(smoke(), "dry")
     shown = capsys.readouterr().out
     assert "adv_estimator: agent_r1_grpo" in shown
     assert ("validated by verl" in shown) == (installed("verl") is not None)

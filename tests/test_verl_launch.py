@@ -29,9 +29,9 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.rollouts import prompts_of_step
+from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run_dir import RunDir
-from agent_r1.training.tiny_model import save_tokenizer
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.checkpoints import finish, keep_shards, newest_shards
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import torch
 
-from agent_r1.ground.hardware import GIB, MODELS, Shape
+from agent_r1.ground.shapes import MODELS, Shape
+from agent_r1.ground.units import GIB
 
 CUDA = torch.cuda.is_available()
 DEVICE = "cuda" if CUDA else "cpu"

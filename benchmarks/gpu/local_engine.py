@@ -18,15 +18,17 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from agent_r1.app.plan_local import local_memory
 from agent_r1.config import load_config
 from agent_r1.core import Generation, Sampling
-from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
+from agent_r1.ground.shapes import MODELS, Shape
+from agent_r1.ground.units import GIB
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
+from agent_r1.training.plan_local import local_memory
+from agent_r1.verl_engine.hardware import GPUS
 from benchmarks.gpu.common import CUDA, DEVICE, finished, peak_gib, reset_peak, shape_here
 
 PROMPT = 450

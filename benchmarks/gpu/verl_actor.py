@@ -28,9 +28,11 @@ from unittest.mock import MagicMock
 
 from lab.rehearsals import _varlen
 
-from agent_r1.app import plan
 from agent_r1.config import load_config
-from agent_r1.ground.hardware import GIB, GPUS, MODELS, Shape
+from agent_r1.ground.shapes import MODELS, Shape
+from agent_r1.ground.units import GIB
+from agent_r1.verl_engine import plan
+from agent_r1.verl_engine.hardware import GPUS
 from agent_r1.verl_engine.real_update import random_batch
 from benchmarks.gpu.common import CUDA, finished, peak_gib, reserved_gib, reset_peak, shape_here
 

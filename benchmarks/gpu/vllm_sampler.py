@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-# As in a run: FlashInfer's sampler needs nvcc (inference/serve.py).
+# As in a run: FlashInfer's sampler needs nvcc (verl_engine/serve.py).
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 from vllm import LLM, SamplingParams  # noqa: E402
 
-from agent_r1.ground.hardware import GIB, MODELS, Shape
+from agent_r1.ground.shapes import MODELS, Shape
+from agent_r1.ground.units import GIB
 
 PROMPT = 450
 """Tokens of a HotpotQA prompt, as the plan assumes."""

@@ -25,6 +25,7 @@ from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.rollouts import run_episodes, tasks_of_step
 from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
 from agent_r1.training.batches import make_batch
@@ -32,7 +33,6 @@ from agent_r1.training.forward import action_values, in_micro_batches
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
 from agent_r1.training.parts import get_estimator
-from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
 SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])

@@ -29,12 +29,13 @@ import torch
 from agent_r1.config import load_config
 from agent_r1.core import AgentEnv, Observation, Outcome, StepResult, StopReason
 from agent_r1.data.storage import Passage, write_corpus
+from agent_r1.rollout import tokenizer
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import EXACT, PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
-from agent_r1.training import loop, tiny_model
+from agent_r1.training import loop
 from agent_r1.training.learner import make_learner
 from agent_r1.training.parts import make_parts
 
@@ -107,7 +108,7 @@ def measure(cell: dict[str, float]) -> dict:
     searcher = Searcher(PassageIndex.load(folder / "index", folder / "corpus.jsonl", encoder))
     index_s = time.perf_counter() - began
 
-    chat = ChatFormat(tiny_model.train_tokenizer((text for _, text in places[:3000]), VOCABULARY))
+    chat = ChatFormat(tokenizer.train_tokenizer((text for _, text in places[:3000]), VOCABULARY))
     rows = [
         {
             "data_source": "growth",

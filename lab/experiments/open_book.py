@@ -32,11 +32,11 @@ from agent_r1.app.cold_start import make_cold_start
 from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.tokenizer import chat_with_tools
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.forward import batch_logprobs
-from agent_r1.training.tiny_model import chat_with_tools
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.geohop.facts import in_words
 from agent_r1_recipes.geohop.questions import hops_of

@@ -21,6 +21,7 @@ import torch
 
 from agent_r1.app import cli, cold_start, doctor, stages
 from agent_r1.ground import device
+from agent_r1.verl_engine import doctor as gpu_rows
 from lab.rehearsals import _varlen
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +78,7 @@ def a_large_machine() -> None:
     """Fake hundreds of gigabytes and CUDA packages for the doctor."""
     _varlen.install()
     doctor.torch_sees_gpu = lambda: True
-    doctor.installed = lambda name: "faked"
+    doctor.installed = gpu_rows.installed = lambda name: "faked"
     doctor.available_memory = lambda: 2**40
     shutil.disk_usage = lambda path: SimpleNamespace(free=2**40)
 

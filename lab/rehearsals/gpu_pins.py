@@ -67,7 +67,7 @@ IMPORTS = (
     *(
         "agent_r1.verl_engine.trainer",
         "agent_r1.verl_engine.agent_loop",
-        "agent_r1.inference.serve",
+        "agent_r1.verl_engine.serve",
         "agent_r1.app.cli",
     ),
     *(

@@ -311,11 +311,17 @@ def settings_of(api: str, records: Path, budget: float | None) -> list[str]:
 
 
 @contextmanager
-def open_model(model: str, config: Config) -> Iterator[Client]:
-    """Open a model of `rollout.api`; its answers are kept in `rollout.api_records`."""
-    client = Client(model, config.rollout)
+def open_model(
+    model: Path, config: Config, stop_ids: tuple[int, ...], all_gpus: bool
+) -> Iterator[tuple[Client, int]]:
+    """Open a model of `rollout.api`; its answers are kept in `rollout.api_records`.
+
+    Yield its client, and how many episodes it plays at a time. The other arguments are for models
+    that run here.
+    """
+    client = Client(str(model), config.rollout)
     try:
-        yield client
+        yield client, client.max_concurrent
     finally:
         client.ledger.close()
 

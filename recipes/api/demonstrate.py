@@ -88,11 +88,11 @@ def demonstrate(a: Namespace) -> None:
             "another one cold_start.episodes would show the tools twice",
             code="no_native_calls",
         )
-    with open_model(a.model, config) as client:
+    with open_model(Path(a.model), config, (), all_gpus=False) as (client, max_concurrent):
         # A byte is a token: the teacher's own tokens are not known.
         chat = ChatFormat(train_tokenizer([], 512))
         flow = make_loop(client, chat, tools, config.rollout, config.env)
-        trajectories = play(flow, rows, a.samples, temperature, config, client.max_concurrent)
+        trajectories = play(flow, rows, a.samples, temperature, config, max_concurrent)
         best_episodes = best(trajectories, a.least, a.keep)
         usage = client.usage()["usage"]
     scores = [trajectory.score for trajectory in trajectories]

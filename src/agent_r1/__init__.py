@@ -46,6 +46,7 @@ USERS = {
     "rollout.rollouts": ("run_episodes",),
     "rollout.sampler": ("LocalPolicy",),
     "rollout.setup": ("make_loop",),
+    "rollout.tokenizer": ("load_chat",),
     "rollout.training_rows": ("Batch", "TrainingRow", "collate", "trajectory_rows"),
     "tool": ("call_tool", "make_tools"),
     "tool.base": ("BaseTool", "InvalidArgumentsError", "ToolCall", "ToolOutput", "ToolResult"),
@@ -54,7 +55,6 @@ USERS = {
     "training.advantages": ("grpo", "ppo"),
     "training.forward": ("action_logprobs",),
     "training.losses": ("aggregate_loss", "policy_loss"),
-    "training.tiny_model": ("load_chat",),
     "viewer.tokens": ("TOKEN_CSS", "tokens_html"),
     "workspace": ("Workspace",),
 }
@@ -87,6 +87,7 @@ AUTHORS = {
     "rollout.decoder": ("Decoder",),
     "rollout.policies": ("token_logprobs",),
     "rollout.rollouts": ("Rollouts",),
+    "rollout.tokenizer": ("save_tokenizer", "train_tokenizer"),
     "search.index": ("Hit",),
     "training.advantages": ("Estimator", "gae", "standardize", "whiten"),
     "training.causes": ("CAUSES",),
@@ -94,7 +95,6 @@ AUTHORS = {
     "training.parts": ("make_estimator",),
     "training.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
-    "training.tiny_model": ("save_tokenizer", "train_tokenizer"),
 }
 """Module -> further names for authors of recipes (CONTRIBUTING.md)."""
 

@@ -297,3 +297,8 @@ class Trajectory:
         """The figure that evaluations average: the metric `score_name`, otherwise exact match,
         otherwise the return."""
         return self.metrics.get(self.score_name or "em", self.reward)
+
+
+SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
+"""Key in metrics.jsonl: mean absolute difference of trainer and sampler in a sampled token's
+log-probability, before any update. Rounding in bfloat16 gives .01 to .02."""

@@ -132,7 +132,7 @@ def _fail(message: str, code: int) -> int:
 # ----------------------------------------------------------------------------------- shared helpers
 
 
-def _config(a: Namespace) -> Config:
+def config_of(a: Namespace) -> Config:
     """Load the configuration of the command line.
 
     `--run NAME` alone loads the saved configuration of that run.
@@ -176,7 +176,7 @@ def _config_of_run(a: Namespace) -> Config:
     """
     file = home() / "runs" / (a.run or "") / "config.yaml"
     if not a.run or not file.exists():
-        return _config(a)
+        return config_of(a)
     if a.preset:
         # Its code is trusted, since the user named the preset. Its other values may have changed.
         load_config(a.preset)
@@ -223,20 +223,7 @@ def doctor(a: Namespace) -> int:
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))
         return 0
-    return print_checks(run_checks(_config(a)))
-
-
-@command(
-    "gpu-check", "rehearse a verl preset with a tiny model, in about ten minutes",
-    ["grpo --preset hotpotqa-4xh100", "--preset small --engine verl --json"],
-    *CONFIG_OPTIONS, flag("--json", "print the result as JSON in the last line (see docs/verl.md)"),
-)  # fmt: skip
-def gpu_check(a: Namespace) -> None:
-    config = _config(a)
-    with extra("verl", "gpu-check"):
-        from agent_r1.app.gpu_check import check_machine
-
-    check_machine(config, a.json)
+    return print_checks(run_checks(config_of(a)))
 
 
 @command(
@@ -251,7 +238,7 @@ def gpu_check(a: Namespace) -> None:
         "data instead of making it"),
 )  # fmt: skip
 def data(a: Namespace) -> None:
-    config = _config(a)
+    config = config_of(a)
     from agent_r1.workspace import Workspace
 
     Workspace(config).make_data(a.released)
@@ -269,7 +256,7 @@ def data(a: Namespace) -> None:
         "data.entities=1000"], *CONFIG_OPTIONS,
 )  # fmt: skip
 def index(a: Namespace) -> None:
-    config = _config(a)
+    config = config_of(a)
     from agent_r1.workspace import Workspace
 
     Workspace(config).make_index()
@@ -281,7 +268,7 @@ def index(a: Namespace) -> None:
     *CONFIG_OPTIONS, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
-    config = _config(a)
+    config = config_of(a)
     from agent_r1.app.cold_start import make_cold_start, show_probe
     from agent_r1.workspace import Workspace
 
@@ -306,7 +293,7 @@ def cold_start(a: Namespace) -> None:
     *AGENT,
 )  # fmt: skip
 def train(a: Namespace) -> None:
-    config = _config(a)
+    config = config_of(a)
     from agent_r1.workspace import run_name
 
     name = run_name(config, a.run)
@@ -437,18 +424,24 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         split = file.stem
     else:
         rows = paths.load_rows(split)
+    backend = a.backend or "local"
+    temperature = a.temperature
+    if temperature is None:
+        temperature = float((a.samples or 1) > 1)  # several samples need one, and RL samples at 1
+    is_of_run = model is not None
     compare.evaluate_models(
         models,
+        lambda folder, tools: agent.open_to_evaluate(
+            folder, config, backend, temperature, tools, a.prompt, as_trained=is_of_run
+        ),
         config,
         rows[: a.limit],
         split,
-        a.backend or "local",
-        # Several samples need a temperature, and RL samples at 1.
-        a.temperature if a.temperature is not None else float((a.samples or 1) > 1),
+        backend,
+        temperature,
         a.out,
         a.prompt,
         eval_condition(a),
-        as_trained=model is not None,
         samples=a.samples or 1,
         threshold=a.threshold,
         against=a.against,
@@ -466,7 +459,7 @@ def report(a: Namespace) -> None:
         from agent_r1.viewer.report import write_report
 
     start = time.perf_counter()
-    path = write_report(home() / "runs" / run_name(_config(a), a.run))
+    path = write_report(home() / "runs" / run_name(config_of(a), a.run))
     say(f"report: {path} ({time.perf_counter() - start:.1f} s); open it in a browser")
 
 
@@ -522,9 +515,7 @@ def export(a: Namespace) -> None:
         "of recipes/gateway (default for a run with --agent); vllm: a vLLM server (default)"),
 )  # fmt: skip
 def serve(a: Namespace) -> None:
-    from agent_r1.env import dialect_of
     from agent_r1.inference.agent import check_agent, find_model, open_agent
-    from agent_r1.inference.serve import serve_forever
 
     model, config = find_model(
         a.run, a.step, a.checkpoint_dir, a.model, a.preset, a.settings, a.demo
@@ -535,7 +526,7 @@ def serve(a: Namespace) -> None:
         config = config.model_copy(update={"rollout": config.rollout.without_commands()})
         with open_agent(model, config) as opened:
             return tables.resolve("server", "local", "--backend")(opened, a.port)
-    serve_forever(model, config.rollout, config.trainer, a.port, dialect_of(config.env))
+    tables.resolve("server", "vllm", "--backend")(model, config, a.port)
 
 
 @command(
@@ -603,7 +594,7 @@ def tools(a: Namespace) -> int:
     from agent_r1.inference import play
     from agent_r1.workspace import Workspace
 
-    config = _config(a)
+    config = config_of(a)
     all_tools = Workspace(config).load_tools()
     if a.call:
         return 0 if play.call_by_hand(all_tools, a.call, config.env) else 1
@@ -623,7 +614,7 @@ def tools(a: Namespace) -> int:
 def try_by_hand(a: Namespace) -> None:
     from agent_r1.app import stages
 
-    stages.run_by_hand(_config(a), a.split, a.index, a.table)
+    stages.run_by_hand(config_of(a), a.split, a.index, a.table)
 
 
 @command(
@@ -635,7 +626,7 @@ def try_by_hand(a: Namespace) -> None:
     option("--port", type=int, default=8100, help="port (default: 8100)"),
 )  # fmt: skip
 def search_server(a: Namespace) -> None:
-    config = _config(a)
+    config = config_of(a)
     if config.search.url:
         raise ConfigError(
             "search.url is for the clients of a search server; leave it out here",

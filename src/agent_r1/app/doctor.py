@@ -1,47 +1,40 @@
 """Check that a machine can do a run: `agent-r1 doctor [--preset NAME]`.
 
-In: the machine and a preset; for GPUs also the needs that `plan.py` computes. Out: one line per
+In: the machine, a preset, and what its engine needs (`engine.py`). Out: one line per
 check, with a remedy if needed, and an exit code. Doctor leaves no files. Over the network it only
 fetches the chat template of a model on the hub.
 
-`CHECKS`, at the end, is the list of what doctor knows; the tests that it names stand before it.
+`CHECKS`, at the end, is the list of what doctor knows of every run; the tests that it names stand
+before it. The rows for GPUs are in cluster/doctor.py.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sys
-import sysconfig
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.app import plan, plan_local
+from agent_r1.app.checks import BY_TEST, Check, CheckRow, Facts, Finding, Status
+from agent_r1.app.engine import engine_of
 from agent_r1.config import Config, recipes
 from agent_r1.ground import machine, preflight
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.ground.files import home
-from agent_r1.ground.hardware import GIB, Shape, check_context, find_gpu
+from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.machine import (
     GpuHere,
     available_memory,
-    flash_attn_error,
     gpus_here,
     installed,
     raise_file_limit,
     torch_sees_gpu,
 )
+from agent_r1.ground.units import GIB
 
-LAPTOP = 2 * GIB
-"""Bytes of memory, and of disk, that every run needs."""
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
 PACKAGES = (
     "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
@@ -67,134 +60,17 @@ BUSY = 1.5
 """Programs that want to run per core (the average of a minute), above which a run has to wait."""
 VERSION_LIMIT = 4
 """Untested versions that a line names; it counts the others."""
-VARLEN = "verl.attention=varlen packs rows with PyTorch's own kernel"
-
-Status = Literal["ok", "warn", "fail"]
 STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-
-
-class Finding(NamedTuple):
-    """Hold what a test finds."""
-
-    status: Status
-    detail: str
-    remedy: str = ""
-    """empty if nothing needs doing, or if the remedy in `CHECKS` is the right one"""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Hold the result of one check."""
-
-    name: str
-    status: Status
-    detail: str
-    """the finding"""
-    remedy: str = ""
-    """empty if nothing needs doing"""
 
 
 # --------------------------------------------------------------------------------------- the facts
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Hold what the tests compare: a run's needs, and the GPUs of this machine."""
-
-    config: Config
-    gpus: list[GpuHere]
-    shape: Shape | None
-    """sizes of the model of a verl run on GPUs; None for a run that needs no GPU"""
-    memory: float
-    """bytes of memory that the run needs"""
-    folders: dict[Path, float]
-    """bytes of disk that the run needs in each folder"""
-    model_problem: Finding | None
-    """why the start model or its context cannot be used"""
-
-
 def gather_facts(config: Config) -> Facts:
     """Prepare once what several tests read."""
-    shape = None
-    problem = check_model(config)
-    if config.engine == "verl" and config.verl.gpu:
-        # Imported here, so that a broken FAISS stops no other check.
-
-        try:
-            shape = plan_local.model_shape(config)
-            # If the context is too long, the shape stays: the other tests for GPUs still apply.
-            check_context(config.rollout.max_context, config.verl.tensor_parallel, shape)
-        except ConfigError as error:
-            if problem is None:
-                remedy = "set model.path to a model that the plan knows"
-                problem = Finding("fail", str(error), remedy)
-    if shape is None:
-        memory, folders = local_needs(config)
-    else:
-        memory, folders = needs_of_gpus(config, shape)
-    return Facts(config, gpus_here(), shape, memory, folders, problem)
-
-
-def always(facts: Facts) -> bool:
-    return True
-
-
-def needs_gpus(facts: Facts) -> bool:
-    return facts.shape is not None
-
-
-def needs_gpus_and_has_some(facts: Facts) -> bool:
-    return facts.shape is not None and len(facts.gpus) > 0
-
-
-def local_needs(config: Config) -> tuple[float, dict[Path, float]]:
-    """Return bytes of memory, and of disk in each folder, that a local run needs."""
-    memory = 0.0
-    disk = 0.0
-    with suppress(ConfigError):  # the model is not downloaded yet
-        shape = plan_local.model_shape(config)
-        memory = sum(plan_local.local_memory(config, shape).values())
-        disk = plan_local.local_disk(config, shape)
-    folders = {
-        home() / "artifacts": LAPTOP + disk,
-        home() / "runs": 0,
-        Path(tempfile.gettempdir()): 0,
-    }
-    return max(LAPTOP, memory), folders
-
-
-def needs_of_gpus(config: Config, shape: Shape) -> tuple[float, dict[Path, float]]:
-    """Return the same as `local_needs` for a verl run.
-
-    The disk includes the caches of pip, the hub's client, vLLM and Triton.
-    """
-    disk = plan.disk(config, shape)
-    packages = disk.pop("packages")
-    hub_cache = disk.pop("the hub's cache")
-    # What earlier runs left counts as done. A container shares only these two folders.
-    existing = bytes_of_files(home() / "artifacts") + bytes_of_files(home() / "runs")
-    folders = {
-        home() / "artifacts": max(sum(disk.values()) - existing, LAPTOP),
-        home() / "runs": 0,
-        Path(tempfile.gettempdir()): plan.KERNELS_BYTES,
-    }
-    cache_needs = {
-        "HF_HOME": hub_cache,
-        "VLLM_CACHE_ROOT": plan.KERNELS_BYTES,
-        "TRITON_CACHE_DIR": plan.KERNELS_BYTES,
-    }
-    if installed("vllm") is None:  # pip will write each package twice: here and in its cache
-        folders[Path(sys.prefix)] = packages
-        cache_needs = {"PIP_CACHE_DIR": packages, **cache_needs}
-    for variable, need in cache_needs.items():
-        if need:
-            folder = Path(os.environ.get(variable) or CACHES[variable]).expanduser()
-            folders[folder] = need
-    return sum(plan.host_memory_parts(config, shape).values()), folders
-
-
-def bytes_of_files(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    needs = engine_of(config).needs(config)
+    problem = check_model(config) or needs.problem
+    return Facts(config, gpus_here(), needs.shape, needs.memory, needs.folders, problem)
 
 
 def suggest_preset(gpus: list[GpuHere]) -> str:
@@ -278,27 +154,6 @@ def check_torch(facts: Facts) -> Finding:
     return Finding("ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def check_attention(facts: Facts) -> Finding:
-    """Check the trainer's attention: flash-attn if it loads, else PyTorch's own kernel."""
-    error = flash_attn_error()
-    if error is None:
-        return Finding("ok", "flash-attn loads")
-    wants_flash_attn = facts.config.verl.attention == "flash_attention_2"
-    if isinstance(error, ModuleNotFoundError) and not wants_flash_attn:
-        return Finding("ok", f"no flash-attn; {VARLEN}")
-    # vLLM imports an installed flash-attn, too, and its server would end with this error.
-    detail = f"flash-attn does not load ({type(error).__name__}: {first_line(error)})"
-    return Finding("fail", detail)
-
-
-def check_compiler(facts: Facts) -> Finding:
-    """Check what Triton builds its kernels with, as `preflight.py` does before an installation."""
-    status, detail, remedy = preflight.check_compiler(sysconfig.get_path("include"))
-    if status == "ok":
-        return Finding("ok", detail)
-    return Finding("fail", detail, remedy)
-
-
 # ------------------------------------------------------------------------------------- memory, disk
 
 
@@ -378,17 +233,6 @@ def check_load(facts: Facts) -> Finding:
             "warn", f"{detail}: a run of {threads} threads would wait for other programs"
         )
     return Finding("ok", detail)
-
-
-def check_shm(facts: Facts) -> Finding:
-    """Check shared memory, in which Ray's processes exchange tensors. Docker's default is 64 MB."""
-    path = Path("/dev/shm")
-    if not path.exists():
-        remedy = "Ray uses the disk instead, which is slow"
-        return Finding("warn", f"{path} does not exist", remedy)
-    free = shutil.disk_usage(path).free
-    detail = f"{free / GIB:.1f} GiB free at {path}"
-    return Finding("ok" if free >= plan.SHM else "warn", detail)
 
 
 # ----------------------------------------------------------------------------------- model and GPUs
@@ -479,41 +323,7 @@ def check_driver(gpus: list[GpuHere], status_without: Status) -> Finding:
     return Finding(status_without, detail, remedy)
 
 
-def check_fit(facts: Facts) -> Finding:
-    """Check that sampling and training fit together on the smallest GPU."""
-    assert facts.shape is not None  # `needs_gpus_and_has_some` holds
-    smallest = min(gpu.mib for gpu in facts.gpus) * 2**20
-    gpu = dataclasses.replace(find_gpu(facts.config.verl.gpu), memory=smallest)
-    problems = plan.misfits(facts.config, facts.shape, gpu)
-    if problems:
-        detail, _, remedy = problems[0].partition("; ")
-        return Finding("fail", detail, remedy)
-    rows = plan.gpu_memory(facts.config, facts.shape, gpu).values()
-    sampling = sum(row[0] for row in rows) / GIB
-    training = sum(row[1] for row in rows) / GIB
-    detail = (
-        f"sampling needs {sampling:.0f}, training {training:.0f} of {gpu.memory / GIB:.0f} GiB "
-        "(computed)"
-    )
-    return Finding("ok", detail)
-
-
 # --------------------------------------------------------------------------------------- the checks
-
-
-BY_TEST = ""
-"""The test returns the remedy, because it depends on what is wrong."""
-
-
-@dataclass(frozen=True)
-class CheckRow:
-    """Describe one thing that doctor knows how to check."""
-
-    name: str
-    test: Callable[[Facts], Finding]
-    remedy: str
-    """for a finding that is not ok and names no remedy of its own"""
-    applies: Callable[[Facts], bool] = always
 
 
 CHECKS = (
@@ -541,30 +351,18 @@ CHECKS = (
     ),
     CheckRow("load", check_load, "add trainer.threads=1, or end other programs"),
     CheckRow("GPUs", check_gpus, BY_TEST),
-    CheckRow(
-        "attention",
-        check_attention,
-        f"pip uninstall flash-attn; {VARLEN}",
-        applies=needs_gpus,
-    ),
-    CheckRow(
-        "shared memory",
-        check_shm,
-        f"start the container with --shm-size={plan.SHM // GIB}g; otherwise Ray uses the slow disk",
-        applies=needs_gpus,
-    ),
-    CheckRow("C compiler", check_compiler, BY_TEST, applies=needs_gpus),
-    CheckRow("GPU memory", check_fit, BY_TEST, applies=needs_gpus_and_has_some),
-    CheckRow("preset", check_preset, BY_TEST),
 )
-"""What doctor knows, in the order of its output. Of the free memory, PyTorch's own is already gone,
-because its check comes first. The preset is last: its remedy may point to "the packages above"."""
+"""What doctor knows of every run, in the order of its output. Of the free memory, PyTorch's own is
+already gone, because its check comes first. The rows of the engine follow."""
+LAST = CheckRow("preset", check_preset, BY_TEST)
+"""Its remedy may point to "the packages above"."""
 
 
 def run_checks(config: Config) -> list[Check]:
     """Check everything that a run of this configuration depends on. Never raises."""
     facts = gather_facts(config)
-    return [run_check(row, facts) for row in CHECKS if row.applies(facts)]
+    rows = [*CHECKS, *engine_of(config).checks, LAST]
+    return [run_check(row, facts) for row in rows if row.applies(facts)]
 
 
 def run_check(row: CheckRow, facts: Facts) -> Check:

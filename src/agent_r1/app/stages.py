@@ -23,21 +23,22 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1.app.cold_start import check_start, make_cold_start
+from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
-from agent_r1.app.plan import check_conversion
-from agent_r1.app.plan_local import check_free_memory
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
 from agent_r1.env import add_class_tools, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
+from agent_r1.rollout.tokenizer import byte_chat
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import AGENT_SCORE, time_to
-from agent_r1.training.run import check_network, run_training, start_model
+from agent_r1.training.plan_local import check_free_memory
+from agent_r1.training.run import check_network, start_model
 from agent_r1.training.run_dir import (
     OWN_SETTINGS,
     RunDir,
@@ -46,7 +47,6 @@ from agent_r1.training.run_dir import (
     open_run,
 )
 from agent_r1.training.start_chat import check_start_chat
-from agent_r1.training.tiny_model import byte_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
 SAMPLED_QUESTIONS = 1000
@@ -79,7 +79,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     The checks run in this order, from quick to slow:
 
         run       an existing folder has these settings and this code: finished, or resumed
-        engine    its packages are installed
+        engine    its packages are installed, and memory to convert its checkpoints
         code      user-defined code loads and keeps its contract
         memory    a pretrained model fits into free memory
         model     the folder of `model.path` is complete and supports context and arithmetic
@@ -92,12 +92,7 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     check_run(run, config, resume)
     if run.is_finished(config.trainer.steps):
         return
-    if config.engine == "verl":
-        with extra("verl", "--engine verl"):
-            from agent_r1.verl_engine.compose import require_verl
-
-        require_verl()
-        check_conversion(config)
+    engine_of(config).check(config)
     check_own(config)
     check_free_memory(config)
     if path := config.model.path:
@@ -129,20 +124,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
         check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()
-    if config.engine == "verl":
-        from agent_r1.verl_engine import launch
-
-        checkpoint = launch.train_with_verl(run, config, model, resume, plain)
-    else:
-        checkpoint = run_training(
-            run,
-            config,
-            model,
-            paths.load_tools(),
-            questions=paths.load_rows("train"),
-            val_rows=paths.load_rows("val"),
-            plain=plain,
-        )
+    checkpoint = engine_of(config).train(paths, run, model, resume, plain)
     say(f"  {time.perf_counter() - start:.1f} s, in {checkpoint}")
 
 
@@ -308,7 +290,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     The tokens are those of the start model, or bytes if there is no model yet.
     """
     from agent_r1.inference.play import NO_LIMIT, play_by_hand
-    from agent_r1.training.tiny_model import load_chat
+    from agent_r1.rollout.tokenizer import load_chat
 
     check_own(config)
     paths = Workspace(config)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.ground.device import dtype_on, resolve_device
-from agent_r1.ground.hardware import GIB
+from agent_r1.ground.units import GIB
 
 OPEN_FILES = 65536
 """Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every

@@ -4,10 +4,10 @@ In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out
 policy, chat format, tools and the configuration that it was trained with. Next: `chat.py` and
 `compare.py` run the training episode loop with it.
 
-There are two backends, and those that recipes add (`[backend]` in recipe.toml):
+The backends are in the table `[backend]`:
 
     local          in this process, on the training sampler: Llama, Qwen2 and Qwen3
-    vllm           a vLLM server that we start, for speed and for other clients (`serve.py`)
+    vllm           a vLLM server that we start, for speed and for other clients (cluster/serve.py)
     api            a model that somebody else serves (recipes/api)
 """
 
@@ -17,13 +17,11 @@ import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
-from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.env import add_class_tools, dialect_of
@@ -34,46 +32,18 @@ from agent_r1.ground.files import SUMS, home, verify_sums
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import say
 from agent_r1.rollout import model_files
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.rollout.setup import check_dialect
+from agent_r1.rollout.tokenizer import byte_chat, load_chat
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.fsdp_merge import find_shards
-from agent_r1.training.tiny_model import byte_chat, load_chat
 from agent_r1.workspace import Workspace
 
 SETTINGS_FILE = "agent_r1.yaml"
 """In an exported folder: the run's configuration, so that the model acts as it was trained."""
-
-
-@dataclass
-class Agent:
-    """Hold an opened model and everything that it acts with."""
-
-    policy: Policy
-    chat: ChatFormat
-    tools: dict[str, BaseTool]
-    config: Config
-    """As trained: environment, limits, sampling."""
-    model: Path
-    max_concurrent: int = 1
-    """Concurrent episodes: as many as all engines decode at a time."""
-    lead: list[Message] | None = None
-    """Messages before each question, instead of those in the data set's rows; None: as in the
-    rows."""
-
-    @property
-    def starts_from_nothing(self) -> bool:
-        """Return whether this is our tiny model.
-
-        It was trained on single questions only. A second question in a conversation it answers at
-        once, from the first question's passages.
-        """
-        model = self.config.model
-        tiny = model.path is None and len(self.chat.tokenizer) <= model.vocab_size
-        return tiny and self.model.is_dir()  # a model that somebody else serves has no folder
 
 
 @contextmanager
@@ -93,54 +63,39 @@ def open_agent(
         all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
-    if backend in tables.names("backend"):
-        open_model = tables.resolve("backend", backend, "the backend")
-        with open_model(str(model), config) as policy:
-            if tools is None:
-                tools = make_tools_of(config)
-            agent = Agent(policy, byte_chat(), tools, config, model, policy.max_concurrent)
-            agent.lead = _leading_messages(agent, prompt)
-            yield agent
-        return
-    chat = load_chat(model)
-    config = fit_context(config, model)
-    check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
+    chat = byte_chat()
+    if tables.entry_of("backend", backend, "the backend").get("token_ids"):
+        chat = load_chat(model)
+        config = fit_context(config, model)
+        check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
     if tools is None:
         tools = make_tools_of(config)
-    with ExitStack() as stack:
-        gpus = 0
-        if backend == "vllm":
-            from agent_r1.inference.serve import gpus_for, vllm_server
-
-            gpus = gpus_for(config.trainer) if all_gpus else 0
-            server = stack.enter_context(
-                vllm_server(
-                    model,
-                    config.rollout,
-                    config.trainer,
-                    gpus=gpus,
-                    dialect=dialect_of(config.env),
-                )
-            )
-            policy = ServerPolicy(
-                server.url,
-                server.api_key,
-                server.name,
-                chat.stop_ids,
-                server.diagnose,
-                use_seeds=gpus == 0,  # a chat has few requests
-            )
-        else:
-            policy = _in_process(model, chat, config.rollout, config.trainer)
-        agent = Agent(
-            policy,
-            chat,
-            tools,
-            config,
-            model,
-            config.rollout.max_concurrent_episodes * max(1, gpus),
-        )
+    open_policy = tables.resolve("backend", backend, "the backend")
+    with open_policy(model, config, chat.stop_ids, all_gpus) as (policy, max_concurrent):
+        agent = Agent(policy, chat, tools, config, model, max_concurrent)
         agent.lead = _leading_messages(agent, prompt)
+        yield agent
+
+
+@contextmanager
+def open_to_evaluate(
+    model: Path,
+    config: Config,
+    backend: str,
+    temperature: float,
+    tools: dict[str, BaseTool] | None,
+    prompt: str | None,
+    as_trained: bool,
+) -> Iterator[Agent]:
+    """Open an agent on all GPUs and print what it is.
+
+    Args:
+        as_trained: The model is of a run: without a `prompt` it is asked in the words of its rows.
+    """
+    with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
+        if as_trained and prompt is None:
+            agent.lead = None
+        say(describe(agent, backend, temperature))
         yield agent
 
 
@@ -151,10 +106,17 @@ def check_agent(model: Path, config: Config) -> ChatFormat:
     return chat
 
 
-def _in_process(
-    model: Path, chat: ChatFormat, rollout: RolloutConfig, trainer: TrainerConfig
-) -> Policy:
-    device, dtype = resolve_device(trainer.device, trainer.dtype)
+@contextmanager
+def open_in_process(
+    model: Path, config: Config, stop_ids: tuple[int, ...], all_gpus: bool
+) -> Iterator[tuple[Policy, int]]:
+    """Load the model into this process. Yield its policy, and how many episodes it plays at a time.
+
+    Args:
+        all_gpus: Of no use here: the sampler has one device.
+    """
+    rollout = config.rollout
+    device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
     network = model_files.load_model(model, device, dtype)
     # With training's number of slots, the cache of a large model would not fit: keep it below 2
     # GiB.
@@ -163,7 +125,8 @@ def _in_process(
         2 * shape.layers * shape.kv_heads * shape.head_dim * rollout.max_context * dtype.itemsize
     )
     slots = max(1, min(rollout.max_concurrent_episodes, 2**31 // per_slot))
-    return LocalPolicy(network, chat.stop_ids, slots=slots, max_context=rollout.max_context)
+    policy = LocalPolicy(network, stop_ids, slots=slots, max_context=rollout.max_context)
+    yield policy, rollout.max_concurrent_episodes
 
 
 def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:

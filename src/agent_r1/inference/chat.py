@@ -35,7 +35,6 @@ from agent_r1.data.storage import read_corpus
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import (
-    Agent,
     describe,
     find_card,
     open_agent,
@@ -50,6 +49,7 @@ from agent_r1.inference.conversation import (
     same_context,
 )
 from agent_r1.inference.screen import Screen, footer
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.records import evaluation_records, question_of
 from agent_r1.rollout.reliability import reliability_line
 from agent_r1.viewer.tokens import token_table

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +20,8 @@ from agent_r1.core import Row, Step, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import json_line, read_jsonl, write_whole
 from agent_r1.ground.ui import progress, say
-from agent_r1.inference.agent import Agent, describe, open_agent
 from agent_r1.inference.provenance import provenance, weights_hash
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.evaluate import (
     calls_line,
     card_text,
@@ -42,13 +42,16 @@ from agent_r1.rollout.reliability import (
     values_of,
 )
 from agent_r1.rollout.setup import make_loop
+from agent_r1.tool import BaseTool
 from agent_r1.workspace import Workspace
 
 Card = dict[str, Any]
+OpenModel = Callable[[Path, dict[str, BaseTool] | None], AbstractContextManager[Agent]]
 
 
 def evaluate_models(
     models: Sequence[Path],
+    open_model: OpenModel,
     config: Config,
     rows: list[Row],
     split: str,
@@ -57,7 +60,6 @@ def evaluate_models(
     out: Path | None,
     prompt: str | None = None,
     condition: str | None = None,
-    as_trained: bool = False,
     samples: int = 1,
     threshold: float | None = None,
     against: Path | None = None,
@@ -65,6 +67,7 @@ def evaluate_models(
     """Evaluate each model, print its card, and compare two.
 
     Args:
+        open_model: Opens the agent of a model with these tools (None: the configuration's).
         samples: Samples of each question; from two on, the card has their `reliability`, and its
         other figures are about the first of them.
         threshold: See `reliability.is_right`.
@@ -72,8 +75,6 @@ def evaluate_models(
         there.
         condition: See `condition_of`.
         against: The card of another evaluation of these questions, to compare each model with.
-        as_trained: The models are of a run, and without a `prompt` they are asked in the words of
-        its rows.
     """
     if not rows:
         raise AgentR1Error(
@@ -105,10 +106,7 @@ def evaluate_models(
     cards: list[Card] = []
     trajectories: list[list[Trajectory]] = []
     for number, model in enumerate(models, 1):
-        with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
-            if as_trained and prompt is None:
-                agent.lead = None
-            say(describe(agent, backend, temperature))
+        with open_model(model, tools) as agent:
             facts = {"temperature": temperature}
             if condition:
                 facts["condition"] = condition

@@ -29,7 +29,7 @@ from agent_r1.core import (
 from agent_r1.data.prompts import messages
 from agent_r1.env import INVALID, brings_tools, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.inference.agent import Agent
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task, derive_seed
 from agent_r1.rollout.training_rows import trajectory_rows
 

@@ -29,9 +29,9 @@ from agent_r1.inference.agent import SETTINGS_FILE, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.rollout.template_probe import TOOLS
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.fsdp_merge import find_shards, write_merged
-from agent_r1.training.tiny_model import load_chat
 
 MEAN, MOST = 3e-4, 1e-2
 """Most that rounding may change a log-probability between checkpoint and export, both in float32:

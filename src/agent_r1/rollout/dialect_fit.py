@@ -262,3 +262,22 @@ def _keep(file: Path, result: Result) -> None:
     except OSError:
         with suppress(OSError):
             part.unlink()
+
+
+def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, use_cache: bool = True) -> str:
+    """Return one sentence on what is exact with this model and dialect.
+
+    Raises ConfigError if the model cannot write this dialect, is not shown its tools, or has a chat
+    template that cannot be followed exactly.
+    """
+    dialect = dialect_of(env)
+    lacks = [token for token in dialect.control_tokens if token not in chat.control_ids]
+    if lacks:
+        raise ConfigError(
+            f"env.name={env.name} requires the control token {lacks[0]}, which this model lacks; "
+            "set model.path to a model that "
+            "was trained with it (GPT-OSS for harmony), or choose another dialect, such as "
+            "env.name=hermes",
+            code="missing_control_tokens",
+        )
+    return check_fit(chat, env, tools, use_cache)

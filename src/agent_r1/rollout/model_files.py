@@ -49,6 +49,9 @@ MOST_ANGLES = 2**28
 """Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide
 heads."""
 
+SHARDS = "model_world_size_*_rank_*.pt"
+"""The files in which verl writes a model, one a rank (training/fsdp_merge.py merges them)."""
+
 
 class OtherModelError(AgentR1Error):
     """An architecture that `Decoder` does not support. `transformers` may read it."""

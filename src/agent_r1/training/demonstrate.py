@@ -239,7 +239,7 @@ def play_demonstrations(
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and context limits do not apply.
     from agent_r1.rollout.rollouts import run_episodes
-    from agent_r1.training.tiny_model import byte_chat
+    from agent_r1.rollout.tokenizer import byte_chat
 
     chat = byte_chat()
     limits = replace(

@@ -15,10 +15,9 @@ from safetensors.torch import save_file
 
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout import model_files
+from agent_r1.rollout.model_files import SHARDS
 from agent_r1.training.checkpoint import refuse_weights
 from agent_r1.training.settings import LORA_ALPHA
-
-SHARDS = "model_world_size_*_rank_*.pt"
 
 
 def find_shards(folder: Path) -> Path | None:

@@ -21,9 +21,9 @@ from agent_r1.config import tables
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import RESUME, json_line, read_jsonl, write_whole, writing
-from agent_r1.ground.hardware import GIB
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
+from agent_r1.ground.units import GIB
 
 STEP_KEY = "training/global_step"
 """Key of the step's number in metrics.jsonl."""

@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.config.settings import Config
-from agent_r1.core import Trajectory
+from agent_r1.core import SAMPLER_GAP, Trajectory
 from agent_r1.ground.device import resolve_device
 from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.episode import derive_seed
@@ -67,7 +67,6 @@ from agent_r1.training.losses import (
 )
 from agent_r1.training.metrics import (
     GAP_ROW_STRIDE,
-    SAMPLER_GAP,
     Clock,
     Means,
     explained_variance,

@@ -17,9 +17,6 @@ from agent_r1.core import Trajectory
 from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import Batch
 
-SAMPLER_GAP = "training/rollout_logprobs_diff_mean"
-"""Mean absolute difference of trainer and sampler in a sampled token's log-probability, before any
-update. Rounding in bfloat16 gives .01 to .02."""
 GAP_ROW_STRIDE = 32
 """One row in this many is recomputed, to check that sampler and trainer agree."""
 

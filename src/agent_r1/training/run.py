@@ -26,11 +26,13 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import remove
 from agent_r1.rollout import decoder, model_files
 from agent_r1.rollout.chat_format import ChatFormat
+from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.episode import AgentEnvLoop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.rollout.setup import check_dialect, make_loop
+from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.tokenizer import load_chat, save_tokenizer
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import (
@@ -57,7 +59,6 @@ from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.training.sentinel import SPAN, new_signs
-from agent_r1.training.tiny_model import load_chat, save_tokenizer
 from agent_r1.workspace import Workspace, check_local_model
 
 

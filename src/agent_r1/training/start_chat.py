@@ -12,9 +12,8 @@ from agent_r1.config import Config, tables
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import choose
-from agent_r1.rollout.setup import check_dialect
-from agent_r1.training.tiny_model import byte_chat, chat_with_tools, load_chat
+from agent_r1.rollout.dialect_fit import check_dialect, choose
+from agent_r1.rollout.tokenizer import byte_chat, chat_with_tools, load_chat
 from agent_r1.workspace import Workspace, check_local_model
 
 

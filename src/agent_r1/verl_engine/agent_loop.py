@@ -27,11 +27,11 @@ from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rollouts import GREEDY, first_failed_call, greedy_score
 from agent_r1.rollout.setup import make_loop
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows
 from agent_r1.tool import BaseTool
 from agent_r1.training.metrics import EpisodeNumbers
 from agent_r1.training.parts import make_estimator
-from agent_r1.training.tiny_model import load_chat
 from agent_r1.workspace import Workspace
 
 

@@ -41,12 +41,12 @@ from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA, cores, flash_attn_e
 from agent_r1.ground.ui import say
 from agent_r1.rollout import model_files
 from agent_r1.rollout.rollouts import prompts_of_step
+from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers
 from agent_r1.training.run import graceful_interrupt
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
-from agent_r1.training.tiny_model import load_chat
 from agent_r1.verl_engine.checkpoints import finish, newest_shards
 from agent_r1.verl_engine.compose import (
     Sources,

@@ -4,7 +4,7 @@
 
 In: FOLDER/config.yaml (our configuration) and FOLDER/job.json. Out: FOLDER/rank_N.json with the
 peak of memory and the seconds of an update. The worker is verl's own (FSDP2, dynamic batches),
-without Ray, vLLM and a task. Next: `app/gpu_check.py` compares the peak with the plan.
+without Ray, vLLM and a task. Next: `verl_engine/gpu_check.py` compares the peak with the plan.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import transformers
 
 from agent_r1.config import Config, from_yaml, to_yaml
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.hardware import Shape
+from agent_r1.ground.shapes import Shape
 from agent_r1.verl_engine.compose import Sources, compose, overrides
 
 SHORTEST = 500
@@ -106,7 +106,7 @@ def make_published_config(shape: Shape, qwen3: bool) -> transformers.PreTrainedC
 
 def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
     """Write random weights in bfloat16, as published models have, and a small tokenizer."""
-    from agent_r1.training.tiny_model import save_tokenizer, train_tokenizer
+    from agent_r1.rollout.tokenizer import save_tokenizer, train_tokenizer
 
     config = make_published_config(shape, qwen3)
     # A CPU draws 1.5 billion numbers in about a minute, a GPU at once.

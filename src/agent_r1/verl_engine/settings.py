@@ -9,7 +9,8 @@ from pydantic import Field
 
 from agent_r1.config.settings import AtLeast1, OutsideFingerprint, OutsideWhileAuto, Section
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.hardware import check_context, find_gpu, find_known_shape
+from agent_r1.ground.shapes import check_context, find_known_shape
+from agent_r1.verl_engine.hardware import find_gpu
 
 
 class VerlConfig(Section):

@@ -1,6 +1,7 @@
-"""List the sizes of known GPUs and models.
+"""List the sizes of known models.
 
-`plan.py` computes bytes and seconds from them; `config/load.py` refuses what they rule out.
+The plans (training/plan_local.py, cluster/plan.py) compute bytes and seconds from them, and the
+settings of verl refuse what they rule out.
 """
 
 from __future__ import annotations
@@ -10,29 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.ground.errors import ConfigError, nearest
-
-GIB = 2**30
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """Hold NVIDIA's data sheet: bf16 FLOP/s without sparsity, bytes per second, bytes."""
-
-    flops: float
-    bandwidth: float
-    memory: float
-
-
-GPUS = {
-    "H200": Gpu(989e12, 4.8e12, 140 * GIB),
-    "H100": Gpu(989e12, 3.35e12, 80 * GIB),  # SXM; the PCIe card is slower
-    "A100-80GB": Gpu(312e12, 2.04e12, 80 * GIB),
-    "A100-40GB": Gpu(312e12, 1.555e12, 40 * GIB),
-    "L40S": Gpu(362e12, 0.864e12, 45 * GIB),
-    "RTX-4090": Gpu(165e12, 1.008e12, 24 * GIB),  # the Ada whitepaper
-    "A10": Gpu(125e12, 0.6e12, 24 * GIB),
-    "L4": Gpu(121e12, 0.3e12, 24 * GIB),
-}
 
 
 @dataclass(frozen=True)
@@ -152,10 +130,3 @@ def check_context(max_context: int, tensor_parallel: int, shape: Shape) -> None:
             "attention heads; choose a divisor",
             code="indivisible_tensor_parallel",
         )
-
-
-def find_gpu(name: str) -> Gpu:
-    """Look up a GPU. Raises ConfigError if it is not in the table."""
-    if name not in GPUS:
-        raise ConfigError.unknown("verl.gpu", name, GPUS)
-    return GPUS[name]

@@ -26,23 +26,24 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from agent_r1.app import plan, stages
-from agent_r1.app.plan_local import model_shape
+from agent_r1.app import stages
 from agent_r1.config import Config, apply_overrides, fingerprint, load_config
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
-from agent_r1.ground.hardware import GIB, find_gpu
 from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
+from agent_r1.ground.units import GIB
 from agent_r1.inference.export import RECORD, export
 from agent_r1.inference.provenance import code_version
-from agent_r1.inference.serve import gpus_for
 from agent_r1.training.checkpoint import verify_checkpoint
+from agent_r1.training.plan_local import model_shape
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine import real_update
+from agent_r1.verl_engine import plan, real_update
 from agent_r1.verl_engine.checkpoints import compare_logprobs
+from agent_r1.verl_engine.hardware import find_gpu
 from agent_r1.verl_engine.launch import choose_attention, read_phase
+from agent_r1.verl_engine.serve import gpus_for
 from agent_r1.workspace import Workspace
 
 SMALL_RUN = [

@@ -28,7 +28,9 @@ from pathlib import Path
 import httpx
 import torch
 
+from agent_r1.config import Config
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
+from agent_r1.env import dialect_of
 from agent_r1.env.dialect import Dialect
 from agent_r1.env.hermes import HERMES
 from agent_r1.ground.device import resolve_device
@@ -37,8 +39,9 @@ from agent_r1.ground.files import home
 from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA
 from agent_r1.ground.ui import say
 from agent_r1.rollout.model_files import read_config
+from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.rollout.tokenizer import load_tokenizer
 from agent_r1.search.service import open_port
-from agent_r1.training.tiny_model import load_tokenizer
 
 INSTALL = (
     "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install "
@@ -259,23 +262,43 @@ def stop(process: subprocess.Popen) -> None:
             return
 
 
-def serve_forever(
-    model: Path,
-    rollout: RolloutConfig,
-    trainer: TrainerConfig,
-    port: int | None,
-    dialect: Dialect = HERMES,
-) -> None:
+@contextmanager
+def open_policy(
+    model: Path, config: Config, stop_ids: tuple[int, ...], all_gpus: bool
+) -> Iterator[tuple[ServerPolicy, int]]:
+    """Start a server for the block. Yield its policy, and how many episodes it plays at a time.
+
+    Args:
+        all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
+    """
+    gpus = gpus_for(config.trainer) if all_gpus else 0
+    dialect = dialect_of(config.env)
+    with vllm_server(model, config.rollout, config.trainer, gpus=gpus, dialect=dialect) as server:
+        policy = ServerPolicy(
+            server.url,
+            server.api_key,
+            server.name,
+            stop_ids,
+            server.diagnose,
+            use_seeds=gpus == 0,  # a chat has few requests
+        )
+        yield policy, config.rollout.max_concurrent_episodes * max(1, gpus)
+
+
+def serve(model: Path, config: Config, port: int | None) -> None:
     """Serve until the server dies or Ctrl-C: `agent-r1 serve`.
 
     The key is not printed, where a log could keep it. It is in a file that only its owner can read.
     """
     for number in (signal.SIGTERM, signal.SIGHUP):  # exit the block properly, and delete the key
         signal.signal(number, lambda number, frame: sys.exit(128 + number))
-    gpus = min(1, gpus_for(trainer))
+    gpus = min(1, gpus_for(config.trainer))
+    dialect = dialect_of(config.env)
     with ExitStack() as stack:
         server = stack.enter_context(
-            vllm_server(model, rollout, trainer, gpus=gpus, port=port, dialect=dialect)
+            vllm_server(
+                model, config.rollout, config.trainer, gpus=gpus, port=port, dialect=dialect
+            )
         )
         key = server.log.with_suffix(".key")
         stack.callback(key.unlink, missing_ok=True)

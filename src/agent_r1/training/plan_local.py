@@ -12,7 +12,8 @@ from contextlib import suppress
 from agent_r1.config import Config
 from agent_r1.ground.device import LOGITS
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.hardware import GIB, Shape, find_shape
+from agent_r1.ground.shapes import Shape, find_shape
+from agent_r1.ground.units import GIB
 
 TOKENS_PER_EPISODE = 115
 """Mean length of an episode of `laptop` in training (metrics: sequence_length/mean). Those of

@@ -1,0 +1,3 @@
+"""Name the units of memory and disk."""
+
+GIB = 2**30
