@@ -32,8 +32,8 @@ from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
 from agent_r1.env import AgentEnv, make_env
 from agent_r1.ground.errors import AgentR1Error
+from agent_r1.model.decoder import Decoder, DecoderShape
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.decoder import Decoder, DecoderShape
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.tokenizer import train_tokenizer
 from agent_r1.search.encoders import make_encoder
@@ -588,7 +588,7 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.app import stages
     from agent_r1.config import fingerprint
     from agent_r1.inference.agent import own_settings
-    from agent_r1.rollout import model_files
+    from agent_r1.model import files as model_files
     from agent_r1.rollout.tokenizer import load_chat
     from agent_r1.training.checkpoint import save_checkpoint
     from agent_r1.training.run import write_model

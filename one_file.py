@@ -12,7 +12,7 @@ What makes agents different from chat models is all here: several turns, tokens 
 not write, and one reward at the end. What is left out, and where the project does it:
 
     a critic (PPO), a KL to a reference model, several updates per batch     training/loop.py
-    a cache of keys and values that lives across the turns                   rollout/sampler.py
+    a cache of keys and values that lives across the turns                   model/sampler.py
     computing once what the attempts at one question have in common          training/prefix_tree.py
     checkpoints, metrics, resuming                                           training/run.py
 """

@@ -34,11 +34,11 @@ from verl.workers.rollout.replica import TokenOutput
 from agent_r1.config import Config, load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.storage import read_rows
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.index import PassageIndex

@@ -33,7 +33,8 @@ from lab.pictures.book import ROOT, Drawing
 
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
-from agent_r1.rollout import cpu_products, decoder, kv_cache, model_files, sampler
+from agent_r1.model import cpu_products, decoder, kv_cache, sampler
+from agent_r1.model import files as model_files
 from agent_r1.search.index import PassageIndex
 from agent_r1.training import prefix_tree
 from agent_r1.training.learner import make_learner

@@ -32,7 +32,7 @@ from common import (
 
 from agent_r1.core import Trajectory
 from agent_r1.env import make_env
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.learner import make_learner

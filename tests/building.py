@@ -16,10 +16,10 @@ from agent_r1.data.corpora import corpus_passages
 from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.data.storage import Passage, read_corpus, read_rows, verify
 from agent_r1.env.dialect import Dialect
+from agent_r1.model import files as model_files
+from agent_r1.model.decoder import Decoder
 from agent_r1.reward.scorers import exact_match
-from agent_r1.rollout import model_files
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index

@@ -36,8 +36,8 @@ STOREYS = {
     "ground": ("core", "ground"),
     "settings": ("config",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
-    "learner": ("rollout", "training"),
-    "around": ("inference", "viewer"),
+    "learner": ("model", "rollout", "training", "viewer"),
+    "around": ("inference",),
     "shell": ("app",),
     "cluster": ("verl_engine",),
 }

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AutoModelForCausalLM
 
-from agent_r1.rollout.decoder import Decoder, attend, causal_attention
-from agent_r1.rollout.model_files import FAMILIES, load_model, save_model
-from agent_r1.rollout.policies import load_any
+from agent_r1.model.decoder import Decoder, attend, causal_attention
+from agent_r1.model.files import FAMILIES, load_model, save_model
+from agent_r1.model.policies import load_any
 
 SHAPES = {
     "tied": {},

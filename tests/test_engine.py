@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_r1.core import Generation, Sampling
-from agent_r1.rollout.decoder import causal_attention
+from agent_r1.model.decoder import causal_attention
+from agent_r1.model.sampler import LocalPolicy
+from agent_r1.model.sampling import sample_tokens
 from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.rollout.sampler import LocalPolicy
-from agent_r1.rollout.sampling import sample_tokens
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.search.index import Hit

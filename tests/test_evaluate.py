@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save_file
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.evaluate import (
     compare,
     eval_card,
@@ -30,7 +31,6 @@ from agent_r1.rollout.evaluate import (
     score_line,
     wilson_interval,
 )
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 
 

@@ -167,4 +167,4 @@ def test_each_extra_that_a_message_names_exists():
 @pytest.mark.parametrize("kind", [UserWarning, DeprecationWarning])
 def test_a_warning_of_our_own_modules_is_an_error(kind):
     with pytest.raises(kind):
-        warnings.warn_explicit("ours", kind, "ours.py", 1, module="agent_r1.rollout.decoder")
+        warnings.warn_explicit("ours", kind, "ours.py", 1, module="agent_r1.model.decoder")

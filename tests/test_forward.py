@@ -9,7 +9,7 @@ from conftest import random_model, trajectory_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1.rollout.decoder import causal_attention
+from agent_r1.model.decoder import causal_attention
 from agent_r1.rollout.training_rows import Batch, collate, trajectory_rows
 from agent_r1.training.batches import micro_batches
 from agent_r1.training.forward import Critic, action_logprobs, action_values

@@ -33,9 +33,9 @@ from agent_r1.env import dialect_of
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.export import export
-from agent_r1.rollout.decoder import causal_attention
+from agent_r1.model.decoder import causal_attention
+from agent_r1.model.files import load_model, save_model
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
-from agent_r1.rollout.model_files import load_model, save_model
 from agent_r1.rollout.tokenizer import byte_chat, load_chat, load_tokenizer, save_tokenizer
 from agent_r1.training.demonstrate import read_episodes
 from agent_r1.training.start_chat import check_start_chat, describe_start_chat

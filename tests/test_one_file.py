@@ -32,8 +32,8 @@ from agent_r1 import (
     standardize,
 )
 from agent_r1.config import load_config
-from agent_r1.rollout.model_files import load_model, to_hf
-from agent_r1.rollout.policies import load_transformers
+from agent_r1.model.files import load_model, to_hf
+from agent_r1.model.policies import load_transformers
 from agent_r1.rollout.setup import make_flow
 from agent_r1.training import loop
 from agent_r1.training.batches import make_batch

@@ -31,10 +31,10 @@ from agent_r1.core import Sampling, StopReason
 from agent_r1.inference.agent import find_model, open_agent, settings_for
 from agent_r1.inference.chat import load_test_questions
 from agent_r1.inference.conversation import Conversation
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.policies import load_transformers
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import Task
-from agent_r1.rollout.policies import load_transformers
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.rollout.training_rows import trajectory_rows

@@ -22,6 +22,7 @@ from agent_r1.inference.power import (
     read_card,
     seeds_needed,
 )
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.evaluate import card_text, evaluate, first_samples, sample_seed
 from agent_r1.rollout.reliability import (
     KS,
@@ -37,7 +38,6 @@ from agent_r1.rollout.reliability import (
     student_quantile,
     values_of,
 )
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 
 # --------------------------------------------------------------------------------------- estimators

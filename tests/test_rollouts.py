@@ -17,9 +17,9 @@ from letters import letters_run
 
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import Sampling, Step, StopReason, Trajectory
+from agent_r1.model.sampler import SamplerStats
 from agent_r1.rollout.episode import AgentFlowBase, Task
 from agent_r1.rollout.rollouts import GREEDY, Greedy, Rollouts, run_episodes, tasks_of_step
-from agent_r1.rollout.sampler import SamplerStats
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1_recipes.credit.estimators import BASELINE
 

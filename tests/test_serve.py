@@ -31,8 +31,8 @@ from agent_r1.core import Sampling
 from agent_r1.env.hermes import HERMES
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
+from agent_r1.model.policies import ServerPolicy
 from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.training.run import write_model
 from agent_r1.verl_engine.serve import VllmServer, parser_options, stop, vllm_server
@@ -321,7 +321,7 @@ def served(trained, begun):
 @real
 def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
     """Whole conversations, greedily: the ids of every turn, and their log-probabilities."""
-    from agent_r1.rollout.policies import load_transformers, token_logprobs
+    from agent_r1.model.policies import load_transformers, token_logprobs
 
     model, config = find_model("laptop-grpo")
     rows = Workspace(config).load_rows("test")[:24]
@@ -348,7 +348,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
 @real
 def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     """At another temperature than 1, streamed: recomputed by the model that training uses."""
-    from agent_r1.rollout import model_files
+    from agent_r1.model import files as model_files
     from agent_r1.rollout.training_rows import TrainingRow, collate
     from agent_r1.training.forward import action_logprobs
 

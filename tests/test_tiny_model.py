@@ -15,9 +15,9 @@ from transformers import AutoTokenizer
 
 from agent_r1.config.load import load_config
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.decoder import Decoder, causal_attention
 from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.decoder import Decoder, causal_attention
 from agent_r1.rollout.tokenizer import (
     SPECIAL,
     TAG_TOKENS,

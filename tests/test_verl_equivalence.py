@@ -35,7 +35,8 @@ from agent_r1.core import Step, StepResult, StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import open_agent
-from agent_r1.rollout import decoder, model_files
+from agent_r1.model import decoder
+from agent_r1.model import files as model_files
 from agent_r1.rollout.columns import PROCESS, Column
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training import loop

@@ -27,7 +27,8 @@ from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
-from agent_r1.rollout import decoder, model_files
+from agent_r1.model import decoder
+from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.training.checkpoint import read_checkpoint

@@ -35,7 +35,7 @@ from runs import (
 
 from agent_r1.config import from_yaml
 from agent_r1.ground.machine import installed
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs

@@ -22,8 +22,8 @@ from agent_r1.config import load_config
 from agent_r1.core import Generation, Sampling
 from agent_r1.ground.shapes import MODELS, Shape
 from agent_r1.ground.units import GIB
-from agent_r1.rollout.decoder import Decoder, DecoderShape
-from agent_r1.rollout.sampler import LocalPolicy
+from agent_r1.model.decoder import Decoder, DecoderShape
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs

@@ -22,10 +22,10 @@ from common import run as run_main
 from run import TimedTrainer, make_trainer
 
 from agent_r1.core import Sampling, Trajectory
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rollouts import prompts_of_step, run_episodes
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 
 

@@ -43,9 +43,9 @@ from trl.chat_template_utils import qwen3_schema
 
 from agent_r1.env.hermes import answer_of, is_well_formed
 from agent_r1.ground.errors import ConfigError
+from agent_r1.model import files as model_files
+from agent_r1.model.decoder import Decoder
 from agent_r1.reward.qa import qa_outcome
-from agent_r1.rollout import model_files
-from agent_r1.rollout.decoder import Decoder
 from agent_r1.rollout.rollouts import prompts_of_step
 
 

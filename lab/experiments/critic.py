@@ -21,9 +21,10 @@ from torch import Tensor
 
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
-from agent_r1.rollout import decoder, model_files
+from agent_r1.model import decoder
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.rollouts import run_episodes, tasks_of_step
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.rollout.training_rows import Batch

@@ -26,7 +26,7 @@ from agent_r1 import (
     make_loop,
     train_tokenizer,
 )
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs

@@ -14,7 +14,7 @@ from benchmarks.common import load_setting, make_parser, run
 
 from agent_r1.env import make_env
 from agent_r1.ground.device import resolve_device
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.learner import make_learner

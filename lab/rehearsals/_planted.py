@@ -74,7 +74,7 @@ def shards() -> None:
     """Convert another model than the trained one."""
     import torch
 
-    from agent_r1.rollout import policies
+    from agent_r1.model import policies
 
     real = policies.load_transformers
 

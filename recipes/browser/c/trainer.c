@@ -2,7 +2,7 @@
  * Train a small language-model agent: read tokens, sample, differentiate the clipped loss, update the weights.
  *
  * In: token ids and advantages from js/. Out: sampled tokens with their log-probabilities, gradients, new weights.
- * The decoder is the one of rollout/decoder.py (Qwen2: pre-norm, rotary positions, SwiGLU, tied output), the loss is
+ * The decoder is the one of model/decoder.py (Qwen2: pre-norm, rotary positions, SwiGLU, tied output), the loss is
  * policy_loss of training/losses.py, the update is AdamW. tests/test_trainer.py compares each of them with PyTorch.
  *
  * The bits of every result are equal on every machine. WebAssembly rounds + - * / and sqrt as IEEE 754 says, so three

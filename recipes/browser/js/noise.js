@@ -2,7 +2,7 @@
 /*
  * Make random numbers from counters. In: a seed and the place where a number is used. Out: the number.
  *
- * A number belongs to its place (seed, step, question, sample, token), as in rollout/sampling.py: it does not depend on
+ * A number belongs to its place (seed, step, question, sample, token), as in model/sampling.py: it does not depend on
  * what was drawn before, so any number of workers, in any order, plays the same episodes. Whole numbers only, so all
  * engines agree. The mixing steps are those of MurmurHash3's finish.
  */

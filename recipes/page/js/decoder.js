@@ -1,6 +1,6 @@
 "use strict";
 /*
- * Compute a Qwen2 decoder, as rollout/decoder.py does: pre-norm, rotary positions, SwiGLU, tied output.
+ * Compute a Qwen2 decoder, as model/decoder.py does: pre-norm, rotary positions, SwiGLU, tied output.
  * In: token ids. Out: logits. Next: sampling.js. Sums are in float64, and everything that is kept is float32.
  */
 

@@ -1,6 +1,6 @@
 "use strict";
 /*
- * Sample a token, as rollout/sampling.py does. In: logits, and a random number. Out: a token with its log-probability. Next: episode.js.
+ * Sample a token, as model/sampling.py does. In: logits, and a random number. Out: a token with its log-probability. Next: episode.js.
  */
 
 /**

@@ -105,7 +105,7 @@ def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str,
     draws = [np.random.Generator(np.random.Philox(key=derive_seed(seed, turn))) for turn in turns]
     noise = [
         draw.random(LONGEST, dtype=np.float32).tolist() for draw in draws
-    ]  # as rollout/sampling.py
+    ]  # as model/sampling.py
     return {
         "checkpoint": checkpoint,
         "number": number,

@@ -26,11 +26,11 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import write_whole, writing
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.tokenizer import byte_chat, chat_with_tools, load_chat, train_tokenizer
 from agent_r1.rollout.training_rows import TrainingRow

@@ -269,7 +269,7 @@ def _backend(config: Config, model: Path) -> str:
 
     On GPUs it needs minutes for what takes the reference sampler hours.
     """
-    from agent_r1.rollout.model_files import OtherModelError, read_shape
+    from agent_r1.model.files import OtherModelError, read_shape
 
     if config.engine != "verl":
         return "local"

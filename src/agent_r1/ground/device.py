@@ -17,7 +17,7 @@ LOGITS = 1 << 24
 """Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens
 of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""Event loops of this process's samplers. `rollout/sampler.py` adds them; `search/coalescer.py`
+"""Event loops of this process's samplers. `model/sampler.py` adds them; `search/coalescer.py`
 waits in them."""
 
 

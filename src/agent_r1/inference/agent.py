@@ -31,11 +31,11 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import SUMS, home, verify_sums
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import say
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import check_dialect
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.tokenizer import byte_chat, load_chat
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints

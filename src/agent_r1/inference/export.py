@@ -27,7 +27,7 @@ from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import SETTINGS_FILE, model_folder
 from agent_r1.inference.provenance import train_command, weights_hash
-from agent_r1.rollout.policies import AnyModel, load_any, load_transformers, token_logprobs
+from agent_r1.model.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.rollout.template_probe import TOOLS
 from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.training.checkpoint import verify_checkpoint

@@ -18,7 +18,7 @@ from agent_r1 import __version__
 from agent_r1.config import Config, fingerprint, load_config, preset_names, tables
 from agent_r1.ground.files import sha256
 from agent_r1.ground.machine import describe_machine
-from agent_r1.rollout.model_files import SHARDS
+from agent_r1.model.files import SHARDS
 from agent_r1.workspace import Workspace
 
 

@@ -19,8 +19,8 @@ import torch
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.core import INVALID, Row, Sampling, StopReason, Trajectory
 from agent_r1.ground.errors import AgentR1Error, LostConnection
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import AgentFlowBase, Task, derive_seed
-from agent_r1.rollout.sampler import LocalPolicy
 
 MAX_LOST_SHARE = 0.05
 """Share of an evaluation's episodes that may lose their connection. They count as wrong, so this

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import ConfigError
+from agent_r1.model.decoder import Decoder, causal_attention_at
 from agent_r1.rollout.columns import Column, Columns
-from agent_r1.rollout.decoder import Decoder, causal_attention_at
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.training.batches import micro_batches
 from agent_r1.training.forward import action_logprobs, autocast, batch_logprobs

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, scatter, select_rows
 from agent_r1.training.prefix_tree import micro_batches_of
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout import model_files
-from agent_r1.rollout.model_files import SHARDS
+from agent_r1.model import files as model_files
+from agent_r1.model.files import SHARDS
 from agent_r1.training.checkpoint import refuse_weights
 from agent_r1.training.settings import LORA_ALPHA
 

@@ -13,7 +13,7 @@ import torch
 
 from agent_r1.config.settings import ActorConfig, CriticConfig
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.model.decoder import Decoder
 from agent_r1.training.forward import Critic
 
 

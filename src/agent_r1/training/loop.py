@@ -14,7 +14,7 @@ reward, only `AgentEnv` (core.py). `train` is the algorithm; its two updates fol
         7  record   metrics, transcripts, evaluation, checkpoint
 
 Only phases 1 and 2 are specific to agents. The rest is the PPO of 2017 (1707.06347) with a mask.
-The reading path ends here: `rollout/sampler.py` makes phase 1 fast, and `run.py` wraps the loop
+The reading path ends here: `model/sampler.py` makes phase 1 fast, and `run.py` wraps the loop
 into a run on disk.
 
 Skipped when not needed:
@@ -41,10 +41,10 @@ from torch import Tensor
 from agent_r1.config.settings import Config
 from agent_r1.core import SAMPLER_GAP, Trajectory
 from agent_r1.ground.device import resolve_device
-from agent_r1.rollout.decoder import Decoder
+from agent_r1.model.decoder import Decoder
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rollouts import Rollouts
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
 from agent_r1.training.batches import make_batch, minibatches

@@ -14,7 +14,7 @@ from statistics import fmean
 from torch import Tensor
 
 from agent_r1.core import Trajectory
-from agent_r1.rollout.sampler import SamplerStats
+from agent_r1.model.sampler import SamplerStats
 from agent_r1.rollout.training_rows import Batch
 
 GAP_ROW_STRIDE = 32

@@ -155,7 +155,7 @@ def local_plan(config: Config) -> str:
     shape = model_shape(config)
     parts = local_memory(config, shape, ITEMSIZE[dtype])
     if config.model.path and config.engine == "local" and Workspace(config).base_model.is_dir():
-        from agent_r1.rollout.model_files import read_shape
+        from agent_r1.model.files import read_shape
 
         read_shape(
             Workspace(config).base_model

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.decoder import Attention, Decoder, attend
+from agent_r1.model.decoder import Attention, Decoder, attend
 from agent_r1.rollout.training_rows import Batch, places_of, select_rows
 from agent_r1.training.batches import micro_batches
 

@@ -24,13 +24,14 @@ from agent_r1.ground import bounds, hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import remove
-from agent_r1.rollout import decoder, model_files
+from agent_r1.model import decoder
+from agent_r1.model import files as model_files
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.episode import AgentEnvLoop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
-from agent_r1.rollout.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.tokenizer import load_chat, save_tokenizer
 from agent_r1.rollout.training_rows import Batch

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.decoder import Block, Decoder, DecoderShape, rotate
+from agent_r1.model.decoder import Block, Decoder, DecoderShape, rotate
 from agent_r1.training.settings import TinyModelConfig
 
 

@@ -21,7 +21,7 @@ import torch
 
 from agent_r1.config import Config, fingerprint
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.policies import load_transformers, token_logprobs
+from agent_r1.model.policies import load_transformers, token_logprobs
 from agent_r1.training.checkpoint import save_checkpoint
 from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir

@@ -39,7 +39,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import hold_lock, home, write_whole
 from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA, cores, flash_attn_error
 from agent_r1.ground.ui import say
-from agent_r1.rollout import model_files
+from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.training.checkpoint import read_checkpoint

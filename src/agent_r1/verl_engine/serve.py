@@ -38,8 +38,8 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA
 from agent_r1.ground.ui import say
-from agent_r1.rollout.model_files import read_config
-from agent_r1.rollout.policies import ServerPolicy
+from agent_r1.model.files import read_config
+from agent_r1.model.policies import ServerPolicy
 from agent_r1.rollout.tokenizer import load_tokenizer
 from agent_r1.search.service import open_port
 

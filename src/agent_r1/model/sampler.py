@@ -33,9 +33,9 @@ from torch import Tensor
 from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground.device import SAMPLING_HERE
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.decoder import Decoder
-from agent_r1.rollout.kv_cache import KVCache
-from agent_r1.rollout.sampling import draw_noise, sample_tokens
+from agent_r1.model.decoder import Decoder
+from agent_r1.model.kv_cache import KVCache
+from agent_r1.model.sampling import draw_noise, sample_tokens
 
 
 @dataclass

@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from agent_r1.rollout.cpu_products import Linear, attend_by_products, product
+from agent_r1.model.cpu_products import Linear, attend_by_products, product
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller

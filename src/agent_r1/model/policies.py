@@ -27,7 +27,8 @@ from torch import Tensor
 
 from agent_r1.core import Generation, Policy, Sampling
 from agent_r1.ground.errors import AgentR1Error, LostConnection, first_line
-from agent_r1.rollout import decoder, model_files
+from agent_r1.model import decoder
+from agent_r1.model import files as model_files
 
 if (
     TYPE_CHECKING

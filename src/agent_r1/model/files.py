@@ -19,8 +19,8 @@ from torch import Tensor
 
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.decoder import Decoder, DecoderShape
-from agent_r1.rollout.rope_scaling import RopeScaling
+from agent_r1.model.decoder import Decoder, DecoderShape
+from agent_r1.model.rope_scaling import RopeScaling
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 """Supported architectures: `model_type` in config.json -> the class in `transformers`."""

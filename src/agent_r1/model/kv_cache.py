@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from agent_r1.rollout.decoder import Decoder, attend
+from agent_r1.model.decoder import Decoder, attend
 
 READ_TOKENS = 4096
 """Limit for one pass over prompts, padding included."""
