@@ -25,6 +25,8 @@ import pytest
 import torch
 from filelock import FileLock
 
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import train_tokenizer
 from agent_r1.config import Config, load_config, to_yaml
 from agent_r1.config.tables import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
@@ -33,9 +35,7 @@ from agent_r1.data.storage import read_rows
 from agent_r1.env import AgentEnv, make_env
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.model.decoder import Decoder, DecoderShape
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
-from agent_r1.rollout.tokenizer import train_tokenizer
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
@@ -586,10 +586,10 @@ def agent_home(tmp_path_factory) -> Path:
     index, a checkpoint in float32, an evaluation of twelve questions. Nothing is trained. Read it,
     never change it."""
     from agent_r1.app import stages
+    from agent_r1.chat.tokenizer import load_chat
     from agent_r1.config import fingerprint
     from agent_r1.inference.agent import own_settings
     from agent_r1.model import files as model_files
-    from agent_r1.rollout.tokenizer import load_chat
     from agent_r1.training.checkpoint import save_checkpoint
     from agent_r1.training.run import write_model
     from agent_r1.training.run_dir import RunDir

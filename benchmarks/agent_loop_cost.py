@@ -31,16 +31,16 @@ from verl.tools.function_tool import FunctionTool
 from verl.tools.schemas import OpenAIFunctionToolSchema
 from verl.workers.rollout.replica import TokenOutput
 
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.storage import read_rows
 from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task, derive_seed
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.setup import make_loop
-from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools

@@ -8,6 +8,8 @@ from typing import Any
 
 from conftest import clone_steps, question_row, random_model
 
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, plugins, tables
 from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.core import Message, Row
@@ -19,8 +21,6 @@ from agent_r1.env.dialect import Dialect
 from agent_r1.model import files as model_files
 from agent_r1.model.decoder import Decoder
 from agent_r1.reward.scorers import exact_match
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher

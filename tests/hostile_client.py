@@ -16,8 +16,8 @@ from typing import Any
 from agents import SEARCH, Client, StrictEnv, gateway_flow, lenient, sampler
 from conftest import MicroWorld, random_model
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.core import Observation, Sampling
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.rollouts import run_episodes
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from conftest import TrainingRecord, micro_config, question_row, random_model, run_training_loop
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import tables
 from agent_r1.core import Action, AgentEnv, Observation, Row, StepResult, StopReason
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.records import training_records, write_rollouts
 from agent_r1.rollout.training_rows import Batch
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from families import family_of, packaged_templates, tokenizer_of
 
+from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1.model.decoder import Decoder, DecoderShape
 from agent_r1.model.files import save_model
 from agent_r1.model.rope_scaling import RopeScaling
-from agent_r1.rollout.tokenizer import save_tokenizer
 
 ROPE = RopeScaling(8.0, 1.0, 4.0, 256)
 SHAPES = {

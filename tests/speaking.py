@@ -7,10 +7,10 @@ import asyncio
 from building import tools_of
 from conftest import ScriptedPolicy, make_env_loop, question_row, task
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import AgentEnv, Sampling, Trajectory
 from agent_r1.env import environment, make_env
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import BaseTool
 from agent_r1_recipes.dialects.harmony import CONTROL_TOKENS
 

@@ -28,11 +28,11 @@ from tokenizers import (
 )
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, Observation, Sampling, StopReason
 from agent_r1.env import HermesToolEnv
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import BaseTool
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS
 
@@ -717,7 +717,7 @@ def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
 )
 def test_a_hostile_template_is_refused_in_one_line(tokenizer, monkeypatch, attack, says):
     if says.startswith("TimeoutError"):  # the others must be found by what they do, also slowly
-        monkeypatch.setattr("agent_r1.rollout.template.RENDER_S", 0.05)
+        monkeypatch.setattr("agent_r1.chat.template.RENDER_S", 0.05)
     before = sys.gettrace()
     with pytest.raises(ConfigError, match=f"cannot be rendered \\({says}") as refused:
         ChatFormat(with_template(tokenizer, attack + tokenizer.chat_template))

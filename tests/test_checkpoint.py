@@ -15,8 +15,8 @@ from conftest import fails_with, random_model
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1.model import files as model_files
-from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.training import checkpoint
 from agent_r1.training.checkpoint import (
     list_checkpoints,

@@ -27,7 +27,7 @@ import asyncio, sys
 from conftest import ScriptedPolicy, call
 from agent_r1 import Sampling, Task, Workspace, load_config, make_loop
 from agent_r1.app.cli import main
-from agent_r1.rollout.tokenizer import load_chat
+from agent_r1.chat.tokenizer import load_chat
 from agent_r1.workspace import Workspace
 
 for stage in ("data", "index", "cold-start", "train"):

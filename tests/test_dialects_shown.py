@@ -19,6 +19,8 @@ from speaking import GOLDEN, HARMONY, PIECES, QWEN25, TOOLS, env_of, played
 from test_architecture import PACKAGE, arrows
 from test_chat import Streaming, converse, make_agent, streamed_and_whole
 
+from agent_r1.chat.fit import check_dialect
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
 from agent_r1.env import environment
@@ -26,8 +28,6 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.play import expand, how_to
 from agent_r1.inference.screen import Screen
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.tool import ToolCall
 from agent_r1.training.demonstrate import read_episodes, sequences
 

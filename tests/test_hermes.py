@@ -13,12 +13,12 @@ from conftest import ScriptedPolicy, call, fails_with, make_env_loop, task
 from hypothesis import given, settings
 from test_env import Counting, hermes, model_text, step
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
 from agent_r1.env.hermes import Hermes, answer_of, is_well_formed, split_turn
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import ToolCall, ToolResult
 
 # ------------------------------------------------------------------------------------ the last turn

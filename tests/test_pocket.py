@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import random_model, trajectory_of
 
+from agent_r1.chat.tokenizer import chat_with_tools, load_chat, save_tokenizer
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import Hermes, answer_of, parse_call, split_turn
@@ -17,7 +18,6 @@ from agent_r1.inference.provenance import provenance
 from agent_r1.model import files as model_files
 from agent_r1.model.policies import load_transformers, token_logprobs
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.tokenizer import chat_with_tools, load_chat, save_tokenizer
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward

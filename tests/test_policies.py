@@ -26,6 +26,7 @@ from runs import main
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from agent_r1.app import stages
+from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1.config import apply_overrides, from_yaml, load_config, to_yaml
 from agent_r1.core import Sampling, StopReason
 from agent_r1.inference.agent import find_model, open_agent, settings_for
@@ -36,7 +37,6 @@ from agent_r1.model.policies import load_transformers
 from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.setup import make_loop
-from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.rollout.training_rows import trajectory_rows
 
 

@@ -16,23 +16,23 @@ import pytest
 from conftest import ScriptedPolicy, fails_with, question_row, task
 from families import Family, family_of, packaged_templates, tokenizer_of
 
-from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Observation, Sampling, StopReason
-from agent_r1.env import dialect_of, make_env
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import (
+from agent_r1.chat.facts import make_studied_chat, only_copies, study
+from agent_r1.chat.fit import (
     check_dialect,
     choose,
     fitting,
     render_call,
     template_dialects,
 )
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import CHAT_TEMPLATE, train_tokenizer
+from agent_r1.chat.tools_template import tools_template
+from agent_r1.config.settings import EnvConfig
+from agent_r1.core import Observation, Sampling, StopReason
+from agent_r1.env import dialect_of, make_env
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.rollout.episode import AgentEnvLoop, Limits
-from agent_r1.rollout.template_facts import make_studied_chat, only_copies, study
-from agent_r1.rollout.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
-from agent_r1.training.chat_tools import tools_template
 
 PAGE = Path(__file__).parents[1] / "docs" / "inference" / "models.md"
 TRL = packaged_templates("trl")

@@ -13,12 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from agent_r1.config.load import load_config
-from agent_r1.ground.errors import AgentR1Error
-from agent_r1.model import files as model_files
-from agent_r1.model.decoder import Decoder, causal_attention
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.tokenizer import (
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import (
     SPECIAL,
     TAG_TOKENS,
     load_chat,
@@ -26,6 +22,10 @@ from agent_r1.rollout.tokenizer import (
     save_tokenizer,
     train_tokenizer,
 )
+from agent_r1.config.load import load_config
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.model import files as model_files
+from agent_r1.model.decoder import Decoder, causal_attention
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1_recipes.laptop.tinyhop import make_world
 

@@ -14,11 +14,11 @@ from conftest import fails_with, random_model
 from runs import main
 
 from agent_r1.app.plan import print_plan
+from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.model import files as model_files
-from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.verl_engine import compose as room
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, compose, overrides

@@ -22,6 +22,7 @@ import torch
 from conftest import VOCAB, fails_with, random_model
 from runs import tree
 
+from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
@@ -30,7 +31,6 @@ from agent_r1.ground.machine import installed
 from agent_r1.model import decoder
 from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
-from agent_r1.rollout.tokenizer import save_tokenizer
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine import launch

@@ -19,6 +19,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.model import decoder
@@ -26,7 +27,6 @@ from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.rollouts import run_episodes, tasks_of_step
 from agent_r1.rollout.setup import make_loop
-from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
 from agent_r1.training.batches import make_batch

@@ -26,12 +26,12 @@ from pathlib import Path
 
 import torch
 
+from agent_r1.chat import tokenizer
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import load_config
 from agent_r1.core import AgentEnv, Observation, Outcome, StepResult, StopReason
 from agent_r1.data.storage import Passage, write_corpus
 from agent_r1.model.decoder import Decoder, DecoderShape
-from agent_r1.rollout import tokenizer
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import EXACT, PassageIndex, build_index
 from agent_r1.search.searcher import Searcher

@@ -29,10 +29,10 @@ import torch
 
 from agent_r1 import Hermes, Message, load_config
 from agent_r1.app.cold_start import make_cold_start
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import chat_with_tools
 from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.model import files as model_files
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.tokenizer import chat_with_tools
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.clone import clone
 from agent_r1.training.demonstrate import Demonstration, sequences

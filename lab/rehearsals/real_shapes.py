@@ -22,12 +22,12 @@ from typing import Any
 import torch
 import transformers
 
+from agent_r1.chat.tokenizer import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.ground.shapes import MODELS, Shape
 from agent_r1.ground.units import GIB
 from agent_r1.model.policies import ServerPolicy, load_transformers
-from agent_r1.rollout.tokenizer import load_chat, save_tokenizer, train_tokenizer
 from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine import plan

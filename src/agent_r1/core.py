@@ -1,6 +1,6 @@
 """Define what a policy and an environment exchange, and the record of an episode.
 
-Start here. Next: `rollout/chat_format.py`, which turns chat messages into observation ids.
+Start here. Next: `chat/format.py`, which turns chat messages into observation ids.
 
 An *episode* is a conversation between a policy (the language model) and an environment, recorded as
 a `Trajectory`. Each of its `Step`s is one turn, a transition of the Markov decision process:

@@ -17,6 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+from agent_r1.chat.fit import check_dialect
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.start import check_start_chat
+from agent_r1.chat.tokenizer import byte_chat, chat_with_tools, load_chat, train_tokenizer
 from agent_r1.config import fingerprint, plugins, tables, user_code
 from agent_r1.core import Sampling
 from agent_r1.env import without_tools
@@ -28,11 +32,8 @@ from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.setup import make_loop
-from agent_r1.rollout.tokenizer import byte_chat, chat_with_tools, load_chat, train_tokenizer
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.probe import (
@@ -43,7 +44,6 @@ from agent_r1.training.probe import (
     warning_or_refusal,
 )
 from agent_r1.training.run import check_network, check_start_model, write_model
-from agent_r1.training.start_chat import check_start_chat
 from agent_r1.training.tiny_model import new_model
 from agent_r1.workspace import Workspace, check_local_model, code, stage
 

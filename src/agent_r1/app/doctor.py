@@ -262,7 +262,7 @@ def check_template(config: Config) -> Finding:
     Of a hub model only the template is fetched.
     """
     try:
-        from agent_r1.training.start_chat import describe_start_chat
+        from agent_r1.chat.start import describe_start_chat
 
         text = describe_start_chat(config, use_cache=False)
     except AgentR1Error as error:

@@ -29,7 +29,7 @@ def describe_template(config: Config) -> str:
             hub.fetch_chat(path)
         except AgentR1Error:
             return f"not seen, because {path} cannot be downloaded now"
-    from agent_r1.training.start_chat import describe_start_chat
+    from agent_r1.chat.start import describe_start_chat
 
     return describe_start_chat(config)
 

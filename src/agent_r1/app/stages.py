@@ -25,6 +25,8 @@ from typing import Any
 from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
+from agent_r1.chat.start import check_start_chat
+from agent_r1.chat.tokenizer import byte_chat
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
 from agent_r1.env import add_class_tools, make_env
@@ -34,7 +36,6 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
-from agent_r1.rollout.tokenizer import byte_chat
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.log import AGENT_SCORE, time_to
 from agent_r1.training.plan_local import check_free_memory
@@ -46,7 +47,6 @@ from agent_r1.training.run_dir import (
     check_same_settings,
     open_run,
 )
-from agent_r1.training.start_chat import check_start_chat
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
 SAMPLED_QUESTIONS = 1000
@@ -289,8 +289,8 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
 
     The tokens are those of the start model, or bytes if there is no model yet.
     """
+    from agent_r1.chat.tokenizer import load_chat
     from agent_r1.inference.play import NO_LIMIT, play_by_hand
-    from agent_r1.rollout.tokenizer import load_chat
 
     check_own(config)
     paths = Workspace(config)

@@ -55,7 +55,7 @@ class Dialect:
         """Insert a blank after the first character of each of `words`.
 
         A result then cannot forge them. For delimiters that may be ordinary text in a vocabulary.
-        Control tokens are left to `rollout/chat_format.py`.
+        Control tokens are left to `chat/format.py`.
         """
         for word in words:
             text = text.replace(word, f"{word[0]} {word[1:]}")

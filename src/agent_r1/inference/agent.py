@@ -21,6 +21,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from agent_r1.chat.fit import check_dialect
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import byte_chat, load_chat
 from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plugins, tables
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
@@ -34,9 +37,6 @@ from agent_r1.ground.ui import say
 from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import check_dialect
-from agent_r1.rollout.tokenizer import byte_chat, load_chat
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
 from agent_r1.training.fsdp_merge import find_shards

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import Config
 from agent_r1.core import Message, Policy
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.tool import BaseTool
 
 

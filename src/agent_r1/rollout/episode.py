@@ -24,6 +24,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
     INVALID,
@@ -41,7 +42,6 @@ from agent_r1.core import (
     maybe_await,
 )
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.rollout.chat_format import ChatFormat
 
 MAX_REWARD = 1e6
 """Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below

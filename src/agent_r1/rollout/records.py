@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.core import Row, Trajectory
 from agent_r1.ground.files import RESUME, json_line, whole, writing
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.columns import PROCESS
 from agent_r1.rollout.training_rows import Batch, TrainingRow, trajectory_rows
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import AgentEnv, Policy, Row
 from agent_r1.env import make_env
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits
 from agent_r1.tool import BaseTool
 

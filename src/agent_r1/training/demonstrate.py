@@ -30,6 +30,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
@@ -45,7 +46,6 @@ from agent_r1.core import (
 )
 from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
 from agent_r1.tool import BaseTool, ToolCall
 
@@ -238,8 +238,8 @@ def play_demonstrations(
     """
     demonstrate = demonstrator_of(name)
     # No tokenizer has been trained yet: a byte is a token, and context limits do not apply.
+    from agent_r1.chat.tokenizer import byte_chat
     from agent_r1.rollout.rollouts import run_episodes
-    from agent_r1.rollout.tokenizer import byte_chat
 
     chat = byte_chat()
     limits = replace(

@@ -15,13 +15,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from agent_r1.chat.format import ChatFormat
 from agent_r1.config import tables
 from agent_r1.config.settings import ActorConfig, AdvantageConfig, Config
 from agent_r1.core import AgentEnv, Row
 from agent_r1.ground.device import resolve_device
 from agent_r1.model.decoder import Decoder
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.chat_format import ChatFormat
 from agent_r1.rollout.rollouts import Greedy, Rollouts, tasks_of_step
 from agent_r1.rollout.setup import make_flow
 from agent_r1.rollout.training_rows import Batch

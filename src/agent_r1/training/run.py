@@ -16,6 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent_r1.chat.fit import check_dialect
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import load_chat, save_tokenizer
 from agent_r1.config import Config, fingerprint
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
@@ -27,13 +30,10 @@ from agent_r1.ground.files import remove
 from agent_r1.model import decoder
 from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import check_dialect
 from agent_r1.rollout.episode import AgentEnvLoop
 from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.setup import make_loop
-from agent_r1.rollout.tokenizer import load_chat, save_tokenizer
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import (

@@ -31,6 +31,7 @@ import pyarrow.parquet as pq
 import torch
 from omegaconf import OmegaConf
 
+from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, fingerprint, keep_choices, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
@@ -41,7 +42,6 @@ from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA, cores, flash_attn_e
 from agent_r1.ground.ui import say
 from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
-from agent_r1.rollout.tokenizer import load_chat
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.log import trackers

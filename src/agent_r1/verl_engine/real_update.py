@@ -106,7 +106,7 @@ def make_published_config(shape: Shape, qwen3: bool) -> transformers.PreTrainedC
 
 def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
     """Write random weights in bfloat16, as published models have, and a small tokenizer."""
-    from agent_r1.rollout.tokenizer import save_tokenizer, train_tokenizer
+    from agent_r1.chat.tokenizer import save_tokenizer, train_tokenizer
 
     config = make_published_config(shape, qwen3)
     # A CPU draws 1.5 billion numbers in about a minute, a GPU at once.

@@ -28,6 +28,7 @@ from pathlib import Path
 import httpx
 import torch
 
+from agent_r1.chat.tokenizer import load_tokenizer
 from agent_r1.config import Config
 from agent_r1.config.settings import RolloutConfig, TrainerConfig
 from agent_r1.env import dialect_of
@@ -40,7 +41,6 @@ from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA
 from agent_r1.ground.ui import say
 from agent_r1.model.files import read_config
 from agent_r1.model.policies import ServerPolicy
-from agent_r1.rollout.tokenizer import load_tokenizer
 from agent_r1.search.service import open_port
 
 INSTALL = (

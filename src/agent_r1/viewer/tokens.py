@@ -25,7 +25,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.ui import clean
 
-# Text is encoded so that control tokens never result (rollout/chat_format.py), and a tokenizer's
+# Text is encoded so that control tokens never result (chat/format.py), and a tokenizer's
 # ordinary pieces do not join brackets and letters. So a single token that reads like a whole tag
 # *is* a control token.
 _CONTROL = re.compile(r"<\|[^<>|]+\|>|</?[a-z_]+>")

@@ -31,9 +31,9 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from agent_r1.chat.template import PLACEHOLDER, Template
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.template import PLACEHOLDER, Template
 
 MESSAGE_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.

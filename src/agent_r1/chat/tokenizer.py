@@ -27,11 +27,11 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from agent_r1.chat.facts import check_tools, make_studied_chat
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.template import KNOWN_FACTS, Facts, template_key
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.template import KNOWN_FACTS, Facts, template_key
-from agent_r1.rollout.template_facts import check_tools, make_studied_chat
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAG_TOKENS = (
@@ -214,7 +214,7 @@ def chat_with_tools(folder: Path) -> ChatFormat:
                 f"{min(missing)}",
                 code="missing_control_tokens",
             ) from None
-    from agent_r1.training.chat_tools import tools_template
+    from agent_r1.chat.tools_template import tools_template
 
     tokenizer.chat_template = tools_template()
     return make_studied_chat(tokenizer)

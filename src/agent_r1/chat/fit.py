@@ -22,6 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from agent_r1.chat import facts as template_facts
+from agent_r1.chat import format as chat_format
+from agent_r1.chat import probe as template_probe
+from agent_r1.chat import template
+from agent_r1.chat.facts import check_tools, study
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.probe import TOOLS
 from agent_r1.config import tables
 from agent_r1.config.plugins import is_user_code
 from agent_r1.config.settings import EnvConfig
@@ -29,10 +36,6 @@ from agent_r1.env import dialect_of, environment
 from agent_r1.env.base import BaseToolEnv
 from agent_r1.env.dialect import Dialect
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout import chat_format, template, template_facts, template_probe
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.template_facts import check_tools, study
-from agent_r1.rollout.template_probe import TOOLS
 from agent_r1.tool import BaseTool, ToolCall, ToolResult
 
 QUESTION = {"role": "user", "content": "Where is Oslo?"}

@@ -17,11 +17,11 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from agent_r1.chat.facts import Study, study
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.template import Template
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.template import Template
-from agent_r1.rollout.template_facts import Study, study
 
 CONTENTS = {
     "plain words": "It was founded in 1930.",

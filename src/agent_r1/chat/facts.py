@@ -18,10 +18,10 @@ from typing import Any
 import jinja2
 from jinja2 import nodes
 
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.template import KNOWN_FACTS, TURN, Facts, Template, placeholder
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.template import KNOWN_FACTS, TURN, Facts, Template, placeholder
 
 QUESTION: Message = {"role": "user", "content": "?"}
 

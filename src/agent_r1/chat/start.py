@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from agent_r1.chat.fit import check_dialect, choose
+from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import byte_chat, chat_with_tools, load_chat
 from agent_r1.config import Config, tables
 from agent_r1.ground import hub
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.rollout.chat_format import ChatFormat
-from agent_r1.rollout.dialect_fit import check_dialect, choose
-from agent_r1.rollout.tokenizer import byte_chat, chat_with_tools, load_chat
 from agent_r1.workspace import Workspace, check_local_model
 
 
