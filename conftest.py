@@ -27,6 +27,8 @@ from filelock import FileLock
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import train_tokenizer
+from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.config import Config, load_config, to_yaml
 from agent_r1.config.tables import algorithm_has
 from agent_r1.core import Generation, Row, Sampling, Step, StopReason, Trajectory
@@ -40,12 +42,10 @@ from agent_r1.search.encoders import make_encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.training.clone import clone
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.settings import TinyModelConfig
-from agent_r1.training.tiny_model import new_model
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 

@@ -13,6 +13,7 @@ from conftest import MicroWorld, clone_steps, question_row, tiny_model
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import byte_chat
+from agent_r1.cold_start.demonstrate import Demonstration, sequences
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Action, Observation, Row, Sampling, StepResult, StopReason, Trajectory
@@ -21,7 +22,6 @@ from agent_r1.model.decoder import Decoder
 from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import Limits, Task
 from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1_recipes.gateway.agents import Ended
 from agent_r1_recipes.gateway.demonstrations import DemonstrationFlow
 from agent_r1_recipes.gateway.flow import AgentFlow

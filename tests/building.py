@@ -10,6 +10,8 @@ from conftest import clone_steps, question_row, random_model
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.cold_start import demonstrate
+from agent_r1.cold_start.demonstrate import Demonstration, sequences
 from agent_r1.config import Config, plugins, tables
 from agent_r1.config.settings import DataConfig, EnvConfig
 from agent_r1.core import Message, Row
@@ -26,8 +28,7 @@ from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, ToolCall, ToolResult, make_tools
 from agent_r1.tool.base import call_tool
-from agent_r1.training import demonstrate, run
-from agent_r1.training.demonstrate import Demonstration, sequences
+from agent_r1.training import run
 from agent_r1.workspace import Workspace
 
 __all__ = ["corpus_passages", "exact_match", "tables"]

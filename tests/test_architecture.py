@@ -36,7 +36,7 @@ STOREYS = {
     "ground": ("core", "ground"),
     "settings": ("config",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
-    "learner": ("model", "chat", "rollout", "training", "viewer"),
+    "learner": ("model", "chat", "rollout", "training", "cold_start", "viewer"),
     "around": ("inference",),
     "shell": ("app",),
     "cluster": ("verl_engine",),
@@ -140,7 +140,7 @@ DOORS = {
     "training.loop": "the algorithm box, where all sections meet",
     "training.parts": "puts a wrapper around a part of the loop, whichever setting of any section "
     "asks for it",
-    "training.probe": "says whether RL can learn from a start, and which settings to change",
+    "cold_start.probe": "says whether RL can learn from a start, and which settings to change",
     "training.plan_local": "estimates what a run needs",
     "training.run": "trains in a run folder, with all sections",
     "chat.start": "reads the chat template of the model that a run starts from",

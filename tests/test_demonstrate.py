@@ -9,11 +9,11 @@ from conftest import fails_with, question_row
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import train_tokenizer
+from agent_r1.cold_start import demonstrate as d
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env.hermes import Hermes
 from agent_r1.tool import tool
-from agent_r1.training import demonstrate as d
 
 CONFIG = load_config("small", ["env.tools=[]"])
 

@@ -21,6 +21,7 @@ from test_chat import Streaming, converse, make_agent, streamed_and_whole
 
 from agent_r1.chat.fit import check_dialect
 from agent_r1.chat.format import ChatFormat
+from agent_r1.cold_start.demonstrate import read_episodes, sequences
 from agent_r1.config.settings import EnvConfig
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
 from agent_r1.env import environment
@@ -29,7 +30,6 @@ from agent_r1.inference.conversation import exchange_record
 from agent_r1.inference.play import expand, how_to
 from agent_r1.inference.screen import Screen
 from agent_r1.tool import ToolCall
-from agent_r1.training.demonstrate import read_episodes, sequences
 
 
 @pytest.mark.parametrize("dialect", [*GOLDEN, "harmony"])

@@ -27,6 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from letters import LETTERS, LetterEnv, SilentEnv, letters_run
 
+from agent_r1.cold_start.clone import clone
 from agent_r1.config import ALGORITHMS
 from agent_r1.core import SAMPLER_GAP, Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
@@ -39,7 +40,6 @@ from agent_r1.search.searcher import Searcher
 from agent_r1.training import loop
 from agent_r1.training import run as training_run
 from agent_r1.training.batches import minibatches
-from agent_r1.training.clone import clone
 from agent_r1.training.forward import Critic, action_logprobs, action_values
 from agent_r1.training.learner import Learner, linear_decay
 from agent_r1.training.loop import update_actor, update_critic

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from agent_r1.training.muon import Muon, orthogonalize
+from agent_r1.cold_start.muon import Muon, orthogonalize
 
 SHAPES = [(24, 8), (16, 16), (8, 24)]
 

@@ -14,6 +14,7 @@ from runs import main
 
 from agent_r1 import env
 from agent_r1.app.stages import check_own
+from agent_r1.cold_start.demonstrate import demonstrator_of
 from agent_r1.config import from_yaml, load_config, plugins, preset_title, to_yaml, user_code_names
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env import environment
@@ -21,7 +22,6 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.reward.named import Episode, score_by_name
 from agent_r1.rollout.setup import load_flow
 from agent_r1.tool import make_tools
-from agent_r1.training.demonstrate import demonstrator_of
 from agent_r1.workspace import Workspace
 
 TOOL = '''

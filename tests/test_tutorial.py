@@ -19,6 +19,7 @@ import pytest
 from conftest import ScriptedPolicy
 from runs import AGENT, ROOT, main
 
+from agent_r1.cold_start.demonstrate import play_demonstrations
 from agent_r1.config import load_config, plugins
 from agent_r1.core import Sampling
 from agent_r1.data.build import build
@@ -26,7 +27,6 @@ from agent_r1.data.storage import read_rows
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import make_tools
-from agent_r1.training.demonstrate import play_demonstrations
 from agent_r1.workspace import Workspace
 
 PAGES = ROOT / "docs/tutorial"

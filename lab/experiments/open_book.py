@@ -28,14 +28,14 @@ from typing import NamedTuple
 import torch
 
 from agent_r1 import Hermes, Message, load_config
-from agent_r1.app.cold_start import make_cold_start
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import chat_with_tools
+from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.demonstrate import Demonstration, sequences
+from agent_r1.cold_start.stage import make_cold_start
 from agent_r1.data.own_rows import OwnQuestion
 from agent_r1.model import files as model_files
 from agent_r1.rollout.training_rows import TrainingRow, collate
-from agent_r1.training.clone import clone
-from agent_r1.training.demonstrate import Demonstration, sequences
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.geohop.facts import in_words

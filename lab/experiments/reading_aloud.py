@@ -26,11 +26,11 @@ from agent_r1 import (
     make_loop,
     train_tokenizer,
 )
+from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, collate
-from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
-from agent_r1.training.tiny_model import new_model
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import (
     Demonstrator,

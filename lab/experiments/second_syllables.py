@@ -18,10 +18,10 @@ import tempfile
 import torch
 
 from agent_r1 import load_config, make_loop
+from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.rollout.training_rows import collate
-from agent_r1.training.clone import clone
 from agent_r1.training.forward import batch_logprobs
-from agent_r1.training.tiny_model import new_model
 from agent_r1.workspace import Workspace
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, teach
 from agent_r1_recipes.laptop.tinyhop import TAILS

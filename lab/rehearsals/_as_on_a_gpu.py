@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from agent_r1.app import cli, cold_start, doctor, stages
+from agent_r1.app import cli, doctor, stages
+from agent_r1.cold_start import stage as cold_start
 from agent_r1.ground import device
 from agent_r1.verl_engine import doctor as gpu_rows
 from lab.rehearsals import _varlen

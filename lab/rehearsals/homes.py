@@ -40,8 +40,8 @@ from agent_r1 import (
     train_tokenizer,
     trajectory_rows,
 )
+from agent_r1.cold_start.demonstrate import play_demonstrations, texts_of
 from agent_r1.config import plugins
-from agent_r1.training.demonstrate import play_demonstrations, texts_of
 from agent_r1_recipes.homes.trl import Home, reward, trl_home, turn_text
 from lab.rehearsals.agents import ROOT, install
 

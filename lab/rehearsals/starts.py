@@ -1,6 +1,6 @@
 """Check that the probe refuses no preset that needs no download: each trains one step.
 
-Before RL, a probe plays 64 training questions (training/probe.py). It refuses a start that never
+Before RL, a probe plays 64 training questions (cold_start/probe.py). It refuses a start that never
 succeeds, and a start whose groups are all equal.
 """
 

@@ -1,7 +1,7 @@
 """Play a demonstrator through the gateway: the cold start clones what the agent shows.
 
 In: a function that writes the next turn (`cold_start.demonstrator`), in the sampler's place. Out:
-conversations with the system message and the tools of the agent itself. `app/cold_start.py` clones
+conversations with the system message and the tools of the agent itself. `cold_start/stage.py` clones
 them.
 
     agent (its own process)  --HTTP-->  ScriptedEpisode  -->  the function

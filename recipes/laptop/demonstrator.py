@@ -1,7 +1,7 @@
 """Play an imperfect demonstrator, so that RL has something to reinforce.
 
 In: cold-start questions, the search tool. Out: a chat format, and training rows. Next:
-`app/cold_start.py` clones them into a model that knows the format and plays badly. Questions of
+`cold_start/stage.py` clones them into a model that knows the format and plays badly. Questions of
 published data sets are played with other names (`entity_renaming.py`).
 
 RL cannot start from scratch: a model that never searches and answers correctly never gets a reward.

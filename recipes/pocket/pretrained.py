@@ -1,7 +1,7 @@
 """Convert a GGUF file to a model folder, with a chat template for tools.
 
 In: package:NAME, or a model folder. Out: a Hugging Face folder, or the `ChatFormat` of its
-demonstrations. Next: `app/cold_start.py` clones a demonstrator into it, `loop.py` trains it.
+demonstrations. Next: `cold_start/stage.py` clones a demonstrator into it, `loop.py` trains it.
 """
 
 from __future__ import annotations

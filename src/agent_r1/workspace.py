@@ -101,7 +101,7 @@ class Workspace:
     def demonstration_env(self) -> EnvConfig:
         """Return the settings that demonstrations are played with: without prices.
 
-        The reward stays only where it chooses among plays (training/demonstrate.py): for a
+        The reward stays only where it chooses among plays (cold_start/demonstrate.py): for a
         user-defined demonstrator, unless it asks a server.
         """
         env = self.config.env.without_prices()
@@ -120,7 +120,7 @@ class Workspace:
     def fetch_folder(self) -> Path:
         """Return the folder of a converted package, or of the facts about a hub model.
 
-        See `app/cold_start.py`.
+        See `cold_start/stage.py`.
         """
         path = self.config.model.path
         if scheme := tables.scheme_of(path):

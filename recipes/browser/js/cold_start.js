@@ -1,11 +1,11 @@
 "use strict";
 /*
- * Teach random weights to play badly, as training/clone.py and app/cold_start.py do. In: demonstrations. Out: weights
+ * Teach random weights to play badly, as cold_start/clone.py and cold_start/stage.py do. In: demonstrations. Out: weights
  * from which RL can start. Next: worker.js begins RL with them.
  *
  * RL cannot start from random weights: they never earn a reward. Two phases of imitation come first. In the first, clean
  * one-hop episodes teach to copy names from passages. In the second, a demonstrator plays all kinds of questions, and
- * mostly stops too early. The initial weights are those of training/tiny_model.py, which says why they look so.
+ * mostly stops too early. The initial weights are those of cold_start/tiny_model.py, which says why they look so.
  */
 
 /** The settings of preset laptop. */
@@ -25,7 +25,7 @@ const IMITATION = { ...LOSS, imitate: true };
 /** Places of random numbers, after those of learn.js. */
 const [FIRST_WEIGHTS, ORDER_OF_DEMONSTRATIONS] = [5, 6];
 
-/** Make initial weights that soon learn to copy: `init_weights` of training/tiny_model.py, with other random numbers. */
+/** Make initial weights that soon learn to copy: `init_weights` of cold_start/tiny_model.py, with other random numbers. */
 function initialWeights(seed) {
   const [D, HEAD, INNER] = [128, 32, 256];
   const [OUTPUT_SCALE, INDUCTION, PREVIOUS] = [0.2, 2, 6];

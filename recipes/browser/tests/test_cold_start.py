@@ -70,7 +70,7 @@ def test_demonstrations_have_the_tokens_and_the_mask_of_python(taught, tmp_path,
 
 
 DEVIATIONS = {"embed": 0.1, "qkv": 128**-0.5, "gate_up": 128**-0.5, "down": 0.2 * 256**-0.5}
-"""Of random weights, as `init_weights` of training/tiny_model.py draws them."""
+"""Of random weights, as `init_weights` of cold_start/tiny_model.py draws them."""
 
 
 def test_random_weights_are_drawn_as_in_python(taught):

@@ -1,6 +1,6 @@
 "use strict";
 /*
- * Encode and decode text, as training/tiny_model.py's tokenizer and chat/format.py do.
+ * Encode and decode text, as cold_start/tiny_model.py's tokenizer and chat/format.py do.
  * In: messages. Out: the ids of an observation. Text from a reader or a passage never becomes a control token.
  * Next: episode.js.
  */

@@ -269,7 +269,7 @@ def index(a: Namespace) -> None:
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
     config = config_of(a)
-    from agent_r1.app.cold_start import make_cold_start, show_probe
+    from agent_r1.cold_start.stage import make_cold_start, show_probe
     from agent_r1.workspace import Workspace
 
     paths = Workspace(config)

@@ -19,7 +19,7 @@ LOADERS = {
     "env.name": "agent_r1.env:environment",
     "env.reward": "agent_r1.reward.named:reward_of",
     "rollout.flow": "agent_r1.rollout.setup:load_flow",  # PyTorch comes with it
-    "cold_start.demonstrator": "agent_r1.training.demonstrate:demonstrator_of",
+    "cold_start.demonstrator": "agent_r1.cold_start.demonstrate:demonstrator_of",
 }
 """Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses
 it."""

@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.app.cold_start import check_start, make_cold_start
 from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
 from agent_r1.chat.start import check_start_chat
 from agent_r1.chat.tokenizer import byte_chat
+from agent_r1.cold_start.stage import check_start, make_cold_start
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
 from agent_r1.env import add_class_tools, make_env

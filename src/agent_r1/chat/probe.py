@@ -1,7 +1,7 @@
 """Compare a chat format with the model's own chat template, before anything costs.
 
 In: a `ChatFormat` and a dialect. Out: a sentence on what stays as it was sampled, or a ConfigError
-that names the first difference. `training/tiny_model.py` and `rollout/setup.py` call it when a
+that names the first difference. `cold_start/tiny_model.py` and `rollout/setup.py` call it when a
 model is opened; the training loop does not import it.
 
 The claim: each token that the agent did not sample is the one that the template renders for that

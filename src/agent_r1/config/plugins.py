@@ -1,7 +1,7 @@
 """Import user-defined code by name: `path/to/file.py:attribute` or `module:attribute`.
 
 In: the value of a setting such as `env.tools` or `cold_start.demonstrator`. Out: the named object.
-Next: its user checks its kind (`tool/`, `env/`, `data/`, `training/demonstrate.py`).
+Next: its user checks its kind (`tool/`, `env/`, `data/`, `cold_start/demonstrate.py`).
 
 Importing a file runs it. So only a name that the user gave in this process, on the command line or
 in a preset named there, is imported. The settings of a downloaded model or run may name any code.

@@ -35,7 +35,7 @@ class TinyModelConfig(ModelConfig):
     max_position: int = 1024
     induction: OutsideWhileAuto[Literal["auto", "bigram"]] = "auto"
     """Copying circuit of the initial weights: auto compares one token with what was read. bigram
-    also compares the token before, in a second head (training/tiny_model.py)."""
+    also compares the token before, in a second head (cold_start/tiny_model.py)."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
@@ -93,12 +93,12 @@ class ColdStartConfig(Section):
     plays: NonNegativeInt = 0
     """Demonstrations of each training question by your own demonstrator. 0: one, or with fewer than
     1,000 questions as many as give 1,000, at most 8. A tenth of so few questions is held out, and
-    cloning stops when it no longer helps there (training/demonstrate.py)."""
+    cloning stops when it no longer helps there (cold_start/demonstrate.py)."""
     probe: OutsideFingerprint[NonNegativeInt] = 64
     """Questions that a model from a cold start plays before RL, `rollout.samples_per_prompt` times
-    each, to see whether it has anything to compare (training/probe.py). 0: no probe."""
+    each, to see whether it has anything to compare (cold_start/probe.py). 0: no probe."""
     demonstrator: NamesCode[str | None] = None
-    """FILE.py:FUNCTION that plays your own task: see training/demonstrate.py."""
+    """FILE.py:FUNCTION that plays your own task: see cold_start/demonstrate.py."""
     episodes: NamesFile[str | None] = None
     """Or a JSONL file of recorded conversations."""
     closed_book: Share = 0.0

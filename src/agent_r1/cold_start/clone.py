@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from agent_r1.cold_start.muon import Muon
 from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.training.batches import micro_batches
 from agent_r1.training.forward import action_logprobs, autocast, batch_logprobs
 from agent_r1.training.learner import optimize
-from agent_r1.training.muon import Muon
 
 CHECK_EVERY = 20
 """Steps between two looks at the held-out demonstrations."""

@@ -2,7 +2,7 @@
 
 In: a function from a row and the conversation so far to the agent's next turn, or recorded
 conversations. Out: training sequences for `clone.py`, and texts for the tokenizer. Next:
-`app/cold_start.py`.
+`cold_start/stage.py`.
 
     from agent_r1 import Hermes
 

@@ -2,7 +2,7 @@
 
 In: a configuration. Out: a model folder in `artifacts/`. Next: `stages.py` trains it.
 Demonstrations come from the data set's `teacher` (tables.py), a user-defined function, or recorded
-conversations (`training/demonstrate.py`).
+conversations (`cold_start/demonstrate.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,14 @@ from agent_r1.chat.fit import check_dialect
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.start import check_start_chat
 from agent_r1.chat.tokenizer import byte_chat, chat_with_tools, load_chat, train_tokenizer
+from agent_r1.cold_start.probe import (
+    Probe,
+    probe_tasks,
+    samples_of,
+    summarize,
+    warning_or_refusal,
+)
+from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.config import fingerprint, plugins, tables, user_code
 from agent_r1.core import Sampling
 from agent_r1.env import without_tools
@@ -36,15 +44,7 @@ from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.plan_local import check_free_memory
-from agent_r1.training.probe import (
-    Probe,
-    probe_tasks,
-    samples_of,
-    summarize,
-    warning_or_refusal,
-)
 from agent_r1.training.run import check_network, check_start_model, write_model
-from agent_r1.training.tiny_model import new_model
 from agent_r1.workspace import Workspace, check_local_model, code, stage
 
 
@@ -208,7 +208,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
-    from agent_r1.training import clone  # a run whose start model exists does without
+    from agent_r1.cold_start import clone  # a run whose start model exists does without
 
     config = paths.config
     set_threads(config.trainer.threads)
@@ -304,7 +304,7 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
     They come from its demonstrator on the training questions, or from recorded episodes. Of few
     questions some are held out, and a new model first clones the best plays.
     """
-    from agent_r1.training import demonstrate
+    from agent_r1.cold_start import demonstrate
 
     config = paths.config
     tools = paths.load_tools()
