@@ -26,11 +26,11 @@ from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, load_config
 from agent_r1.core import Row
 from agent_r1.data.storage import read_rows
+from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.shapes import Shape, find_shape
 from agent_r1.model.decoder import Decoder
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.setup import make_loop
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher

@@ -11,7 +11,7 @@ from conftest import TrainingRecord, micro_config, question_row, random_model, r
 from agent_r1.chat.format import ChatFormat
 from agent_r1.config import tables
 from agent_r1.core import Action, AgentEnv, Observation, Row, StepResult, StopReason
-from agent_r1.rollout.records import training_records, write_rollouts
+from agent_r1.evaluation.records import training_records, write_rollouts
 from agent_r1.rollout.training_rows import Batch
 
 

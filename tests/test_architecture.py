@@ -36,7 +36,7 @@ STOREYS = {
     "ground": ("core", "ground"),
     "settings": ("config",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
-    "learner": ("model", "chat", "rollout", "training", "cold_start", "viewer"),
+    "learner": ("model", "chat", "rollout", "evaluation", "training", "cold_start", "viewer"),
     "around": ("inference",),
     "shell": ("app",),
     "cluster": ("verl_engine",),
@@ -147,9 +147,9 @@ DOORS = {
     "training.run_dir": "opens a run folder, and says what changed since",
     "inference.agent": "opens whatever was trained",
     "inference.chat": "opens a second agent beside the first",
-    "inference.compare": "opens two agents one after the other",
+    "evaluation.compare": "opens two agents one after the other",
     "inference.export": "writes the settings beside the weights",
-    "inference.provenance": "says what a figure was made with",
+    "evaluation.provenance": "says what a figure was made with",
 }
 """Below the shell, only who opens a room takes the whole configuration; everybody else takes one
 section or an object."""

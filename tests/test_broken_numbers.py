@@ -25,8 +25,8 @@ from safetensors.torch import load_file
 
 from agent_r1.core import Sampling
 from agent_r1.env import make_env
+from agent_r1.evaluation.records import evaluation_records, write_rollouts
 from agent_r1.model import files as model_files
-from agent_r1.rollout.records import evaluation_records, write_rollouts
 from agent_r1.training import loop, run
 from agent_r1.training.fsdp_merge import write_merged
 

@@ -23,6 +23,8 @@ from rich.console import Console
 from agent_r1.config import load_config
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StopReason
+from agent_r1.evaluation.evaluate import evaluate
+from agent_r1.evaluation.reliability import reliability
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference import chat as chat_module
 from agent_r1.inference.agent import find_model, open_agent
@@ -36,8 +38,6 @@ from agent_r1.inference.conversation import (
 )
 from agent_r1.inference.screen import Screen
 from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.reliability import reliability
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import tool
 from agent_r1.workspace import Workspace

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from agent_r1 import load_config
 from agent_r1.cold_start import clone
 from agent_r1.core import StopReason
+from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import collate
 from agent_r1.training.forward import action_logprobs

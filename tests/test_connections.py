@@ -18,8 +18,8 @@ from runs import ROOT
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Sampling, StopReason
 from agent_r1.env import HermesToolEnv
+from agent_r1.evaluation.evaluate import eval_card, score_line
 from agent_r1.model.policies import ServerPolicy
-from agent_r1.rollout.evaluate import eval_card, score_line
 from agent_r1.rollout.rollouts import run_episodes
 
 

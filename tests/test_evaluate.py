@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import StopReason, Trajectory
 from agent_r1.env import HermesToolEnv
-from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.evaluate import (
+from agent_r1.evaluation.evaluate import (
     compare,
     eval_card,
     evaluate,
@@ -31,6 +30,7 @@ from agent_r1.rollout.evaluate import (
     score_line,
     wilson_interval,
 )
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 
 

@@ -19,11 +19,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from agent_r1.chat.tokenizer import load_tokenizer
 from agent_r1.config import from_yaml, load_config
+from agent_r1.evaluation.provenance import train_command
 from agent_r1.ground.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
 from agent_r1.inference.export import export
-from agent_r1.inference.provenance import train_command
 from agent_r1.training.fsdp_merge import merge_shards
 
 

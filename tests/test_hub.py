@@ -15,7 +15,7 @@ import pytest
 from runs import TINY, main
 
 from agent_r1.config import load_config
-from agent_r1.inference.provenance import code_version, weights_hash
+from agent_r1.evaluation.provenance import code_version, weights_hash
 from agent_r1.workspace import Workspace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from building import row_of
 
 from agent_r1.env import brings_tools
-from agent_r1.rollout.evaluate import majority
+from agent_r1.evaluation.evaluate import majority
 
 
 def asked(kind: str, *answers: str) -> dict:

@@ -18,9 +18,9 @@ from agent_r1.config.settings import EnvConfig
 from agent_r1.core import AgentEnv, Sampling, StopReason, Trajectory
 from agent_r1.env.class_env import as_environment
 from agent_r1.env.stateful_env import WorldEnv
+from agent_r1.evaluation.evaluate import scores, wilson_interval
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task
-from agent_r1.rollout.evaluate import scores, wilson_interval
 from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.tool import tool
 

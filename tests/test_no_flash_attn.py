@@ -13,9 +13,9 @@ import torch
 from conftest import fails_with
 
 from agent_r1.config import fingerprint, from_yaml, load_config
+from agent_r1.evaluation.provenance import provenance
 from agent_r1.ground import device as device_room
 from agent_r1.ground.machine import installed
-from agent_r1.inference.provenance import provenance
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine import launch
 from agent_r1.verl_engine.compose import Sources, attention_name, overrides

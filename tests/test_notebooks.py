@@ -15,7 +15,7 @@ import agent_r1
 from agent_r1.config import load_config
 from agent_r1.core import Step, StopReason, Trajectory
 from agent_r1.data.storage import ROW_KEYS
-from agent_r1.rollout.evaluate import eval_card
+from agent_r1.evaluation.evaluate import eval_card
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))

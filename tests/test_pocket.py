@@ -14,8 +14,8 @@ from agent_r1.cold_start.demonstrate import Demonstration, sequences
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import Hermes, answer_of, parse_call, split_turn
+from agent_r1.evaluation.provenance import provenance
 from agent_r1.ground.errors import ConfigError
-from agent_r1.inference.provenance import provenance
 from agent_r1.model import files as model_files
 from agent_r1.model.policies import load_transformers, token_logprobs
 from agent_r1.model.sampler import LocalPolicy

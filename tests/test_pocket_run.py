@@ -17,10 +17,10 @@ from runs import lines, main
 
 from agent_r1.config import Config, load_config
 from agent_r1.core import Row, StopReason
+from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.inference.agent import open_agent
 from agent_r1.model import files as model_files
 from agent_r1.model.policies import ServerPolicy
-from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.setup import make_loop
 from agent_r1.verl_engine.serve import vllm_server
 from agent_r1.workspace import Workspace

@@ -15,16 +15,15 @@ from lab.rehearsals.coverage import DIFFICULTIES, covered
 from runs import main
 
 from agent_r1.core import StopReason
-from agent_r1.inference.power import (
+from agent_r1.evaluation.evaluate import card_text, evaluate, first_samples, sample_seed
+from agent_r1.evaluation.power import (
     check_cards,
     measure,
     print_power,
     read_card,
     seeds_needed,
 )
-from agent_r1.model.sampler import LocalPolicy
-from agent_r1.rollout.evaluate import card_text, evaluate, first_samples, sample_seed
-from agent_r1.rollout.reliability import (
+from agent_r1.evaluation.reliability import (
     KS,
     MEASURES,
     check_scores,
@@ -38,6 +37,7 @@ from agent_r1.rollout.reliability import (
     student_quantile,
     values_of,
 )
+from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.setup import make_loop
 
 # --------------------------------------------------------------------------------------- estimators

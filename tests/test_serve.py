@@ -29,10 +29,10 @@ from runs import ROOT, environment, main, orphans
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import HERMES
+from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.model.policies import ServerPolicy
-from agent_r1.rollout.evaluate import evaluate
 from agent_r1.rollout.setup import make_loop
 from agent_r1.training.run import write_model
 from agent_r1.verl_engine.serve import VllmServer, parser_options, stop, vllm_server

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from statistics import fmean, stdev
 
-from agent_r1.rollout.reliability import student_quantile
+from agent_r1.evaluation.reliability import student_quantile
 
 
 def main(path: Path) -> None:

@@ -20,8 +20,8 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1 import load_config
+from agent_r1.evaluation.reliability import interval_over_runs, values_of
 from agent_r1.inference.agent import model_folder
-from agent_r1.rollout.reliability import interval_over_runs, values_of
 from agent_r1.training.run_dir import RunDir
 from agent_r1.workspace import Workspace
 from lab.experiments.seed_files import keep_seed, read_seeds

@@ -19,9 +19,9 @@ from unittest.mock import patch
 from agent_r1.app.stages import make_missing
 from agent_r1.config import load_config
 from agent_r1.core import SAMPLER_GAP
+from agent_r1.evaluation.evaluate import wilson_interval
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.machine import set_threads
-from agent_r1.rollout.evaluate import wilson_interval
 from agent_r1.training import loop
 from agent_r1.training import sentinel as rule
 from agent_r1.training.log import STEP_KEY

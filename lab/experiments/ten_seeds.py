@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agent_r1.rollout.reliability import student_quantile
+from agent_r1.evaluation.reliability import student_quantile
 from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 

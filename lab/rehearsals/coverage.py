@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_r1.rollout.reliability import KS, MEASURES, resampled_interval
+from agent_r1.evaluation.reliability import KS, MEASURES, resampled_interval
 
 SAMPLES = 8
 TRIALS = 2000

@@ -244,8 +244,8 @@ def data(a: Namespace) -> None:
     Workspace(config).make_data(a.released)
     if a.release:
         from agent_r1.data.release import release
+        from agent_r1.evaluation.provenance import data_facts
         from agent_r1.ground.ui import say
-        from agent_r1.inference.provenance import data_facts
 
         release(Workspace(config).data, a.release, data_facts(config))
         say(f"  released in {a.release}: read its README.md before you publish it")
@@ -357,7 +357,7 @@ def train(a: Namespace) -> None:
 )  # fmt: skip
 def evaluate(a: Namespace) -> None:
     if a.power:
-        from agent_r1.inference.power import print_power
+        from agent_r1.evaluation.power import print_power
 
         return print_power(a.power, a.cards or [])
     if a.api:
@@ -382,7 +382,8 @@ def evaluate(a: Namespace) -> None:
 def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | None = None) -> None:
     """Evaluate the models of --model, or a run's `model`, with any option of `eval`."""
     from agent_r1.data.storage import read_rows
-    from agent_r1.inference import agent, compare
+    from agent_r1.evaluation import compare
+    from agent_r1.inference import agent
     from agent_r1.workspace import Workspace
 
     file = None

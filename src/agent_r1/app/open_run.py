@@ -47,7 +47,7 @@ class Evaluation:
     card: dict[str, Any]  # the whole eval card (docs/architecture.md)
 
     def __str__(self) -> str:
-        from agent_r1.rollout.evaluate import score_line
+        from agent_r1.evaluation.evaluate import score_line
 
         return f"{score_line(self.card)}, {self.questions} questions"
 

@@ -178,9 +178,8 @@ def run_eval(
     The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to
     `out`.
     """
-    from agent_r1.inference.agent import open_agent
-    from agent_r1.inference.compare import condition_of, full_card, play_rows
-    from agent_r1.rollout.evaluate import (
+    from agent_r1.evaluation.compare import condition_of, full_card, play_rows
+    from agent_r1.evaluation.evaluate import (
         calls_line,
         card_text,
         first_samples,
@@ -188,8 +187,9 @@ def run_eval(
         score_line,
         scores,
     )
-    from agent_r1.rollout.records import evaluation_records, write_rollouts
-    from agent_r1.rollout.reliability import check_scores, reliability, reliability_line
+    from agent_r1.evaluation.records import evaluation_records, write_rollouts
+    from agent_r1.evaluation.reliability import check_scores, reliability, reliability_line
+    from agent_r1.inference.agent import open_agent
 
     facts = {}
     samples = config.trainer.eval_samples

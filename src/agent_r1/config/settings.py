@@ -296,7 +296,7 @@ class TrainerConfig(Section):
     """Steps between evaluations on val (0: never)."""
     eval_samples: OutsideFingerprint[AtLeast1] = 1
     """Samples of each test question in the evaluations before and after RL, at temperature 1. From
-    two on, the card has pass@k and pass^k (rollout/reliability.py)."""
+    two on, the card has pass@k and pass^k (evaluation/reliability.py)."""
     eval_threshold: OutsideFingerprint[float | None] = None
     """Least score of a right sample, for scores other than 0 and 1."""
     save_every: OutsideFingerprint[AtLeast1] = 10

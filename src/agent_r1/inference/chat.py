@@ -32,6 +32,8 @@ from agent_r1.config import Config, tables
 from agent_r1.core import Row, Step
 from agent_r1.data.source import SPLITS
 from agent_r1.data.storage import read_corpus
+from agent_r1.evaluation.records import evaluation_records, question_of
+from agent_r1.evaluation.reliability import reliability_line
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import (
@@ -50,8 +52,6 @@ from agent_r1.inference.conversation import (
 )
 from agent_r1.inference.screen import Screen, footer
 from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.records import evaluation_records, question_of
-from agent_r1.rollout.reliability import reliability_line
 from agent_r1.viewer.tokens import token_table
 from agent_r1.workspace import Workspace
 

@@ -23,12 +23,12 @@ from torch import Tensor
 from agent_r1.chat.probe import TOOLS
 from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, tables, to_yaml
+from agent_r1.evaluation.provenance import train_command, weights_hash
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import SETTINGS_FILE, model_folder
-from agent_r1.inference.provenance import train_command, weights_hash
 from agent_r1.model.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.fsdp_merge import find_shards, write_merged

@@ -23,6 +23,8 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
+from agent_r1.evaluation.evaluate import evaluate
+from agent_r1.evaluation.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.ground import bounds, hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -31,8 +33,6 @@ from agent_r1.model import decoder
 from agent_r1.model import files as model_files
 from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import AgentEnvLoop
-from agent_r1.rollout.evaluate import evaluate
-from agent_r1.rollout.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.tool import BaseTool

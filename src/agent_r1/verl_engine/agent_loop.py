@@ -22,10 +22,10 @@ from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
 from agent_r1.config import Config, from_yaml
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
+from agent_r1.evaluation.records import trajectory_record
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.columns import PROCESS, Column
 from agent_r1.rollout.episode import Task, derive_seed
-from agent_r1.rollout.records import trajectory_record
 from agent_r1.rollout.rollouts import GREEDY, first_failed_call, greedy_score
 from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import TrainingRow, trajectory_rows

@@ -28,6 +28,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.app import stages
 from agent_r1.config import Config, apply_overrides, fingerprint, load_config
+from agent_r1.evaluation.provenance import code_version
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
@@ -35,7 +36,6 @@ from agent_r1.ground.machine import gpus_here, installed
 from agent_r1.ground.ui import say
 from agent_r1.ground.units import GIB
 from agent_r1.inference.export import RECORD, export
-from agent_r1.inference.provenance import code_version
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.plan_local import model_shape
 from agent_r1.training.run_dir import RunDir

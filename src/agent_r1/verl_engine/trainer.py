@@ -36,11 +36,11 @@ from verl.utils.seqlen_balancing import (
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.config import from_yaml
+from agent_r1.evaluation.records import write_rollouts
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.rollout.episode import derive_seed
-from agent_r1.rollout.records import write_rollouts
 from agent_r1.rollout.rollouts import refuse_broken_tools
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.learner import refuse_gradient

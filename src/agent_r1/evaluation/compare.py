@@ -17,12 +17,7 @@ from typing import Any
 
 from agent_r1.config import Config, fingerprint, tables
 from agent_r1.core import Row, Step, StopReason, Trajectory
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.files import json_line, read_jsonl, write_whole
-from agent_r1.ground.ui import progress, say
-from agent_r1.inference.provenance import provenance, weights_hash
-from agent_r1.rollout.agent import Agent
-from agent_r1.rollout.evaluate import (
+from agent_r1.evaluation.evaluate import (
     calls_line,
     card_text,
     compare,
@@ -33,14 +28,19 @@ from agent_r1.rollout.evaluate import (
     score_of,
     scores,
 )
-from agent_r1.rollout.records import evaluation_records, write_rollouts
-from agent_r1.rollout.reliability import (
+from agent_r1.evaluation.provenance import provenance, weights_hash
+from agent_r1.evaluation.records import evaluation_records, write_rollouts
+from agent_r1.evaluation.reliability import (
     check_scores,
     reliability,
     reliability_line,
     resampled_interval,
     values_of,
 )
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.files import json_line, read_jsonl, write_whole
+from agent_r1.ground.ui import progress, say
+from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.setup import make_loop
 from agent_r1.tool import BaseTool
 from agent_r1.workspace import Workspace

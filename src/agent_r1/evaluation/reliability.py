@@ -1,7 +1,7 @@
 """Measure how reliable a policy is, from several samples of each question.
 
 In: trajectories of `evaluate` with `samples` per question. Out: `reliability` of the evaluation
-card. Next: `inference/power.py` plans a comparison from the cards of several runs.
+card. Next: `evaluation/power.py` plans a comparison from the cards of several runs.
 
 For a question with c right of n samples, averaged over questions:
 
@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from agent_r1.core import Trajectory
+from agent_r1.evaluation.evaluate import score_of
 from agent_r1.ground.errors import ConfigError
-from agent_r1.rollout.evaluate import score_of
 
 KS = (1, 2, 4, 8)
 """Values of k on a card, as far as there are samples."""

@@ -2,7 +2,7 @@
 
 In: a configuration and a model folder. Out: model, start model, data, index, code, command and
 hardware, each with the hash or revision that identifies it. Next: the card of
-`rollout/evaluate.py`; docs/lab/leaderboard.md tells how to report it.
+`evaluation/evaluate.py`; docs/lab/leaderboard.md tells how to report it.
 """
 
 from __future__ import annotations

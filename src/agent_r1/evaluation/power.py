@@ -20,14 +20,14 @@ from pathlib import Path
 from statistics import NormalDist, fmean, variance
 from typing import Any
 
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.ui import say
-from agent_r1.rollout.reliability import (
+from agent_r1.evaluation.reliability import (
     KS,
     interval_over_runs,
     student_quantile,
     values_of,
 )
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.ui import say
 
 QUESTIONS = (100, 200, 500, 1000, 2000, 5000)
 POWER = 0.8
