@@ -36,7 +36,7 @@ STOREYS = {
     "ground": ("core", "ground"),
     "settings": ("config",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
-    "learner": ("model", "chat", "rollout", "evaluation", "training", "cold_start", "viewer"),
+    "learner": ("model", "watch", "chat", "rollout", "evaluation", "training", "cold_start"),
     "around": ("inference",),
     "shell": ("app",),
     "cluster": ("verl_engine",),

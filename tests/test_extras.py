@@ -58,7 +58,7 @@ CORE = """
 import importlib, json, pkgutil
 import agent_r1
 
-own = ("agent_r1.verl_engine", "agent_r1.viewer.report",
+own = ("agent_r1.verl_engine", "agent_r1.watch.report",
        "agent_r1_recipes.geohop", "agent_r1.app.template", "agent_r1_recipes.math.math_inside",
        "agent_r1.__main__")
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
@@ -83,7 +83,7 @@ from agent_r1.search.encoders import make_encoder
 from agent_r1_recipes.gym.environment import open_environment
 from agent_r1_recipes.mcp.client import mcp_tools
 from agent_r1_recipes.code.seccomp import seccomp_filter
-from agent_r1.training.log import trackers
+from agent_r1.watch.log import trackers
 from agent_r1_recipes.pocket.pretrained import convert
 
 home = Path(sys.argv[2])

@@ -26,7 +26,7 @@ from agent_r1.tool.base import ToolErrorKind, ToolResult
 from agent_r1.training.advantages import grpo, ppo
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
 from agent_r1.training.parts import get_estimator, get_ratios
-from agent_r1.training.sentinel import signs
+from agent_r1.watch.sentinel import signs
 from agent_r1_recipes.credit.settings import CreditActor, CreditAdvantage
 from agent_r1_recipes.robustness.off_policy import nucleus, truncated_weights
 

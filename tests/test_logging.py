@@ -22,10 +22,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.files import read_jsonl
-from agent_r1.training import dashboard
-from agent_r1.training.dashboard import Dashboard
-from agent_r1.training.log import STEP_KEY, MetricsFile, first_agent_step, time_to, trackers
 from agent_r1.training.run import graceful_interrupt
+from agent_r1.watch import dashboard
+from agent_r1.watch.dashboard import Dashboard
+from agent_r1.watch.log import STEP_KEY, MetricsFile, first_agent_step, time_to, trackers
 
 RUN = ("laptop-ppo-0", "preset laptop · ppo · 0.52 M parameters", 100)
 EVIL = "a[bold red]b[/]\x1b]0;owned\x07\x1b[2J\rc\u202e\x9b1m"

@@ -6,9 +6,9 @@ from letters import letters_run, write_letters
 from runs import main
 
 from agent_r1.config import load_config, to_yaml
-from agent_r1.training.log import STEP_KEY
 from agent_r1.training.run_dir import RunDir
-from agent_r1.viewer.report import write_report
+from agent_r1.watch.log import STEP_KEY
+from agent_r1.watch.report import write_report
 
 
 def test_what_was_paid_on_the_way_is_told_apart(chat, monkeypatch, tmp_path, capsys):

@@ -17,9 +17,9 @@ from rich.console import Console
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.ui import clean
-from agent_r1.viewer import report as report_module
-from agent_r1.viewer.report import charts, load_run, pick_group, pick_pairs, smooth, write_report
-from agent_r1.viewer.tokens import token_cells, token_table, token_text, tokens_html
+from agent_r1.watch import report as report_module
+from agent_r1.watch.report import charts, load_run, pick_group, pick_pairs, smooth, write_report
+from agent_r1.watch.tokens import token_cells, token_table, token_text, tokens_html
 
 EVIL = '</span><script>alert(1)</script>"onmouseover="x\x1b[31m\u202e\ud800&'
 
@@ -275,7 +275,7 @@ def test_smooth_by_hand():
 
 
 def test_every_key_that_is_shown_is_written(produced, tmp_path, monkeypatch):
-    from agent_r1.training import dashboard
+    from agent_r1.watch import dashboard
 
     asked = set()
 

@@ -16,10 +16,10 @@ from runs import ROOT, main
 from agent_r1.core import SAMPLER_GAP, StepResult, StopReason
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.model.sampler import LocalPolicy, SamplerStats
-from agent_r1.training.log import HOST_FREE, STEP_KEY
 from agent_r1.training.run import stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
-from agent_r1.training.sentinel import Sign, new_signs, signs
+from agent_r1.watch.log import HOST_FREE, STEP_KEY
+from agent_r1.watch.sentinel import Sign, new_signs, signs
 
 
 class EndingEnv(LetterEnv):

@@ -40,11 +40,11 @@ from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.forward import action_logprobs
 from agent_r1.training.learner import linear_decay
-from agent_r1.training.log import step_times
 from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run_dir import RunDir
 from agent_r1.verl_engine.gpu_check import SMALL_RUN
 from agent_r1.verl_engine.launch import read_phase
+from agent_r1.watch.log import step_times
 from agent_r1.workspace import Workspace
 
 pytestmark = [

@@ -20,7 +20,7 @@ from statistics import fmean
 
 from agent_r1.core import SAMPLER_GAP
 from agent_r1.ground.files import read_jsonl, write_whole
-from agent_r1.training.log import VAL_EM, with_val_em
+from agent_r1.watch.log import VAL_EM, with_val_em
 
 KEPT = Path(__file__).parents[2] / "docs" / "lab" / "race" / "mismatch.json"
 DIALS = {

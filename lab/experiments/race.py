@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from agent_r1.config import ALGORITHMS
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.ground.files import read_jsonl, write_whole
-from agent_r1.training.log import VAL_EM, with_totals
+from agent_r1.watch.log import VAL_EM, with_totals
 
 DOCS = Path(__file__).parents[2] / "docs"
 REACHED = (0.8, 0.85, 0.9)

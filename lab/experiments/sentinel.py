@@ -23,11 +23,11 @@ from agent_r1.evaluation.evaluate import wilson_interval
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.machine import set_threads
 from agent_r1.training import loop
-from agent_r1.training import sentinel as rule
-from agent_r1.training.log import STEP_KEY
 from agent_r1.training.run import run_training, start_model
 from agent_r1.training.run_dir import RunDir
-from agent_r1.training.sentinel import Line
+from agent_r1.watch import sentinel as rule
+from agent_r1.watch.log import STEP_KEY
+from agent_r1.watch.sentinel import Line
 from agent_r1.workspace import Workspace
 
 KEPT = Path(__file__).with_name("sentinel_runs.jsonl")

@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any
 
 from agent_r1.ground.machine import describe_machine
-from agent_r1.training.log import AGENT_SCORE
+from agent_r1.watch.log import AGENT_SCORE
 from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "thirty-seconds.json"

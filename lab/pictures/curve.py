@@ -15,8 +15,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from agent_r1.training.log import VAL_EM
-from agent_r1.viewer.report import load_run, marks, training_score
+from agent_r1.watch.log import VAL_EM
+from agent_r1.watch.report import load_run, marks, training_score
 
 SHADES = ("#0f766e", "#2563eb", "#7c3aed", "#be185d", "#6b7280")
 """One a run."""

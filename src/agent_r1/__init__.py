@@ -55,7 +55,7 @@ USERS = {
     "training.advantages": ("grpo", "ppo"),
     "training.forward": ("action_logprobs",),
     "training.losses": ("aggregate_loss", "policy_loss"),
-    "viewer.tokens": ("TOKEN_CSS", "tokens_html"),
+    "watch.tokens": ("TOKEN_CSS", "tokens_html"),
     "workspace": ("Workspace",),
 }
 """Module -> names for all who train an agent, play episodes, or write a tool or environment."""
@@ -90,10 +90,10 @@ AUTHORS = {
     "chat.tokenizer": ("save_tokenizer", "train_tokenizer"),
     "search.index": ("Hit",),
     "training.advantages": ("Estimator", "gae", "standardize", "whiten"),
-    "training.causes": ("CAUSES",),
+    "watch.causes": ("CAUSES",),
     "chat.tools_template": ("tools_template",),
     "training.parts": ("make_estimator",),
-    "training.sentinel": ("signs",),
+    "watch.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
 }
 """Module -> further names for authors of recipes (CONTRIBUTING.md)."""

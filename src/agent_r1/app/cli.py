@@ -457,7 +457,7 @@ def report(a: Namespace) -> None:
     from agent_r1.workspace import run_name
 
     with extra("report", "report.html"):
-        from agent_r1.viewer.report import write_report
+        from agent_r1.watch.report import write_report
 
     start = time.perf_counter()
     path = write_report(home() / "runs" / run_name(config_of(a), a.run))
@@ -649,7 +649,7 @@ def search_server(a: Namespace) -> None:
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),
 )  # fmt: skip
 def inspect(a: Namespace) -> None:
-    from agent_r1.viewer import tokens
+    from agent_r1.watch import tokens
 
     tokens.print_trajectory(tokens.rollouts_file(a.rollouts), a.index, a.table)
 

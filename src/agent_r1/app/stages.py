@@ -37,7 +37,6 @@ from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.log import AGENT_SCORE, time_to
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.run import check_network, start_model
 from agent_r1.training.run_dir import (
@@ -47,6 +46,7 @@ from agent_r1.training.run_dir import (
     check_same_settings,
     open_run,
 )
+from agent_r1.watch.log import AGENT_SCORE, time_to
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
 SAMPLED_QUESTIONS = 1000

@@ -307,7 +307,7 @@ class TrainerConfig(Section):
     rollouts_every: OutsideFingerprint[NonNegativeInt] = 10
     """Steps between dumps of full trajectories into rollouts/."""
     stop_on_collapse: OutsideFingerprint[bool] = False
-    """Stop at a sign of collapse (training/sentinel.py), and keep the last checkpoint before it."""
+    """Stop at a sign of collapse (watch/sentinel.py), and keep the last checkpoint before it."""
     loggers: OutsideFingerprint[list[Literal["wandb", "tensorboard"]]] = []
     """Any of wandb, tensorboard, in addition to metrics.jsonl and the dashboard."""
     device: Literal["auto", "cpu", "cuda"] = "auto"

@@ -1,7 +1,7 @@
 """Write a trajectory as one line of JSON.
 
 In: trajectories and their training sequences. Out: records for `rollouts/*.jsonl`, with tokens as
-text and ids. Next: `viewer/tokens.py` draws one; chat, report and `inspect` read them too.
+text and ids. Next: `watch/tokens.py` draws one; chat, report and `inspect` read them too.
 """
 
 from __future__ import annotations

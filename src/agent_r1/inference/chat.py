@@ -52,7 +52,7 @@ from agent_r1.inference.conversation import (
 )
 from agent_r1.inference.screen import Screen, footer
 from agent_r1.rollout.agent import Agent
-from agent_r1.viewer.tokens import token_table
+from agent_r1.watch.tokens import token_table
 from agent_r1.workspace import Workspace
 
 SUGGESTIONS = 5

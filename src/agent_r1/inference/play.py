@@ -26,7 +26,7 @@ from agent_r1.ground.ui import clean, console
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool, ToolCall, call_tool
-from agent_r1.viewer.tokens import token_table, token_text
+from agent_r1.watch.tokens import token_table, token_text
 
 NO_LIMIT = 10**5
 """Tokens of a turn that stand for no limit: there is no tokenizer yet, and each byte is a token."""

@@ -43,9 +43,12 @@ from agent_r1.training.checkpoint import (
     refuse_weights,
     save_checkpoint,
 )
-from agent_r1.training.dashboard import Dashboard
 from agent_r1.training.learner import Learner, make_learner
-from agent_r1.training.log import (
+from agent_r1.training.loop import train
+from agent_r1.training.parts import make_parts
+from agent_r1.training.run_dir import RunDir, only_trainer, open_run
+from agent_r1.watch.dashboard import Dashboard
+from agent_r1.watch.log import (
     AGENT_SCORE,
     STEP_KEY,
     VAL_EM,
@@ -56,10 +59,7 @@ from agent_r1.training.log import (
     trackers,
     with_val_em,
 )
-from agent_r1.training.loop import train
-from agent_r1.training.parts import make_parts
-from agent_r1.training.run_dir import RunDir, only_trainer, open_run
-from agent_r1.training.sentinel import SPAN, new_signs
+from agent_r1.watch.sentinel import SPAN, new_signs
 from agent_r1.workspace import Workspace, check_local_model
 
 

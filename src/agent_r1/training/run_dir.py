@@ -34,7 +34,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import hold_lock, write_whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.log import MetricsFile
+from agent_r1.watch.log import MetricsFile
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,6 @@ from agent_r1.ground.ui import say
 from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
-from agent_r1.training.dashboard import Dashboard
-from agent_r1.training.log import trackers
 from agent_r1.training.run import graceful_interrupt
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
 from agent_r1.verl_engine.checkpoints import finish, newest_shards
@@ -55,6 +53,8 @@ from agent_r1.verl_engine.compose import (
     overrides,
     ray_environment,
 )
+from agent_r1.watch.dashboard import Dashboard
+from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
 
 RUN_VARIABLE = "AGENT_R1_VERL_RUN"

@@ -44,7 +44,6 @@ from agent_r1.rollout.episode import derive_seed
 from agent_r1.rollout.rollouts import refuse_broken_tools
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.learner import refuse_gradient
-from agent_r1.training.log import free_host_memory
 from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import TimeLimit, stop_and_roll_back
@@ -59,6 +58,7 @@ from agent_r1.verl_engine.algorithms import (
     votes,
 )
 from agent_r1.verl_engine.checkpoints import finish, keep_shards
+from agent_r1.watch.log import free_host_memory
 
 PARITY_ROWS = 8
 """Rows with log-probabilities in each checkpoint, for the check of its conversion. With two short

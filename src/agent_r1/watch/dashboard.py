@@ -1,7 +1,7 @@
 """Show training progress: a table in a terminal, plain lines in a pipe.
 
 In: the metrics of each step and, sometimes, a transcript, from the loop. Out: characters on a
-screen. The same numbers go to `metrics.jsonl` (`log.py`), and `viewer/report.py` draws them in
+screen. The same numbers go to `metrics.jsonl` (`log.py`), and `watch/report.py` draws them in
 report.html.
 
 `step` paints the screen itself, at most four times a second: a refresh thread would compete with
@@ -28,8 +28,8 @@ from rich.text import Text
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.ground.ui import clean, duration
-from agent_r1.training.log import STEP_KEY, VAL_EM, step_times, with_val_em
-from agent_r1.training.sentinel import Sign, new_signs, signs
+from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
+from agent_r1.watch.sentinel import Sign, new_signs, signs
 
 
 class Gauge(NamedTuple):

@@ -18,8 +18,8 @@ from statistics import fmean, median
 from typing import Any
 
 from agent_r1.core import SAMPLER_GAP
-from agent_r1.training.causes import BY_SIGN
-from agent_r1.training.log import HOST_FREE, STEP_KEY
+from agent_r1.watch.causes import BY_SIGN
+from agent_r1.watch.log import HOST_FREE, STEP_KEY
 
 Line = Mapping[str, Any]
 FIRST = 3

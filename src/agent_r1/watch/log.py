@@ -1,7 +1,7 @@
 """Write a run's metrics: `metrics.jsonl`, and optionally Weights & Biases or TensorBoard.
 
 In: one dict of numbers per step, from the loop, or from the file itself while verl's processes
-write it. Out: `runs/<name>/metrics.jsonl`. `viewer/report.py` draws it, and `--resume` cuts it back
+write it. Out: `runs/<name>/metrics.jsonl`. `watch/report.py` draws it, and `--resume` cuts it back
 to the checkpoint. `dashboard.py` shows the same numbers live.
 """
 

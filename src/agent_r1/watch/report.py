@@ -36,9 +36,9 @@ from agent_r1.config.renamed import translate_card
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
-from agent_r1.training.log import STEP_KEY, VAL_EM, step_times, with_val_em
-from agent_r1.training.sentinel import Sign, signs
-from agent_r1.viewer.tokens import TOKEN_CSS, tokens_html
+from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
+from agent_r1.watch.sentinel import Sign, signs
+from agent_r1.watch.tokens import TOKEN_CSS, tokens_html
 
 JsonObject = dict[str, Any]
 Points = list[tuple[float, float]]
@@ -507,7 +507,7 @@ def write_report(run_dir: Path) -> Path:
     run = load_run(run_dir)
     # A missing field of a record or card shows as nothing.
     page = Environment(
-        loader=PackageLoader("agent_r1.viewer", ""),
+        loader=PackageLoader("agent_r1.watch", ""),
         autoescape=True,
         undefined=ChainableUndefined,
         trim_blocks=True,
