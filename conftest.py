@@ -623,7 +623,7 @@ def checked(tmp_path_factory) -> Path:
     """
     from runs import CHECK, main
 
-    from agent_r1.verl_engine import gpu_check
+    from agent_r1.cluster import gpu_check
 
     def make(home: Path) -> None:
         phases = tuple(phase for phase in gpu_check.PHASES if phase.name != "resume")

@@ -33,6 +33,8 @@ from verl.workers.rollout.replica import TokenOutput
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.cluster import agent_loop
+from agent_r1.cluster.compose import Sources, compose, overrides
 from agent_r1.config import Config, load_config
 from agent_r1.core import Sampling, StopReason, Trajectory
 from agent_r1.data.storage import read_rows
@@ -44,8 +46,6 @@ from agent_r1.rollout.setup import make_loop
 from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import Searcher
 from agent_r1.tool import BaseTool, make_tools
-from agent_r1.verl_engine import agent_loop
-from agent_r1.verl_engine.compose import Sources, compose, overrides
 from agent_r1.workspace import Workspace
 
 SAMPLING = {"temperature": 1.0, "top_p": 1.0}

@@ -35,11 +35,17 @@ RECIPES = PACKAGE.parents[1] / "recipes"
 STOREYS = {
     "ground": ("core", "ground"),
     "settings": ("config",),
+    "model": ("model",),
     "task": ("data", "search", "tool", "env", "reward", "workspace"),
-    "learner": ("model", "watch", "chat", "rollout", "evaluation", "training", "cold_start"),
+    "watch": ("watch",),
+    "chat": ("chat",),
+    "rollout": ("rollout",),
+    "evaluation": ("evaluation",),
+    "training": ("training",),
+    "cold start": ("cold_start",),
     "around": ("inference",),
     "shell": ("app",),
-    "cluster": ("verl_engine",),
+    "cluster": ("cluster",),
 }
 """From the ground up. A room may import from its own storey and from those below."""
 

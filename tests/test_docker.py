@@ -22,8 +22,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from runs import ROOT, environment
 
+from agent_r1.cluster import VERL
 from agent_r1.ground.machine import read_pins
-from agent_r1.verl_engine import VERL
 
 GPU_PINS = read_pins((ROOT / "requirements" / "verl-gpu.txt").read_text())
 

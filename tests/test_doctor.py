@@ -12,10 +12,10 @@ from runs import main
 
 from agent_r1.app import doctor
 from agent_r1.app.doctor import Check, Finding, print_checks, run_checks
+from agent_r1.cluster import doctor as gpu_rows
 from agent_r1.config import load_config
 from agent_r1.ground import machine, preflight
 from agent_r1.ground.units import GIB
-from agent_r1.verl_engine import doctor as gpu_rows
 
 Usage = namedtuple("Usage", "total used free")
 H100 = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06"

@@ -58,7 +58,7 @@ CORE = """
 import importlib, json, pkgutil
 import agent_r1
 
-own = ("agent_r1.verl_engine", "agent_r1.watch.report",
+own = ("agent_r1.cluster", "agent_r1.watch.report",
        "agent_r1_recipes.geohop", "agent_r1.app.template", "agent_r1_recipes.math.math_inside",
        "agent_r1.__main__")
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
@@ -71,7 +71,7 @@ NEEDING = """
 import asyncio
 from pathlib import Path
 from agent_r1.app import cli
-from agent_r1.verl_engine import commands
+from agent_r1.cluster import commands
 from agent_r1_recipes.pocket import packages
 from agent_r1.app import stages
 from agent_r1 import Workspace

@@ -8,8 +8,8 @@ import subprocess
 import pytest
 from runs import ROOT
 
+from agent_r1.cluster import plan
 from agent_r1.config import load_config
-from agent_r1.verl_engine import plan
 
 PAGE = (ROOT / "docs" / "first-gpu-agent.md").read_text()
 COMMANDS = [

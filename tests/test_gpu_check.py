@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import pytest
 
+from agent_r1.cluster import gpu_check
+from agent_r1.cluster.gpu_check import GpuCheck, describe_setup, run_phases, small
 from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.ground.units import GIB
-from agent_r1.verl_engine import gpu_check
-from agent_r1.verl_engine.gpu_check import GpuCheck, describe_setup, run_phases, small
 
 ON_VERL = ["hotpotqa-4xh100", "gsm8k", "dapo-math"]
 

@@ -19,12 +19,8 @@ import torch
 from runs import CHECK, main, tree
 
 from agent_r1.app import stages
-from agent_r1.config import apply_overrides, load_config
-from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.machine import installed
-from agent_r1.inference import export
-from agent_r1.verl_engine import gpu_check, launch
-from agent_r1.verl_engine.gpu_check import (
+from agent_r1.cluster import gpu_check, launch
+from agent_r1.cluster.gpu_check import (
     CHECKPOINT,
     PHASES,
     SAMPLING,
@@ -36,6 +32,10 @@ from agent_r1.verl_engine.gpu_check import (
     run_phases,
     small,
 )
+from agent_r1.config import apply_overrides, load_config
+from agent_r1.ground.errors import AgentR1Error
+from agent_r1.ground.machine import installed
+from agent_r1.inference import export
 from agent_r1.workspace import Workspace
 
 pytestmark = [

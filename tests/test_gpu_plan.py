@@ -12,14 +12,9 @@ import pytest
 import torch
 import transformers
 
-from agent_r1.config import Config, load_config, preset_names
-from agent_r1.data.source import source_of
-from agent_r1.ground import machine
-from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.shapes import MODELS, Shape, find_shape  # fmt: skip
-from agent_r1.verl_engine import gpu_check, launch, plan, serve
-from agent_r1.verl_engine.hardware import GPUS, find_gpu  # fmt: skip
-from agent_r1.verl_engine.plan import (  # fmt: skip
+from agent_r1.cluster import gpu_check, launch, plan, serve
+from agent_r1.cluster.hardware import GPUS, find_gpu  # fmt: skip
+from agent_r1.cluster.plan import (  # fmt: skip
     GIB,
     SLOWER,
     conversations,
@@ -28,6 +23,11 @@ from agent_r1.verl_engine.plan import (  # fmt: skip
     run_hours,
     step_seconds,
 )
+from agent_r1.config import Config, load_config, preset_names
+from agent_r1.data.source import source_of
+from agent_r1.ground import machine
+from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.shapes import MODELS, Shape, find_shape  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
 GPU_PRESETS = [name for name in preset_names() if load_config(name, algorithm="ppo").verl.gpu]

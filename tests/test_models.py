@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 from agent_r1.app.doctor import check_template
 from agent_r1.chat.start import check_start_chat, describe_start_chat
 from agent_r1.chat.tokenizer import byte_chat, load_chat, load_tokenizer, save_tokenizer
+from agent_r1.cluster.serve import options, why_unparsed
 from agent_r1.cold_start.demonstrate import read_episodes
 from agent_r1.config import load_config
 from agent_r1.config.load import keep_stored
@@ -39,7 +40,6 @@ from agent_r1.inference.export import export
 from agent_r1.model.decoder import causal_attention
 from agent_r1.model.files import load_model, save_model
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
-from agent_r1.verl_engine.serve import options, why_unparsed
 
 SMOKE = ["env.tools=[search]", "trainer.device=cpu"]
 

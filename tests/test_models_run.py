@@ -13,9 +13,9 @@ from small_models import small_model
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.cluster.serve import vllm_server
 from agent_r1.config import from_yaml
 from agent_r1.env import dialect_of
-from agent_r1.verl_engine.serve import vllm_server
 from agent_r1.workspace import Workspace
 
 pytestmark = [

@@ -12,13 +12,13 @@ import pytest
 import torch
 from conftest import fails_with
 
+from agent_r1.cluster import launch
+from agent_r1.cluster.compose import Sources, attention_name, overrides
 from agent_r1.config import fingerprint, from_yaml, load_config
 from agent_r1.evaluation.provenance import provenance
 from agent_r1.ground import device as device_room
 from agent_r1.ground.machine import installed
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.compose import Sources, attention_name, overrides
 
 ROOT = Path(__file__).parents[1]
 needs_verl = pytest.mark.skipif(
@@ -27,9 +27,9 @@ needs_verl = pytest.mark.skipif(
 
 CHECKS = """
 import sys, torch, transformers, verl
-room = sys.modules["agent_r1.verl_engine.no_flash_attn"]  # verl imports it, by way of cpu.py
+room = sys.modules["agent_r1.cluster.no_flash_attn"]  # verl imports it, by way of cpu.py
 import verl.utils.torch_functional as functional
-import verl.workers.engine_workers, agent_r1.verl_engine.trainer, agent_r1.verl_engine.driver
+import verl.workers.engine_workers, agent_r1.cluster.trainer, agent_r1.cluster.driver
 
 torch.manual_seed(0)
 assert functional.logprobs_from_logits_v2 is room.token_logprobs
@@ -73,7 +73,7 @@ def test_all_parts_of_a_run_load_without_flash_attn(tmp_path, kind, monkeypatch)
     environment = os.environ | {
         "PYTHONPATH": launch.hide_flash_attn(tmp_path),
         "VERL_PLATFORM": "cpu",
-        "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.cpu",
+        "VERL_USE_EXTERNAL_MODULES": "agent_r1.cluster.cpu",
     }
     process = subprocess.run(
         [sys.executable, "-c", CHECKS], env=environment, capture_output=True, text=True

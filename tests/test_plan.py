@@ -10,13 +10,13 @@ import torch
 from conftest import random_model
 from runs import TINY, main
 
+from agent_r1.cluster.plan import gpu_plan
 from agent_r1.config import from_yaml, load_config
 from agent_r1.ground import machine
 from agent_r1.ground.shapes import Shape
 from agent_r1.ground.units import GIB
 from agent_r1.model.decoder import causal_attention
 from agent_r1.training.plan_local import count_kept_numbers
-from agent_r1.verl_engine.plan import gpu_plan
 from agent_r1.workspace import Workspace
 
 TITLES = (

@@ -15,6 +15,7 @@ import pytest
 import torch
 from runs import lines, main
 
+from agent_r1.cluster.serve import vllm_server
 from agent_r1.config import Config, load_config
 from agent_r1.core import Row, StopReason
 from agent_r1.evaluation.evaluate import evaluate
@@ -22,7 +23,6 @@ from agent_r1.inference.agent import open_agent
 from agent_r1.model import files as model_files
 from agent_r1.model.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
-from agent_r1.verl_engine.serve import vllm_server
 from agent_r1.workspace import Workspace
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

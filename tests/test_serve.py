@@ -26,6 +26,7 @@ import torch
 from conftest import fails_with, random_model
 from runs import ROOT, environment, main, orphans
 
+from agent_r1.cluster.serve import VllmServer, parser_options, stop, vllm_server
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.env.hermes import HERMES
@@ -35,7 +36,6 @@ from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.model.policies import ServerPolicy
 from agent_r1.rollout.setup import make_loop
 from agent_r1.training.run import write_model
-from agent_r1.verl_engine.serve import VllmServer, parser_options, stop, vllm_server
 from agent_r1.workspace import Workspace
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
@@ -94,7 +94,7 @@ def answers(port: int) -> bool:
 def test_it_waits_until_the_server_is_healthy_and_leaves_nothing_behind(
     fake, tmp_path, monkeypatch, capsys, modes
 ):
-    monkeypatch.setattr("agent_r1.verl_engine.serve.SERVER_STOP_S", 0.5)
+    monkeypatch.setattr("agent_r1.cluster.serve.SERVER_STOP_S", 0.5)
     with fake(modes) as server:
         assert httpx.get(f"{server.url[:-3]}/health", trust_env=False).status_code == 200
         assert server.url == f"http://127.0.0.1:{server.port}/v1" and server.diagnose() is None
@@ -142,9 +142,7 @@ def test_what_vllm_is_told(fake):
 
 @pytest.mark.parametrize("mode", ["die", "deaf"])
 def test_a_server_that_does_not_start(fake, tmp_path, monkeypatch, mode):
-    monkeypatch.setattr(
-        "agent_r1.verl_engine.serve.SERVER_START_S", 1.0 if mode == "deaf" else 60.0
-    )
+    monkeypatch.setattr("agent_r1.cluster.serve.SERVER_START_S", 1.0 if mode == "deaf" else 60.0)
     with fails_with("process_did_not_start") as failure, fake(mode):
         raise AssertionError("must not come this far")
     (log,) = (tmp_path / "logs").iterdir()
@@ -168,7 +166,7 @@ PARENT = """
 import sys, time
 from pathlib import Path
 from agent_r1.config import load_config
-from agent_r1.verl_engine.serve import vllm_server
+from agent_r1.cluster.serve import vllm_server
 model, config = Path(sys.argv[1]), load_config("small")
 with vllm_server(model, config.rollout, config.trainer) as server:
     print(server.process.pid, server.port, flush=True)

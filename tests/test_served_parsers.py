@@ -13,10 +13,10 @@ import sys
 import pytest
 from families import family_of, packaged_templates, tokenizer_of
 
+from agent_r1.cluster import vllm_start
 from agent_r1.config.settings import EnvConfig
 from agent_r1.env import dialect_of
 from agent_r1.tool import BaseTool
-from agent_r1.verl_engine import vllm_start
 
 pytestmark = pytest.mark.slow  # importing vLLM takes seconds
 TRL = packaged_templates("trl")

@@ -15,13 +15,13 @@ from runs import main
 
 from agent_r1.app.plan import print_plan
 from agent_r1.chat.tokenizer import save_tokenizer
+from agent_r1.cluster import compose as room
+from agent_r1.cluster import launch
+from agent_r1.cluster.compose import Sources, compose, overrides
 from agent_r1.config import Config, load_config, preset_names
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.model import files as model_files
-from agent_r1.verl_engine import compose as room
-from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.compose import Sources, compose, overrides
 
 needs_verl = pytest.mark.skipif(
     installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
@@ -69,7 +69,7 @@ def test_verl_accepts_every_preset(preset, algorithm, device, tmp_path):
         device != "cpu"
     )  # else vLLM dies, now and then
     assert actor.fsdp_config.mixed_precision.param_dtype == ("fp32" if device == "cpu" else "bf16")
-    # With these, vLLM never takes FlashInfer's sampler, which needs nvcc (verl_engine/serve.py).
+    # With these, vLLM never takes FlashInfer's sampler, which needs nvcc (cluster/serve.py).
     assert whole.actor_rollout_ref.rollout.logprobs_mode == "processed_logprobs"
     assert (whole.trainer.nnodes, whole.trainer.n_gpus_per_node) == (1, config.verl.ranks)
     for network in (actor.fsdp_config, whole.actor_rollout_ref.ref.fsdp_config, whole.critic.fsdp):
@@ -191,7 +191,7 @@ def test_a_cluster_that_lacks_a_machine_or_cpus_is_refused(tmp_path, monkeypatch
     than 16 cores are."""
     import ray
 
-    from agent_r1.verl_engine import driver
+    from agent_r1.cluster import driver
 
     config = load_config("hotpotqa-8xh100", ["verl.nodes=2"], algorithm="grpo")
     whole, cpus = composed(config, tmp_path, "cuda"), launch.ray_cpus(config)

@@ -67,11 +67,10 @@ from verl.utils.metric import Metric, reduce_metrics  # noqa: E402
 from verl.workers.rollout.replica import TokenOutput  # noqa: E402
 from verl.workers.utils import losses as verl_losses  # noqa: E402
 
-from agent_r1.tool import tool  # noqa: E402
-from agent_r1.verl_engine import agent_loop  # noqa: E402
-from agent_r1.verl_engine import trainer as trainer_module  # noqa: E402
-from agent_r1.verl_engine.agent_loop import row_output  # noqa: E402
-from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
+from agent_r1.cluster import agent_loop  # noqa: E402
+from agent_r1.cluster import trainer as trainer_module  # noqa: E402
+from agent_r1.cluster.agent_loop import row_output  # noqa: E402
+from agent_r1.cluster.algorithms import (  # noqa: E402  registers
     ActorEngine,
     SamplerWatch,
     deal_into_minibatches,
@@ -80,7 +79,8 @@ from agent_r1.verl_engine.algorithms import (  # noqa: E402  registers
     verl_actor_loss,
     votes,
 )
-from agent_r1.verl_engine.trainer import AgentR1Trainer  # noqa: E402
+from agent_r1.cluster.trainer import AgentR1Trainer  # noqa: E402
+from agent_r1.tool import tool  # noqa: E402
 
 GROUPS, SAMPLES = 4, 3
 

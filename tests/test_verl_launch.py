@@ -23,6 +23,8 @@ from conftest import VOCAB, fails_with, random_model
 from runs import tree
 
 from agent_r1.chat.tokenizer import save_tokenizer
+from agent_r1.cluster import launch
+from agent_r1.cluster.checkpoints import finish, keep_shards, newest_shards
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
@@ -33,8 +35,6 @@ from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine import launch
-from agent_r1.verl_engine.checkpoints import finish, keep_shards, newest_shards
 
 POPEN = subprocess.Popen
 HOLDER = """
@@ -388,7 +388,7 @@ def test_a_full_disk_loses_no_shard(sharded, tmp_path):
 DYING = """
 import os, signal, sys, time
 import ray
-from agent_r1.verl_engine import driver
+from agent_r1.cluster import driver
 
 sys.modules["verl"] = None  # the driver does without: its import takes longer than all the rest
 

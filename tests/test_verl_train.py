@@ -33,6 +33,8 @@ from runs import (
     undocumented,
 )
 
+from agent_r1.cluster.gpu_check import SMALL_RUN
+from agent_r1.cluster.launch import read_phase
 from agent_r1.config import from_yaml
 from agent_r1.ground.machine import installed
 from agent_r1.model import files as model_files
@@ -42,8 +44,6 @@ from agent_r1.training.forward import action_logprobs
 from agent_r1.training.learner import linear_decay
 from agent_r1.training.losses import aggregate_loss, policy_loss
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine.gpu_check import SMALL_RUN
-from agent_r1.verl_engine.launch import read_phase
 from agent_r1.watch.log import step_times
 from agent_r1.workspace import Workspace
 
@@ -139,7 +139,7 @@ def left_behind(run: Path) -> list[str]:
 RESUME = """
 import json, sys
 from pathlib import Path
-from agent_r1.verl_engine.gpu_check import PHASES, GpuCheck, at_home, run_phases, small
+from agent_r1.cluster.gpu_check import PHASES, GpuCheck, at_home, run_phases, small
 from agent_r1.config import load_config
 folder = Path(sys.argv[1])
 with at_home(folder):

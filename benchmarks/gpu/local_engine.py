@@ -18,6 +18,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from agent_r1.cluster.hardware import GPUS
 from agent_r1.cold_start.clone import clone
 from agent_r1.config import load_config
 from agent_r1.core import Generation, Sampling
@@ -28,7 +29,6 @@ from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.forward import batch_logprobs
 from agent_r1.training.plan_local import local_memory
-from agent_r1.verl_engine.hardware import GPUS
 from benchmarks.gpu.common import CUDA, DEVICE, finished, peak_gib, reset_peak, shape_here
 
 PROMPT = 450

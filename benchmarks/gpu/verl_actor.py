@@ -28,12 +28,12 @@ from unittest.mock import MagicMock
 
 from lab.rehearsals import _varlen
 
+from agent_r1.cluster import plan
+from agent_r1.cluster.hardware import GPUS
+from agent_r1.cluster.real_update import random_batch
 from agent_r1.config import load_config
 from agent_r1.ground.shapes import MODELS, Shape
 from agent_r1.ground.units import GIB
-from agent_r1.verl_engine import plan
-from agent_r1.verl_engine.hardware import GPUS
-from agent_r1.verl_engine.real_update import random_batch
 from benchmarks.gpu.common import CUDA, finished, peak_gib, reserved_gib, reset_peak, shape_here
 
 PASSES = 4
@@ -81,7 +81,7 @@ def start_worker(shape: Shape, name: str, tokens: int, attention: str, folder: P
     if attention == "flash_attention_2":
         _varlen.install()
     else:
-        importlib.import_module("agent_r1.verl_engine.no_flash_attn")
+        importlib.import_module("agent_r1.cluster.no_flash_attn")
     from lab.rehearsals import _real_shapes_rank, real_shapes
 
     real_shapes.make_model(real_shapes.hf_config(name, shape), folder)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-# As in a run: FlashInfer's sampler needs nvcc (verl_engine/serve.py).
+# As in a run: FlashInfer's sampler needs nvcc (cluster/serve.py).
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 from vllm import LLM, SamplingParams  # noqa: E402
 

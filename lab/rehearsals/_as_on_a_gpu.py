@@ -20,9 +20,9 @@ from typing import Any
 import torch
 
 from agent_r1.app import cli, doctor, stages
+from agent_r1.cluster import doctor as gpu_rows
 from agent_r1.cold_start import stage as cold_start
 from agent_r1.ground import device
-from agent_r1.verl_engine import doctor as gpu_rows
 from lab.rehearsals import _varlen
 
 ROOT = Path(__file__).parents[2]
@@ -43,7 +43,7 @@ CANNOT = {
             "rollout": {
                 "enable_sleep_mode": False,
                 "engine_kwargs": {
-                    "vllm": {"worker_extension_cls": "agent_r1.verl_engine.cpu.CpuWorkerExtension"}
+                    "vllm": {"worker_extension_cls": "agent_r1.cluster.cpu.CpuWorkerExtension"}
                 },
             },
         },
@@ -92,7 +92,7 @@ def main(argv: list[str]) -> int:
     )  # where tensors lie; the others import it from there
     stages.resolve_device = cold_start.resolve_device = device.resolve_device
     stages._backend = lambda config: "vllm"
-    from agent_r1.verl_engine import launch
+    from agent_r1.cluster import launch
 
     overrides, environment = launch.overrides, launch.driver_environment
 

@@ -59,11 +59,11 @@ from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_se
 from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 
 from agent_r1.chat.tokenizer import save_tokenizer, train_tokenizer  # noqa: E402
+from agent_r1.cluster import serve  # noqa: E402
+from agent_r1.cluster.compose import Sources, compose, overrides  # noqa: E402
+from agent_r1.cluster.real_update import make_published_config  # noqa: E402
 from agent_r1.config import Config, load_config, preset_names  # noqa: E402
 from agent_r1.ground.shapes import MODELS  # noqa: E402
-from agent_r1.verl_engine import serve  # noqa: E402
-from agent_r1.verl_engine.compose import Sources, compose, overrides  # noqa: E402
-from agent_r1.verl_engine.real_update import make_published_config  # noqa: E402
 
 
 def model_folder(path: str, root: Path) -> Path:

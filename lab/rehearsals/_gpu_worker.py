@@ -11,7 +11,7 @@ from lab.rehearsals import _varlen
 _varlen.install()
 critic_as_on_a_gpu = verl.utils.model.load_valuehead_model
 
-import agent_r1.verl_engine.cpu  # noqa: E402, F401
+import agent_r1.cluster.cpu  # noqa: E402, F401
 
 verl.utils.model.load_valuehead_model = (
     critic_as_on_a_gpu  # the patch of no_flash_attn is for runs without it

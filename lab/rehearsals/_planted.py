@@ -25,7 +25,7 @@ def __getattr__(name: str):
         raise RuntimeError("Failed to find C compiler")
     if name != "Deaf":
         raise AttributeError(name)
-    from agent_r1.verl_engine.cpu import CpuWorkerExtension
+    from agent_r1.cluster.cpu import CpuWorkerExtension
 
     class Deaf(CpuWorkerExtension):
         def update_weights_from_ipc(self, *args, **kwargs) -> None:
@@ -93,7 +93,7 @@ PATCHES = {"episodes": episodes, "gradient": gradient, "shards": shards}
 def main(fault: str, argv: list[str]) -> int:
     """Run the command with the fault in verl."""
     from agent_r1.app import cli
-    from agent_r1.verl_engine import launch
+    from agent_r1.cluster import launch
 
     def environment(real, *args) -> dict[str, str]:
         paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
@@ -119,6 +119,6 @@ def main(fault: str, argv: list[str]) -> int:
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1], sys.argv[2:]))
 elif NAME in os.environ:
-    import agent_r1.verl_engine.cpu  # noqa: F401
+    import agent_r1.cluster.cpu  # noqa: F401
 
     PATCHES.get(os.environ[NAME], lambda: None)()

@@ -61,8 +61,8 @@ class Peak:
 
 def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
     """Return verl's configuration of the preset, with passes of `tokens` tokens."""
+    from agent_r1.cluster.compose import Sources, compose, overrides
     from agent_r1.config import load_config
-    from agent_r1.verl_engine.compose import Sources, compose, overrides
 
     config = load_config(
         "hotpotqa-4xh100", [*small(model, tokens), *(settings or [])], algorithm="grpo"
@@ -123,7 +123,7 @@ def make_worker(settings):
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from agent_r1.verl_engine.algorithms import verl_actor_loss
+    from agent_r1.cluster.algorithms import verl_actor_loss
 
     worker = ActorRolloutRefWorker(settings, role="actor")
     worker.init_model()

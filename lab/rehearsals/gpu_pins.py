@@ -65,9 +65,9 @@ IMPORTS = (
         "verl.workers.engine.fsdp.transformer_impl",
     ),
     *(
-        "agent_r1.verl_engine.trainer",
-        "agent_r1.verl_engine.agent_loop",
-        "agent_r1.verl_engine.serve",
+        "agent_r1.cluster.trainer",
+        "agent_r1.cluster.agent_loop",
+        "agent_r1.cluster.serve",
         "agent_r1.app.cli",
     ),
     *(

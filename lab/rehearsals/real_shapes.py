@@ -23,6 +23,11 @@ import torch
 import transformers
 
 from agent_r1.chat.tokenizer import load_chat, save_tokenizer, train_tokenizer
+from agent_r1.cluster import plan
+from agent_r1.cluster.checkpoints import compare_logprobs, finish, keep_shards
+from agent_r1.cluster.hardware import GPUS
+from agent_r1.cluster.real_update import make_published_config
+from agent_r1.cluster.serve import vllm_server
 from agent_r1.config import load_config
 from agent_r1.core import Sampling
 from agent_r1.ground.shapes import MODELS, Shape
@@ -30,11 +35,6 @@ from agent_r1.ground.units import GIB
 from agent_r1.model.policies import ServerPolicy, load_transformers
 from agent_r1.training.fsdp_merge import write_merged
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine import plan
-from agent_r1.verl_engine.checkpoints import compare_logprobs, finish, keep_shards
-from agent_r1.verl_engine.hardware import GPUS
-from agent_r1.verl_engine.real_update import make_published_config
-from agent_r1.verl_engine.serve import vllm_server
 from lab.rehearsals._as_on_a_gpu import NEEDS
 from lab.rehearsals._real_shapes_rank import Peak, small
 

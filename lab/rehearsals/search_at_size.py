@@ -29,10 +29,10 @@ import httpx
 import numpy as np
 from benchmarks.search_load import client
 
+from agent_r1.cluster.plan import index_memory, passage_count
 from agent_r1.config import load_config
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.service import open_port, serve_search
-from agent_r1.verl_engine.plan import index_memory, passage_count
 
 ROOT = Path(__file__).parents[2]
 PRESET = load_config("hotpotqa-4xh100")

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 from agent_r1.app.checks import Finding, Needs
 from agent_r1.app.local_engine import LOCAL
+from agent_r1.cluster import doctor, plan
 from agent_r1.config import Config
 from agent_r1.ground.errors import ConfigError, extra
 from agent_r1.ground.shapes import check_context
 from agent_r1.training import plan_local
-from agent_r1.verl_engine import doctor, plan
 
 # For the type checker only: doctor must run where a broken FAISS cannot be imported.
 if TYPE_CHECKING:
@@ -54,21 +54,21 @@ class VerlEngine:
     def settings_page(self, paths: Workspace, run: RunDir) -> str:
         """Return verl's settings for this run. Raise AgentR1Error without verl."""
         with extra("verl", "a plan of verl's settings"):
-            from agent_r1.verl_engine import compose
+            from agent_r1.cluster import compose
 
         return compose.page(paths.config, paths.start_model, paths.data, run.path)
 
     def check(self, config: Config) -> None:
         """Require verl, and memory to merge a checkpoint."""
         with extra("verl", "--engine verl"):
-            from agent_r1.verl_engine.compose import require_verl
+            from agent_r1.cluster.compose import require_verl
 
         require_verl()
         plan.check_conversion(config)
 
     def train(self, paths: Workspace, run: RunDir, model: Path, resume: bool, plain: bool) -> Path:
         """Train `model` in processes of verl."""
-        from agent_r1.verl_engine import launch
+        from agent_r1.cluster import launch
 
         return launch.train_with_verl(run, paths.config, model, resume, plain)
 

@@ -17,6 +17,6 @@ from agent_r1.ground.errors import extra
 def gpu_check(a: Namespace) -> None:
     config = config_of(a)
     with extra("verl", "gpu-check"):
-        from agent_r1.verl_engine.gpu_check import check_machine
+        from agent_r1.cluster.gpu_check import check_machine
 
     check_machine(config, a.json)

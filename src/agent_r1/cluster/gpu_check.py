@@ -27,6 +27,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from agent_r1.app import stages
+from agent_r1.cluster import plan, real_update
+from agent_r1.cluster.checkpoints import compare_logprobs
+from agent_r1.cluster.hardware import find_gpu
+from agent_r1.cluster.launch import choose_attention, read_phase
+from agent_r1.cluster.serve import gpus_for
 from agent_r1.config import Config, apply_overrides, fingerprint, load_config
 from agent_r1.evaluation.provenance import code_version
 from agent_r1.ground.device import resolve_device
@@ -39,11 +44,6 @@ from agent_r1.inference.export import RECORD, export
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.plan_local import model_shape
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine import plan, real_update
-from agent_r1.verl_engine.checkpoints import compare_logprobs
-from agent_r1.verl_engine.hardware import find_gpu
-from agent_r1.verl_engine.launch import choose_attention, read_phase
-from agent_r1.verl_engine.serve import gpus_for
 from agent_r1.workspace import Workspace
 
 SMALL_RUN = [

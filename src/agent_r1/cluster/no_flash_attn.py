@@ -28,13 +28,12 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import flash_attention_mask
 
+from agent_r1.cluster import VERL
 from agent_r1.ground.device import avoid_cudnn_attention
-from agent_r1.verl_engine import VERL
 
 if verl.__version__ != VERL:
     raise ImportError(
-        f"agent_r1.verl_engine.no_flash_attn is for verl {VERL}, and {verl.__version__} is "
-        "installed"
+        f"agent_r1.cluster.no_flash_attn is for verl {VERL}, and {verl.__version__} is installed"
     )
 
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from agent_r1.cluster.hardware import find_gpu
 from agent_r1.config.settings import AtLeast1, OutsideFingerprint, OutsideWhileAuto, Section
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.shapes import check_context, find_known_shape
-from agent_r1.verl_engine.hardware import find_gpu
 
 
 class VerlConfig(Section):

@@ -13,6 +13,8 @@ from pathlib import Path
 from agent_r1.app.checks import BY_TEST, CheckRow, Facts, Finding
 from agent_r1.app.doctor import CACHES
 from agent_r1.app.local_engine import SMALLEST
+from agent_r1.cluster import plan
+from agent_r1.cluster.hardware import find_gpu
 from agent_r1.config import Config
 from agent_r1.ground import preflight
 from agent_r1.ground.errors import first_line
@@ -20,8 +22,6 @@ from agent_r1.ground.files import home
 from agent_r1.ground.machine import flash_attn_error, installed
 from agent_r1.ground.shapes import Shape
 from agent_r1.ground.units import GIB
-from agent_r1.verl_engine import plan
-from agent_r1.verl_engine.hardware import find_gpu
 
 VARLEN = "verl.attention=varlen packs rows with PyTorch's own kernel"
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 
+from agent_r1.cluster.hardware import Gpu, find_gpu
 from agent_r1.config import Config, tables
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -30,7 +31,6 @@ from agent_r1.ground.machine import total_memory
 from agent_r1.ground.shapes import Shape, check_context
 from agent_r1.ground.units import GIB
 from agent_r1.training.plan_local import local_memory, model_shape
-from agent_r1.verl_engine.hardware import Gpu, find_gpu
 
 # -------------------------------------------------------------------------------------- assumptions
 
@@ -386,7 +386,7 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
         low_cost, high_cost = (hours * v.ranks * gpu_hour for hours in (low, high))
         price = f"{low_cost:.0f} to {high_cost:.0f} at {gpu_hour:g} per GPU-hour"
     page = Environment(
-        loader=PackageLoader("agent_r1.verl_engine", ""),
+        loader=PackageLoader("agent_r1.cluster", ""),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

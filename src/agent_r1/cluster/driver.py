@@ -1,6 +1,6 @@
 """Run verl's trainer in a Ray of its own, as the child process of `launch.py`.
 
-    python -m agent_r1.verl_engine.driver VERL_CONFIG.yaml RAY_TEMP_DIR CPUS GPUS
+    python -m agent_r1.cluster.driver VERL_CONFIG.yaml RAY_TEMP_DIR CPUS GPUS
 
 All output of this process and its descendants goes to the run's log. A failure gives exit code 1,
 with the cause as the last line of `verl/cause.txt`.
@@ -52,7 +52,7 @@ class AgentTaskRunner:
         from verl.trainer.ppo.v1 import AgentLoopManagerTQ
         from verl.utils.logging_utils import configure_verl_logging
 
-        from agent_r1.verl_engine.trainer import AgentR1Trainer
+        from agent_r1.cluster.trainer import AgentR1Trainer
 
         configure_verl_logging()
         tq.init(config.transfer_queue)

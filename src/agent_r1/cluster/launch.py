@@ -32,6 +32,14 @@ import torch
 from omegaconf import OmegaConf
 
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.cluster.checkpoints import finish, newest_shards
+from agent_r1.cluster.compose import (
+    Sources,
+    attention_name,
+    compose,
+    overrides,
+    ray_environment,
+)
 from agent_r1.config import Config, fingerprint, keep_choices, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
@@ -45,14 +53,6 @@ from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run import graceful_interrupt
 from agent_r1.training.run_dir import RunDir, only_trainer, open_run
-from agent_r1.verl_engine.checkpoints import finish, newest_shards
-from agent_r1.verl_engine.compose import (
-    Sources,
-    attention_name,
-    compose,
-    overrides,
-    ray_environment,
-)
 from agent_r1.watch.dashboard import Dashboard
 from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
@@ -180,7 +180,7 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
     sources.folder.mkdir()
     (run.path / "logs").mkdir(exist_ok=True)
     write_questions(folder / "train.parquet", config, sources.train)
-    target = "agent_r1.verl_engine.agent_loop.AgentR1Loop"
+    target = "agent_r1.cluster.agent_loop.AgentR1Loop"
     place = str(run.path.resolve())
     loops = [
         {"name": name, "_target_": target, "env_name": name, "run": place}
@@ -309,7 +309,7 @@ def driver_process(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     command = [
         sys.executable,
         "-m",
-        "agent_r1.verl_engine.driver",
+        "agent_r1.cluster.driver",
         str(run.path / "verl" / "config.yaml"),
         str(scratch),
         str(ray_cpus(config)),
@@ -384,7 +384,7 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
         hidden.add("CUDA_VISIBLE_DEVICES")
         ours |= {
             "VERL_PLATFORM": "cpu",
-            "VERL_USE_EXTERNAL_MODULES": "agent_r1.verl_engine.cpu",
+            "VERL_USE_EXTERNAL_MODULES": "agent_r1.cluster.cpu",
             "VERL_ENGINE_DEVICE": "cuda",  # verl's FSDP engine is registered under this name only
             "TORCHDYNAMO_DISABLE": "1",  # compiling would cost more than a small model's whole run
             "OMP_NUM_THREADS": str(config.trainer.threads or cores()),
@@ -392,7 +392,7 @@ def driver_environment(config: Config, device: str, mark: str, scratch: Path) ->
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         }
     elif attention_name(config.verl.attention, device) != "flash_attention_2":
-        ours["VERL_USE_EXTERNAL_MODULES"] = "agent_r1.verl_engine.no_flash_attn"
+        ours["VERL_USE_EXTERNAL_MODULES"] = "agent_r1.cluster.no_flash_attn"
         ours["PYTHONPATH"] = hide_flash_attn(scratch)
     defaults = VLLM_ON_CUDA if device == "cuda" else {}
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}

@@ -23,11 +23,11 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
+from agent_r1.cluster import VERL
 from agent_r1.config import Config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import device_names, installed
 from agent_r1.training.settings import LORA_ALPHA
-from agent_r1.verl_engine import VERL
 
 KL_NAMES = {"k1": "k1", "k2": "k2", "k3": "low_var_kl"}
 
@@ -71,9 +71,7 @@ def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
     cuda."""
     values = {"our": config.model_dump(), "run": settings_of_run(config, sources, device)}
-    settings = OmegaConf.create(
-        (resources.files("agent_r1.verl_engine") / "settings.yaml").read_text()
-    )
+    settings = OmegaConf.create((resources.files("agent_r1.cluster") / "settings.yaml").read_text())
     parts = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)
     return {part: parts[part] for part in ("added", "changed")}
 
@@ -109,7 +107,7 @@ def settings_of_run(config: Config, sources: Sources, device: str) -> dict[str, 
         "half": {"float32": "fp32", "bfloat16": "bf16"}[dtype],
         "attention": {"varlen": "agent_r1_varlen"}.get(attention, attention),
         "packed": attention != "sdpa",
-        "extension": "agent_r1.verl_engine.cpu.CpuWorkerExtension" if cpu else None,
+        "extension": "agent_r1.cluster.cpu.CpuWorkerExtension" if cpu else None,
         "bucket_megabytes": bucket_megabytes(sources.model),
         "storage_units": 1 if cpu else 8,
         "ranks_per_node": v.ranks // v.nodes,

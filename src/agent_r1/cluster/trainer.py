@@ -35,6 +35,16 @@ from verl.utils.seqlen_balancing import (
 )
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
+from agent_r1.cluster.algorithms import (
+    RowKey,
+    SamplerWatch,
+    deal_into_minibatches,
+    parse_key,
+    replace_unknown_logprobs,
+    verl_actor_loss,
+    votes,
+)
+from agent_r1.cluster.checkpoints import finish, keep_shards
 from agent_r1.config import from_yaml
 from agent_r1.evaluation.records import write_rollouts
 from agent_r1.ground.errors import AgentR1Error
@@ -48,16 +58,6 @@ from agent_r1.training.metrics import EpisodeNumbers, episode_metrics
 from agent_r1.training.parts import make_estimator
 from agent_r1.training.run import TimeLimit, stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
-from agent_r1.verl_engine.algorithms import (
-    RowKey,
-    SamplerWatch,
-    deal_into_minibatches,
-    parse_key,
-    replace_unknown_logprobs,
-    verl_actor_loss,
-    votes,
-)
-from agent_r1.verl_engine.checkpoints import finish, keep_shards
 from agent_r1.watch.log import free_host_memory
 
 PARITY_ROWS = 8

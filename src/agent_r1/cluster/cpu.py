@@ -22,11 +22,11 @@ import torch.distributed.fsdp
 import transformers.utils
 import verl
 
-from agent_r1.verl_engine import VERL
+from agent_r1.cluster import VERL
 
 if verl.__version__ != VERL:
     raise ImportError(
-        f"agent_r1.verl_engine.cpu is for verl {VERL}, and {verl.__version__} is installed"
+        f"agent_r1.cluster.cpu is for verl {VERL}, and {verl.__version__} is installed"
     )
 
 # transformers imports scikit-learn, and so SciPy and pandas, for a decoding method that we do not
@@ -39,7 +39,7 @@ from verl.plugin.platform.platform_base import PlatformBase  # noqa: E402
 from verl.plugin.platform.platform_manager import PlatformRegistry  # noqa: E402
 
 # A CPU run has no flash-attn either: the critic's attention and log-probabilities in bfloat16.
-import agent_r1.verl_engine.no_flash_attn  # noqa: E402, F401
+import agent_r1.cluster.no_flash_attn  # noqa: E402, F401
 
 # ------------------------------------------------------------------------------------- the platform
 

@@ -1,10 +1,10 @@
 """Update a model of real size with random weights, for `gpu-check`.
 
-    torchrun --nproc-per-node RANKS -m agent_r1.verl_engine.real_update FOLDER
+    torchrun --nproc-per-node RANKS -m agent_r1.cluster.real_update FOLDER
 
 In: FOLDER/config.yaml (our configuration) and FOLDER/job.json. Out: FOLDER/rank_N.json with the
 peak of memory and the seconds of an update. The worker is verl's own (FSDP2, dynamic batches),
-without Ray, vLLM and a task. Next: `verl_engine/gpu_check.py` compares the peak with the plan.
+without Ray, vLLM and a task. Next: `cluster/gpu_check.py` compares the peak with the plan.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import transformers
 
+from agent_r1.cluster.compose import Sources, compose, overrides
 from agent_r1.config import Config, from_yaml, to_yaml
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.shapes import Shape
-from agent_r1.verl_engine.compose import Sources, compose, overrides
 
 SHORTEST = 500
 LONGEST = 2200
@@ -41,7 +41,7 @@ def measure(config: Config, shape: Shape, device: str, folder: Path) -> dict[str
 
     Raises AgentR1Error with the last error of a rank, such as a lack of memory.
     """
-    from agent_r1.verl_engine.launch import driver_environment
+    from agent_r1.cluster.launch import driver_environment
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(to_yaml(config))
@@ -50,7 +50,7 @@ def measure(config: Config, shape: Shape, device: str, folder: Path) -> dict[str
     ranks = config.verl.ranks // config.verl.nodes
     log = folder / "update.log"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", str(ranks), "-m", "agent_r1.verl_engine.real_update"]
+    command += ["--nproc-per-node", str(ranks), "-m", "agent_r1.cluster.real_update"]
     environment = driver_environment(config, device, "gpu-check", folder)
     with log.open("w") as output:
         try:
@@ -171,7 +171,7 @@ def make_worker(settings: Any) -> Any:
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    from agent_r1.verl_engine.algorithms import verl_actor_loss
+    from agent_r1.cluster.algorithms import verl_actor_loss
 
     worker = ActorRolloutRefWorker(settings, role="actor")
     worker.init_model()
