@@ -76,7 +76,7 @@ facts() {
 import importlib, pathlib, time, torch, transformers
 for file in sorted(pathlib.Path('src/agent_r1').rglob('*.py')):
     name = '.'.join(file.relative_to('src').with_suffix('').parts).removesuffix('.__init__')
-    if name.endswith(('__main__', 'verl_engine.cpu')) or 'template' in name: continue
+    if name.endswith(('__main__', 'cluster.cpu')) or 'template' in name: continue
     try: importlib.import_module(name)
     except Exception as error: print('FAILED import', name, type(error).__name__, error)
 from agent_r1.ground.device import resolve_device

@@ -1,8 +1,8 @@
 """Play a demonstrator through the gateway: the cold start clones what the agent shows.
 
 In: a function that writes the next turn (`cold_start.demonstrator`), in the sampler's place. Out:
-conversations with the system message and the tools of the agent itself. `cold_start/stage.py` clones
-them.
+conversations with the system message and the tools of the agent itself. `cold_start/stage.py`
+clones them.
 
     agent (its own process)  --HTTP-->  ScriptedEpisode  -->  the function
 """

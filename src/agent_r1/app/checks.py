@@ -1,4 +1,4 @@
-"""Define what a check of doctor is: its facts, its finding, its row in the table.
+"""Define a check of doctor: its facts, its finding, its row.
 
 Engines add rows (`engine.py`), so the words stand below both.
 """

@@ -1,7 +1,7 @@
 """Find out what a chat template needs, by reading and rendering it once.
 
 In: a `Template`. Out: its `Facts`, noted in `template.KNOWN_FACTS`, and a `Study`, with which
-`template_probe.py` and `dialect_fit.py` write turns as the template wants them. `load_chat` and
+`probe.py` and `fit.py` write turns as the template wants them. `load_chat` and
 `check_dialect` study each template; the training loop only uses the facts.
 """
 

@@ -1,7 +1,7 @@
 """Check that a model's chat template and a dialect fit, and choose one for `auto`.
 
 In: a chat format and `env.name`. Out: one sentence on what is exact, or a ConfigError that names
-the dialects that fit. `template_probe.py` compares the tokens; this module compares the *form* of a
+the dialects that fit. `probe.py` compares the tokens; this module compares the *form* of a
 call: the template writes one, and the dialect has to read it. A model that was trained with the
 template writes its calls like that.
 

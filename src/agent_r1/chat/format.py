@@ -15,7 +15,7 @@ Here `template.py` renders a conversation in which placeholders stand for the co
 parts of them that spell a control token: its *skeleton*. The control tokens of a skeleton become
 ids. Each stretch of text between two control tokens, template and contents joined, is encoded as
 *data*. So each token that the agent did not sample is the one that `apply_chat_template` gives.
-Later turns are encoded as continuations, and sampled ids are never touched. `template_probe.py`
+Later turns are encoded as continuations, and sampled ids are never touched. `probe.py`
 compares both ways when a model is opened, and refuses a template for which they differ.
 
 A template may also enclose data in tags of ordinary tokens, such as `<tool_response>` in Qwen2.5's
@@ -78,7 +78,7 @@ class ChatFormat:
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
         self.template = Template(tokenizer, self.control_ids)
-        """The chat template, as `template_probe.py` compares it."""
+        """The chat template, as `probe.py` compares it."""
         self.turn_end_id = self._end_before("user")
         """The control token after an assistant turn in the template: `<|im_end|>` for Qwen. For GLM
         it is the token that begins the user's turn."""

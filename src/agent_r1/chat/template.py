@@ -1,7 +1,7 @@
 """Render a chat template, so that contents stay data.
 
 In: messages and tools. Out: the template's control tokens and the stretches of text between them.
-`chat_format.py` encodes both. A template is a program that came with the model, so its time is
+`format.py` encodes both. A template is a program that came with the model, so its time is
 limited, and its failures become errors of one line.
 
 There are two ways, and a test compares them:
@@ -68,7 +68,7 @@ def _any_of(words: Iterable[str]) -> re.Pattern[str]:
 
 @dataclass(frozen=True)
 class Facts:
-    """What `template_facts.py` found out about a template. Without it, the safe values."""
+    """What `facts.py` found out about a template. Without it, the safe values."""
 
     copies: bool = False
     """Whether the first way of the module's docstring is right."""
@@ -259,7 +259,7 @@ class Template:
 
         Raises ConfigError if the template drops the turn.
         """
-        # The turn is rendered in a conversation of one question; `template_probe.py` compares with
+        # The turn is rendered in a conversation of one question; `probe.py` compares with
         # longer ones.
         turn = {"role": "assistant", "content": TURN}
         conversation = [{"role": "user", "content": "?"}, turn, *messages]

@@ -1,7 +1,7 @@
 """Train, save and load tokenizers, and open the chat format of a model folder.
 
 In: texts of throw-away worlds, or a model folder. Out: a tokenizer with a chat template, or a
-`ChatFormat`. Next: `chat_format.py` turns messages into ids with it.
+`ChatFormat`. Next: `format.py` turns messages into ids with it.
 
 Using a search result means *copying an unknown name*. Two choices of the tiny model's tokenizer
 make that possible for half a million parameters:

@@ -1,6 +1,13 @@
-"""Run the same episodes, masks, rewards, advantages and losses on verl (Ray, FSDP2, vLLM).
+"""Run the same episodes, masks, rewards, advantages and losses on GPUs and clusters (verl, vLLM).
 
-This package only adapts; everything about agents is imported from rollout/ and training/.
+The wing stands above the program (`app/`), which names it in tables only (config/names.toml). It
+only adapts; everything about agents is imported from rollout/ and training/.
+
+    engine.py       what the stages, the plan and doctor ask of `--engine verl`
+    plan.py         memory, disk, hours and cost on GPUs; hardware.py has their data sheets
+    doctor.py       what a machine with GPUs must have
+    gpu_check.py    a rehearsal with a tiny model; real_update.py is its update of real size
+    serve.py        a vLLM server, started by vllm_start.py
 
     launch.py       the user's process: checks, starts and watches the driver, shows progress
     driver.py       the child process: starts its own Ray and gives verl its configuration
@@ -10,6 +17,7 @@ This package only adapts; everything about agents is imported from rollout/ and 
     algorithms.py   our estimators, policy loss and learning rate under the names that verl looks up
     checkpoints.py  FSDP shards -> a Hugging Face folder
     cpu.py          "cpu" as a platform of verl
+    no_flash_attn.py  verl without the package flash-attn
 
 Only the modules that need verl, Ray and vLLM import them. Without them, everything but `--engine
 verl` works; `requirements/verl-cpu.txt` installs them.

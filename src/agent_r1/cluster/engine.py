@@ -1,7 +1,7 @@
 """Adapt verl to the program (`app/engine.py`): checks, plan and training of `--engine verl`.
 
-Imported when a run names this engine. verl, Ray and vLLM are imported by the modules that need
-them, inside the methods: a plan and doctor work without them.
+Imported when a run names this engine. The modules that need verl, Ray and vLLM are imported inside
+the methods, because a plan and doctor work without these packages.
 """
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ def repeats_of_best(best: int, total: int) -> int:
 def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """Yield the texts that train the tokenizer.
 
-    Digits and names are separate (see `tiny_model.py`): an unknown number or name must be spelt
+    Digits and names are separate (see `chat/tokenizer.py`): an unknown number or name must be spelt
     like the known ones.
     """
     names: set[str] = set()

@@ -1,7 +1,7 @@
 """Download models and data sets from the Hugging Face hub, and upload models.
 
 In: OWNER/NAME, or OWNER/NAME@REVISION. Out: a local folder named after the fetched commit, so that
-results can record it. Next: `cold_start.py` starts from such a model, `data/` reads such a data
+results can record it. Next: `cold_start/` starts from such a model, `data/` reads such a data
 set, and `inference/` runs any model.
 
 Only data is downloaded: safetensors, JSON, templates, vectors; never code or pickles. The hub's

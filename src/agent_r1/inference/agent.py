@@ -2,7 +2,7 @@
 
 In: what the user named (a run, a checkpoint, a folder, a model on the hub). Out: an `Agent`:
 policy, chat format, tools and the configuration that it was trained with. Next: `chat.py` and
-`compare.py` run the training episode loop with it.
+`evaluation/compare.py` run the training episode loop with it.
 
 The backends are in the table `[backend]`:
 

@@ -2,7 +2,7 @@
 
 In: a checkpoint of the local loop or of verl. Out: weights as safetensors, tokenizer, chat
 template, generation settings as trained, the run's configuration, and a model card. Next:
-`serve.py`.
+`cluster/serve.py`.
 
 The model in a checkpoint already has Hugging Face's format, so it is verified and copied. verl's
 shards are merged. Then `transformers` must compute the checkpoint's log-probabilities from the

@@ -5,7 +5,7 @@ it, `training/` trains it.
 
 Why not a class of `transformers`? Sampler and trainer need the *same* arithmetic with different
 attention: a cache that lives across turns, and a plain causal pass. At half a million parameters
-the per-call overhead of `transformers` also exceeds the arithmetic. `model_files.py` reads and
+the per-call overhead of `transformers` also exceeds the arithmetic. `files.py` reads and
 writes Hugging Face's format; a test compares the logits with `transformers`.
 
 The last block runs only at positions whose output is requested (`at_BA`). `cpu_products.py` has the
@@ -125,7 +125,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.recompute = False  # gradient checkpointing: see `trainer.recompute`
         # `nn.Embedding(V, D)` would import PyTorch's compiler on the device "meta"
-        # (`model_files.py`): one second.
+        # (`files.py`): one second.
         self.embed = nn.Embedding.from_pretrained(
             torch.randn(shape.vocab_size, shape.hidden_size), freeze=False
         )

@@ -1,7 +1,7 @@
 """Sample tokens, and measure the log-probabilities with which they were sampled.
 
 In: logits. Out: tokens and their log-probabilities, which the trainer's ratios divide by. Next:
-`training_rows.py`. `sampler.py` calls these functions; at scale vLLM samples.
+`rollout/training_rows.py`. `sampler.py` calls these functions; at scale vLLM samples.
 """
 
 from __future__ import annotations

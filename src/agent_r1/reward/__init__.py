@@ -1,1 +1,1 @@
-"""Room 6, reward: score a finished episode. Read `qa.py`; `scorers.py` compares answers."""
+"""Room 7, reward: score a finished episode. Read `qa.py`; `scorers.py` compares answers."""

@@ -1,7 +1,7 @@
 """Run episodes between a policy and an environment: in training, evaluation, chat and verl.
 
-In: a row (one question). Out: a `Trajectory`. Next: `sampling.py` chooses the tokens of an action,
-and `training_rows.py` turns the trajectory into training sequences.
+In: a row (one question). Out: a `Trajectory`. Next: `model/sampling.py` chooses the tokens of an
+action, and `training_rows.py` turns the trajectory into training sequences.
 
 Episodes are coroutines. Each waits only for its own tokens and tools, so a hundred of them
 (`rollouts.py`) keep one sampler busy.

@@ -1,7 +1,7 @@
 """Compute the metrics of a step: means over micro-batches, times, and statistics of its episodes.
 
-In: what a step computed. Out: a flat dictionary for `log.py`, under verl's names where verl has
-one.
+In: what a step computed. Out: a flat dictionary for `watch/log.py`, under verl's names where verl
+has one.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 In: a configuration and the shape of its model. Out: bytes and seconds. `train --dry-run` prints
 them, `doctor.py` compares them with the machine, and `stages.py` refuses a run that does not fit.
-`plan.py` does the same for GPUs.
+`cluster/plan.py` does the same for GPUs.
 """
 
 from __future__ import annotations
