@@ -55,7 +55,7 @@ sys.meta_path = [Without(finder, set(sys.argv[1].split())) for finder in sys.met
 """Python in which some packages are not installed."""
 
 CORE = """
-import importlib, json, pkgutil
+import importlib, json, pkgutil, sys
 import agent_r1
 
 own = ("agent_r1.cluster", "agent_r1.watch.report",
@@ -64,8 +64,11 @@ own = ("agent_r1.cluster", "agent_r1.watch.report",
 for module in pkgutil.walk_packages(agent_r1.__path__, "agent_r1.", onerror=lambda name: None):
     if not module.name.startswith(own):
         importlib.import_module(module.name)
+wing = {name for name in sys.modules if name.startswith("agent_r1.cluster.")}
+assert wing <= {"agent_r1.cluster.settings", "agent_r1.cluster.hardware"}, wing
 """
-"""Import each module that is not one extra's."""
+"""Import each module that is not one extra's. Of the wing, that brings its settings only, and the
+data sheets by which they check `verl.gpu`."""
 
 NEEDING = """
 import asyncio

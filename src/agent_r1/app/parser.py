@@ -249,7 +249,7 @@ def parse_command_line(argv: list[str] | None) -> Namespace:
         more: tuple[Any, ...] = ()
         if name == "export":
             more = _file_formats()
-        elif name in tables.names("command"):
+        elif name in tables.names("command") and RECIPE not in options:
             more = (RECIPE,)
         for names, settings in (*options, *more):
             one.add_argument(*names, **settings)
