@@ -19,7 +19,7 @@ source requirements/environment.sh
 # Can this machine do it? Versions, memory, disk, GPUs, each with a remedy, before anything is made.
 stage doctor "${config[@]}"
 
-# With GPUs: do Ray, FSDP2, NCCL and vLLM work here? A five-minute rehearsal with a tiny model (--no-check skips it).
+# With GPUs: do Ray, FSDP2, NCCL and vLLM work here? A rehearsal of about ten minutes (--no-check skips it).
 check_gpus
 
 # Room 1, data: questions with known answers, and the passages that contain them: a generated world, or HotpotQA.

@@ -24,7 +24,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
   --dry-run          print configuration, plan and estimates; start nothing
   --search-server    hold the index once, in a service on 127.0.0.1:8100, instead of in every process that searches
                      (always so with a GPU preset, unless search.url=... names your own service)
-  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tests verl for 6 to 9 minutes
+  --no-check         with GPUs: skip `agent-r1 gpu-check`, which tests verl for about ten minutes
   section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
 
 environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)

@@ -3,25 +3,27 @@
 The wing stands above the program (`app/`), which names it in tables only (config/names.toml). It
 only adapts; everything about agents is imported from rollout/ and training/.
 
-    engine.py       what the stages, the plan and doctor ask of `--engine verl`
-    plan.py         memory, disk, hours and cost on GPUs; hardware.py has their data sheets
-    doctor.py       what a machine with GPUs must have
-    gpu_check.py    a rehearsal with a tiny model; real_update.py is its update of real size
-    serve.py        a vLLM server, started by vllm_start.py
+    engine.py        what the stages, the plan and doctor ask of `--engine verl`
+    plan.py          memory, disk, hours and cost on GPUs; hardware.py has their data sheets
+    doctor.py        what a machine with GPUs must have
+    gpu_check.py     a rehearsal of a preset with a tiny model
+    serve.py         a vLLM server, started by vllm_start.py
 
-    launch.py       the user's process: checks, starts and watches the driver, shows progress
-    driver.py       the child process: starts its own Ray and gives verl its configuration
-    compose.py      our Config -> verl's Hydra configuration, by settings.yaml
-    trainer.py      verl's synchronous trainer with our advantages, metrics and checkpoints
-    agent_loop.py   verl's agent loop: its server client as our Policy, in our episode loop
-    algorithms.py   our estimators, policy loss and learning rate under the names that verl looks up
-    checkpoints.py  FSDP shards -> a Hugging Face folder
-    cpu.py          "cpu" as a platform of verl
-    no_flash_attn.py  verl without the package flash-attn
+    launch.py        the user's process: checks, starts and watches the driver, shows progress
+    driver.py        the child process: starts its own Ray and gives verl its configuration
+    compose.py       our Config -> verl's Hydra configuration, by settings.yaml
+    trainer.py       verl's synchronous trainer with our advantages, metrics and checkpoints
+    agent_loop.py    verl's agent loop: its server client as our Policy, in our episode loop
+    algorithms.py    our estimators, policy loss and learning rate under the names verl looks up
+    checkpoints.py   FSDP shards -> a Hugging Face folder
+    no_flash_attn.py packed rows and log-probabilities where flash-attn is missing
+    real_update.py   an update of real size for `agent-r1 gpu-check`
+    settings.py      the section `verl.*` of our Config
+    cpu.py           "cpu" as a platform of verl
 
 Only the modules that need verl, Ray and vLLM import them. Without them, everything but `--engine
 verl` works; `requirements/verl-cpu.txt` installs them.
 """
 
 VERL = "0.9.1"
-"""The version that settings.yaml and cpu.py are written for."""
+"""The version that settings.yaml, cpu.py, no_flash_attn.py and trainer.py are written for."""

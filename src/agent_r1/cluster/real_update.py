@@ -3,8 +3,9 @@
     torchrun --nproc-per-node RANKS -m agent_r1.cluster.real_update FOLDER
 
 In: FOLDER/config.yaml (our configuration) and FOLDER/job.json. Out: FOLDER/rank_N.json with the
-peak of memory and the seconds of an update. The worker is verl's own (FSDP2, dynamic batches),
-without Ray, vLLM and a task. Next: `cluster/gpu_check.py` compares the peak with the plan.
+peak of memory, the seconds of an update and the tokens of its largest pass. The worker is verl's
+own (FSDP2, dynamic batches), without Ray, vLLM and a task. Next: `cluster/gpu_check.py` compares the
+peak with the card and the plan.
 """
 
 from __future__ import annotations
@@ -37,8 +38,9 @@ PATIENCE_S = 600
 
 
 def measure(config: Config, shape: Shape, device: str, folder: Path) -> dict[str, float]:
-    """Run an update on this machine's ranks; return bytes of the peak, seconds, and tokens.
+    """Run an update on this machine's ranks; return each rank's largest figures.
 
+    `peak` is in bytes, `seconds` are an update's, `tokens` a rank's, `largest_pass` is in tokens.
     Raises AgentR1Error with the last error of a rank, such as a lack of memory.
     """
     from agent_r1.cluster.launch import driver_environment
@@ -117,23 +119,36 @@ def write_model(shape: Shape, qwen3: bool, folder: Path) -> None:
 
 
 def row_lengths(tokens: int, longest: int) -> list[int]:
-    """Draw lengths of rows that fill one pass and begin a second one."""
+    """Draw the lengths of rows that fill two passes of `tokens` tokens.
+
+    verl takes as few passes as hold a batch, and balances them. A batch that just begins a second
+    pass would become two half passes, and test half of the memory. So the rows of a full pass are
+    here twice. Two passes, because the second one adds to gradients that are there.
+    """
     generator = random.Random(0)
     longest = min(LONGEST, longest)
+    shortest = min(SHORTEST, longest // 2)
     lengths: list[int] = []
-    while sum(lengths) <= tokens:
-        lengths.append(generator.randint(min(SHORTEST, longest // 2), longest))
-    return lengths
+    rest = tokens
+    while rest > longest:
+        lengths.append(generator.randint(shortest, min(longest, rest - shortest)))
+        rest -= lengths[-1]
+    return 2 * [*lengths, rest]
 
 
-def random_batch(lengths: list[int], vocab: int, seed: int, entropy: bool = False) -> Any:
-    """Make rows of random tokens as in verl's TransferQueue: half prompt, half answer."""
+def random_batch(
+    lengths: list[int], vocab: int, seed: int, entropy: bool = False, ranks: int = 1
+) -> Any:
+    """Make one rank's rows of random tokens as in verl's TransferQueue: half prompt, half answer.
+
+    verl's sizes of a batch count the rows of all `ranks`, each of which has as many as this one.
+    """
     from verl.utils import tensordict_utils
 
     generator = torch.Generator().manual_seed(seed)
     rows = [torch.randint(vocab, (length,), generator=generator) for length in lengths]
     answers = [row[len(row) // 2 :] for row in rows]
-    count = len(rows)
+    count = len(rows) * ranks
     columns = {
         "input_ids": rows,
         "position_ids": [torch.arange(len(row)) for row in rows],
@@ -166,16 +181,25 @@ def random_batch(lengths: list[int], vocab: int, seed: int, entropy: bool = Fals
     return tensordict_utils.get_tensordict(nested_columns, settings)
 
 
-def make_worker(settings: Any) -> Any:
-    """Start verl's actor with our loss. `settings` is verl's `actor_rollout_ref`."""
+def make_worker(settings: Any, passes: list[int]) -> Any:
+    """Start verl's actor with our loss. `settings` is verl's `actor_rollout_ref`.
+
+    The tokens of each pass of an update are appended to `passes`.
+    """
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from agent_r1.cluster.algorithms import verl_actor_loss
 
+    loss = partial(verl_actor_loss, omega_conf_to_dataclass(settings.actor))
+
+    def count_and_compute(model_output: Any, data: Any, dp_group: Any = None) -> Any:
+        passes.append(int(data["input_ids"].offsets()[-1]))
+        return loss(model_output=model_output, data=data, dp_group=dp_group)
+
     worker = ActorRolloutRefWorker(settings, role="actor")
     worker.init_model()
-    worker.set_loss_fn(partial(verl_actor_loss, omega_conf_to_dataclass(settings.actor)))
+    worker.set_loss_fn(count_and_compute)
     return worker
 
 
@@ -194,12 +218,19 @@ def main(folder: Path) -> None:
         time.sleep(0.2)
     sources = Sources(model, folder, folder, folder)
     settings = compose(overrides(config, sources, job["device"])).actor_rollout_ref
-    worker = make_worker(settings)
+    passes: list[int] = []
+    worker = make_worker(settings, passes)
     lengths = row_lengths(config.trainer.max_tokens_per_microbatch, config.rollout.max_context)
     gpu = job["device"] == "cuda"
     seconds = 0.0
     for update in range(UPDATES):
-        batch = random_batch(lengths, shape.vocab, update, config.actor.entropy_coef > 0)
+        batch = random_batch(
+            lengths,
+            shape.vocab,
+            update,
+            entropy=config.actor.entropy_coef > 0,
+            ranks=int(os.environ["WORLD_SIZE"]),
+        )
         start = time.perf_counter()
         worker.update_actor(batch)
         if gpu:
@@ -209,6 +240,7 @@ def main(folder: Path) -> None:
         "peak": torch.cuda.max_memory_allocated() if gpu else 0,
         "seconds": seconds,
         "tokens": sum(lengths),
+        "largest_pass": max(passes),
     }
     (folder / f"rank_{rank}.json").write_text(json.dumps(result))
     torch.distributed.destroy_process_group()
