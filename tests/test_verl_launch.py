@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
 from functools import partial
 from multiprocessing import shared_memory
@@ -23,13 +24,12 @@ from conftest import VOCAB, fails_with, random_model
 from runs import tree
 
 from agent_r1.chat.tokenizer import save_tokenizer
-from agent_r1.cluster import launch
+from agent_r1.cluster import launch, watchdog
 from agent_r1.cluster.checkpoints import finish, keep_shards, newest_shards
 from agent_r1.config import fingerprint, load_config
 from agent_r1.data.build import build
 from agent_r1.data.storage import read_rows
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.machine import installed
 from agent_r1.model import decoder
 from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
@@ -116,18 +116,20 @@ def watched(monkeypatch, tmp_path):
         algorithm="grpo",
     )
     run, notes, tracked = RunDir(tmp_path / "run"), Notes(), []
-    for name in ("verl", "logs"):
+    for name in ("verl/progress", "logs"):
         (run.path / name).mkdir(parents=True)
     monkeypatch.setattr(launch, "POLL_S", 0.05)
 
-    def watch(script: str):
+    def watch(script: str, stall_timeout_s: int = 1):
+        verl = config.verl.model_copy(update={"stall_timeout_s": stall_timeout_s})
         code = f"import json, os, pathlib, time; run = pathlib.Path({str(run.path)!r})\n{script}"
         monkeypatch.setattr(
             launch.subprocess,
             "Popen",
             lambda command, **options: POPEN([sys.executable, "-c", code], **options),
         )
-        launch.watch(run, config, "cpu", notes, tracked.append)
+        changed = config.model_copy(update={"verl": verl})
+        launch.watch(run, changed, "cpu", notes, tracked.append)
 
     return SimpleNamespace(run=run, notes=notes, tracked=tracked, watch=watch)
 
@@ -154,6 +156,70 @@ def test_the_end_of_a_run_is_told_with_phase_cause_and_log(watched, script, said
     writers += 'failure = (run / "verl" / "failure.txt").write_text\n'
     with pytest.raises(AgentR1Error, match=said):
         watched.watch(writers + script)
+
+
+DEATH = """
+import shutil, subprocess
+server = subprocess.Popen(["VLLM::EngineCore", "600"], executable=shutil.which("sleep"))
+(run / "server").write_text(str(server.pid))
+time.sleep(1)
+server.kill()
+"""
+"""A driver whose server dies after it was seen. It does not wait for the server, as a busy one."""
+SLEEP = "time.sleep(.5)"
+
+
+@pytest.mark.parametrize(
+    "then, said",
+    [
+        ("time.sleep(600)", "take a machine with more"),
+        # The trainer's own error comes in time.
+        ("(run / 'verl' / 'cause.txt').write_text('ValueError: no weights'); raise SystemExit(1)",
+            "ValueError: no weights"),
+    ],
+)  # fmt: skip
+def test_a_dead_server_ends_a_run_and_is_named(watched, monkeypatch, then, said):
+    monkeypatch.setattr(watchdog, "ERROR_WAIT_S", 0.5)
+    with pytest.raises(AgentR1Error) as caught:
+        watched.watch(PHASE + DEATH + "time.sleep(.3)\n" + then, stall_timeout_s=60)
+    pid = (watched.run.path / "server").read_text()
+    server = f"a process of the vLLM server (VLLM::EngineCore, process {pid}) crashed or was killed"
+    assert f"in step 7, weight sync: {server}: " in str(caught.value) and said in str(caught.value)
+
+
+def test_workers_may_end_after_the_training(watched, monkeypatch):
+    monkeypatch.setattr(watchdog, "ERROR_WAIT_S", 0)
+    end = """
+from agent_r1.cluster.watchdog import note_end
+end = lambda: note_end(run / "verl")
+"""
+    watched.watch(end + DEATH.replace("server.kill", "end(); server.kill") + SLEEP, 60)
+    (watched.run.path / "verl" / watchdog.ENDED).unlink()
+    monkeypatch.setattr(watchdog, "ERROR_WAIT_S", 60)
+    # Before the end it is a death, and the trainer's own error does not hide it.
+    with pytest.raises(AgentR1Error, match="EngineCore.* crashed or was killed: the driver ended"):
+        watched.watch(end + DEATH + "server.wait(); end(); raise SystemExit(1)", 60)
+
+
+def test_a_run_that_makes_progress_is_not_stalled(watched, monkeypatch):
+    """More than an hour in one phase, where ten minutes are the limit: on a clock that goes on by
+    400 s with each micro-batch of a worker."""
+    folder = watched.run.path / "verl" / "progress"
+
+    def clock() -> float:
+        reports = map(json.loads, watchdog.read_progress(folder).values())
+        return 400.0 * sum(report["micro_batches"] for report in reports)
+
+    ours = SimpleNamespace(monotonic=clock, sleep=time.sleep, strftime=time.strftime)
+    monkeypatch.setattr(launch, "time", ours)
+    watched.watch(PHASE + """
+from agent_r1.cluster import watchdog
+watchdog.REPORT_S = 0
+for _ in range(12):
+    watchdog.report("micro_batches")
+    time.sleep(.1)
+""", stall_timeout_s=600)  # fmt: skip
+    assert clock() == 4800
 
 
 def test_each_new_line_goes_to_dashboard_and_trackers_and_no_key_to_the_driver(
@@ -406,9 +472,7 @@ driver.main(sys.argv[1], sys.argv[2], "2", "0")
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-)
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     "dies, said",
     [

@@ -36,7 +36,6 @@ from runs import (
 from agent_r1.cluster.gpu_check import SMALL_RUN
 from agent_r1.cluster.launch import read_phase
 from agent_r1.config import from_yaml
-from agent_r1.ground.machine import installed
 from agent_r1.model import files as model_files
 from agent_r1.rollout.training_rows import TrainingRow, collate
 from agent_r1.training.checkpoint import verify_checkpoint
@@ -50,9 +49,7 @@ from agent_r1.workspace import Workspace
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-    ),
+    pytest.mark.cluster,
 ]
 
 # Heads of 32: vLLM has no kernel for narrower ones on a CPU. The timeout is below the patience of
@@ -94,9 +91,9 @@ def start(home: Path, name: str, *argv: str, words: list[str] = RUN) -> subproce
     )
 
 
-def end(process: subprocess.Popen) -> tuple[int, str]:
+def end(process: subprocess.Popen, within_s: float = 1600) -> tuple[int, str]:
     """Exit code and the last line of standard error."""
-    _, errors = process.communicate(timeout=1600)
+    _, errors = process.communicate(timeout=within_s)
     return process.returncode, (errors.strip().splitlines() or [""])[-1]
 
 
@@ -261,10 +258,12 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     assert len(servers) >= 2
     for pid in servers:
         os.kill(pid, signal.SIGKILL)
-    code, said = end(process)
-    # Whoever notices first: the episodes, or in verl's weight sync, which waits for ever, the
-    # launcher.
-    assert code == 1 and re.search("rollout server failed|nothing has moved for 600 s", said), said
+    # verl's weight sync would wait for ever. Less than verl.stall_timeout_s, and much more than the
+    # ten seconds of the launcher: another test may run meanwhile.
+    code, said = end(process, within_s=300)
+    assert code == 1 and "nothing has moved" not in said
+    loss = r"a process of the vLLM server \(VLLM::EngineCore, process (\d+)\) crashed or was killed"
+    assert (named_pid := re.search(loss, said)) and int(named_pid[1]) in servers, said
     assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
 

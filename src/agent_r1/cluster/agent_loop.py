@@ -20,6 +20,7 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.cluster.watchdog import report
 from agent_r1.config import Config, from_yaml
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
 from agent_r1.evaluation.records import trajectory_record
@@ -74,6 +75,7 @@ class VerlPolicy(Policy):
         self.seconds += time.perf_counter() - start
         if not out.token_ids or out.stop_reason == "aborted":
             raise AgentR1Error("the rollout server aborted a request", code="server_failed")
+        report("tokens", len(out.token_ids))
         self.versions.append(out.extra_fields.get("global_steps") or 0)
         ids = list(out.token_ids)
         # verl reports "completed" for both ends of a turn; length and last token distinguish them.
@@ -146,6 +148,7 @@ class AgentR1Loop(AgentLoopBase):
         ) as error:  # verl logs the error and trains on: with a dead server, without any episode
             self._note_failure(str(error))
             raise
+        report("episodes")
         seconds = time.perf_counter() - start
         if trajectory.stop_reason.failed:
             self._note_failure(f"episodes fail: {trajectory.error}")

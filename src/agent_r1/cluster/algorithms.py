@@ -21,9 +21,14 @@ from verl.trainer.ppo.core_algos import kl_penalty, register_adv_est
 from verl.utils.metric import Metric
 from verl.workers.config import ActorConfig
 from verl.workers.engine import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import (
+    FSDPEngineWithLMHead,
+    FSDPEngineWithValueHead,
+)
+from verl.workers.engine_workers import TrainingWorker
 from verl.workers.utils.padding import no_padding_2_padding
 
+from agent_r1.cluster.watchdog import report
 from agent_r1.config import tables
 from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.errors import AgentR1Error
@@ -297,12 +302,36 @@ class SamplerWatch:
         return metrics
 
 
+class ReportsMicroBatches:
+    """Tell the launcher of each micro-batch, because a pass over a batch may take minutes."""
+
+    def forward_step(self, micro_batch, loss_function, forward_only):
+        out = super().forward_step(micro_batch, loss_function, forward_only)
+        report("micro_batches")
+        return out
+
+
 # verl prefers an engine that is registered for its vendor. A CPU's platform has the vendor "cpu"
 # (cpu.py), and is looked up as the device "cuda" (VERL_ENGINE_DEVICE).
-@EngineRegistry.register(
-    model_type="language_model", backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"]
+register_engine = partial(
+    EngineRegistry.register, backend="fsdp2", device="cuda", vendor=["cpu", "nvidia"]
 )
-class ActorEngine(FSDPEngineWithLMHead):
+
+
+@register_engine(model_type="value_model")
+class CriticEngine(ReportsMicroBatches, FSDPEngineWithValueHead):
+    """Use verl's engine for the critic."""
+
+
+class CriticWorker(TrainingWorker):
+    """Use verl's worker for the critic.
+
+    Its process makes the engine before it imports our modules. Ray imports this one for this class.
+    """
+
+
+@register_engine(model_type="language_model")
+class ActorEngine(ReportsMicroBatches, FSDPEngineWithLMHead):
     """Add the local loop's linear learning rate to verl's FSDP engine.
 
     verl has only constant and cosine. The critic keeps verl's engine, with a constant rate.

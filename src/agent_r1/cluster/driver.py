@@ -20,20 +20,23 @@ import ray
 from omegaconf import OmegaConf
 from ray.exceptions import OutOfMemoryError, RayActorError
 
+from agent_r1.cluster.watchdog import (
+    LESS_MEMORY,
+    PROGRESS_VARIABLE,
+    RUN_VARIABLE,
+    note_end,
+)
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import VLLM_ON_CUDA
 
-LESS_MEMORY = (
-    "take a machine with more (--dry-run says how much), or use less: verl.offload=false, one "
-    "service (search.url)"
-)
 PROCESS_LOSS = (
     "{} crashed or was killed, or its machine has left Ray (bring it back); if it was for want of "
     "memory, dmesg says so: " + LESS_MEMORY
 )
 EVERYWHERE = (
     "AGENT_R1_HOME",
-    "AGENT_R1_VERL_RUN",
+    RUN_VARIABLE,
+    PROGRESS_VARIABLE,
     "HF_HUB_OFFLINE",
     "VLLM_NO_USAGE_STATS",
     *VLLM_ON_CUDA,
@@ -67,6 +70,7 @@ class AgentTaskRunner:
             )
             trainer.fit(manager)
         finally:
+            note_end(Path(config.trainer.default_local_dir))  # before our own end ends others
             tq.close()
 
 

@@ -3,10 +3,11 @@
 In: a configuration and a run directory. Out: the same files as the local loop's. The raw output of
 Ray, vLLM and verl goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
-A run never hangs silently. The trainer reports its phase (`verl/phase.json`). If nothing changes
-for `verl.stall_timeout_s`, the run ends with that phase, the log and the last good checkpoint. In
-any case the processes, shared memory and temporary files of *this* run are removed. A variable in
-their environment identifies them.
+A run never hangs silently. The trainer reports its phase (`verl/phase.json`) and each worker its
+progress (`verl/progress/`). The run ends seconds after a worker is gone, or when nothing moved for
+`verl.stall_timeout_s` (`watchdog.py`): with the phase, the log and the last good checkpoint. In any
+case the processes, shared memory and temporary files of *this* run are removed. A variable in their
+environment identifies them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +41,17 @@ from agent_r1.cluster.compose import (
     overrides,
     ray_environment,
 )
+from agent_r1.cluster.watchdog import (
+    ENDED,
+    LESS_MEMORY,
+    PROGRESS_VARIABLE,
+    RUN_VARIABLE,
+    Watchdog,
+    living_workers,
+    read_progress,
+    run_processes,
+    size_of,
+)
 from agent_r1.config import Config, fingerprint, keep_choices, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
@@ -57,8 +69,6 @@ from agent_r1.watch.dashboard import Dashboard
 from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
 
-RUN_VARIABLE = "AGENT_R1_VERL_RUN"
-"""Set in the environment of every process of a run; all descendants inherit it."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the
 start."""
@@ -177,7 +187,7 @@ def prepare(run: RunDir, config: Config, model: Path, resume: Path | None) -> So
         model, run.path / "verl" / "train.parquet", folder / "val.parquet", run.path, resume
     )
     shutil.rmtree(sources.folder, ignore_errors=True)
-    sources.folder.mkdir()
+    (sources.folder / "progress").mkdir(parents=True)
     (run.path / "logs").mkdir(exist_ok=True)
     write_questions(folder / "train.parquet", config, sources.train)
     target = "agent_r1.cluster.agent_loop.AgentR1Loop"
@@ -232,12 +242,11 @@ def watch(
     Raises AgentR1Error if the driver fails or stalls.
     """
     stop = run.path / "verl" / "stop"
-    patience = config.verl.stall_timeout_s
     line_count = len(run.metrics.read())
     state = None
     note = ""
-    last_change = time.monotonic()
     running = True
+    watchdog = Watchdog(config.verl.stall_timeout_s, time.monotonic())
     dashboard.note("starting Ray, FSDP and vLLM (a minute or two)")
     with graceful_interrupt() as interrupts, driver_process(run, config, device) as child:
         while running:
@@ -258,7 +267,6 @@ def watch(
             new_state = (phase, run.metrics.path.exists() and run.metrics.path.stat().st_size)
             if new_state != state:
                 state = new_state
-                last_change = time.monotonic()
                 child.shared_files |= files_in_shared_memory(run_processes(child.mark))
                 lines = run.metrics.read()
                 for line in lines[line_count:]:
@@ -267,20 +275,40 @@ def watch(
                     if line.get("checkpoint/unverified"):
                         dashboard.note(UNVERIFIED_NOTE)
                 line_count = len(lines)
-            if time.monotonic() - last_change > patience:
-                raise AgentR1Error(
-                    f"nothing has moved for {patience} s (verl.stall_timeout_s), "
-                    f"{describe_phase(phase)}; {resume_hint(run)}",
-                    code="verl_stalled",
-                )
+            now = time.monotonic()
+            # After the driver's own end only the note of the training's end tells deaths apart.
+            if running or (run.path / "verl" / ENDED).exists():
+                look_at_run(watchdog, now, run, child.mark, state)
             if running:
+                refuse_dead_run(watchdog, now, run, phase)
                 time.sleep(POLL_S)
     code = child.process.returncode
     if code:
-        raise failure(run, phase, f"the driver ended with code {code}")
+        raise failure(run, phase, f"the driver ended with code {code}", watchdog)
     if stop.exists() and not run.is_finished(config.trainer.steps):
         at = run.latest_checkpoint().name
         raise KeyboardInterrupt(f"{stop.read_text()}stopped after {at}; continue with --resume")
+
+
+def look_at_run(watchdog: Watchdog, now: float, run: RunDir, mark: str, state: Hashable) -> None:
+    """Show the watchdog the workers, and all that moves while the run does."""
+    folder = run.path / "verl"
+    # A checkpoint grows in verl's folder, then in ours.
+    sizes = (size_of(folder), size_of(run.checkpoints))
+    progress = (state, read_progress(folder / "progress"), sizes)
+    watchdog.look(now, living_workers(folder, mark), progress)
+
+
+def refuse_dead_run(watchdog: Watchdog, now: float, run: RunDir, phase: dict | None) -> None:
+    """Raise AgentR1Error if a worker is gone, or if nothing has moved for too long."""
+    if watchdog.has_lost_a_worker(now):
+        raise failure(run, phase, f"if it was for want of memory, {LESS_MEMORY}", watchdog)
+    if watchdog.is_stalled(now):
+        raise AgentR1Error(
+            f"nothing has moved for {watchdog.stall_timeout_s:g} s (verl.stall_timeout_s), "
+            f"{describe_phase(phase)}; {resume_hint(run)}",
+            code="verl_stalled",
+        )
 
 
 @dataclass
@@ -318,7 +346,8 @@ def driver_process(run: RunDir, config: Config, device: str) -> Iterator[Child]:
     with (run.path / "logs" / f"verl-{time.strftime('%Y%m%d-%H%M%S')}.log").open("wb") as log:
         process = subprocess.Popen(
             command,
-            env=driver_environment(config, device, mark, scratch),
+            env=driver_environment(config, device, mark, scratch)
+            | {PROGRESS_VARIABLE: str(run.path.resolve() / "verl" / "progress")},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -439,20 +468,6 @@ def clean_up(child: Child, logs: Path) -> None:
     shutil.rmtree(child.scratch, ignore_errors=True)
 
 
-def run_processes(mark: str) -> list[int]:
-    """List the living processes with `mark` in their environment."""
-    variable = f"{RUN_VARIABLE}={mark}".encode()
-    pids = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            # A zombie has an empty environment, so it is not counted.
-            if variable in (folder / "environ").read_bytes().split(b"\0"):
-                pids.append(int(folder.name))
-        except OSError:  # ended meanwhile, or another user's
-            continue
-    return pids
-
-
 def files_in_shared_memory(pids: list[int]) -> set[Path]:
     """List files in /dev/shm that these processes map, by inode, because semaphores get renamed."""
     inodes = set()
@@ -494,12 +509,17 @@ def describe_phase(phase: dict | None) -> str:
     return f"in step {phase['step']}, {phase['phase']}"
 
 
-def failure(run: RunDir, phase: dict | None, otherwise: str) -> AgentR1Error:
-    """Make the error with the best cause: the trainer's, else an episode's, else `otherwise`."""
+def failure(run: RunDir, phase: dict | None, otherwise: str, watchdog: Watchdog) -> AgentR1Error:
+    """Make the error with the best cause: the trainer's, else an episode's, else `otherwise`.
+
+    A worker that was gone before is named with it.
+    """
     prefix = "AgentR1Error: "
     lines = [read_note(run, "failure.txt"), read_note(run, "cause.txt")]
     ours = [line.removeprefix(prefix) for line in lines if line.startswith(prefix)]
     cause = next(filter(None, [*ours, *lines]), otherwise)
+    if watchdog.gone:
+        cause = f"{watchdog.describe_loss()} crashed or was killed: {cause}"
     return AgentR1Error(
         f"verl failed, {describe_phase(phase)}: {cause}; {resume_hint(run)}", code="verl_failed"
     )

@@ -25,7 +25,8 @@ class VerlConfig(Section):
     gpu_memory: OutsideFingerprint[float] = Field(0.5, gt=0, lt=1)
     """Share of a GPU's memory for vLLM, next to the trainer."""
     stall_timeout_s: OutsideFingerprint[AtLeast1] = 600
-    """Seconds without progress, also during start-up, after which the run ends."""
+    """Seconds without progress of any living process, also during start-up, after which the run
+    ends."""
     nodes: OutsideFingerprint[AtLeast1] = 1
     """Machines for the ranks; with several, RAY_ADDRESS names the head of a Ray cluster on all of
     them."""

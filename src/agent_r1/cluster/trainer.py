@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 import transfer_queue as tq
 from tensordict import TensorDict
@@ -26,6 +27,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import upsample_batch_to_divisible_size
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+from verl.trainer.ppo.utils import Role
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.seqlen_balancing import (
@@ -36,6 +38,7 @@ from verl.utils.seqlen_balancing import (
 from verl.workers.utils.padding import response_from_nested, response_to_nested
 
 from agent_r1.cluster.algorithms import (
+    CriticWorker,
     RowKey,
     SamplerWatch,
     deal_into_minibatches,
@@ -91,6 +94,11 @@ class AgentR1Trainer(PPOTrainerSync):
         """Report the next phase to the watchdog."""
         step = getattr(self, "global_steps", 0)
         write_whole(self.folder / "phase.json", json.dumps({"step": step, "phase": name}))
+
+    def _init_resource_pool_mgr(self) -> None:
+        super()._init_resource_pool_mgr()
+        if Role.Critic in self.role_worker_mapping:
+            self.role_worker_mapping[Role.Critic] = ray.remote(CriticWorker)
 
     def on_init_end(self) -> None:
         self.phase("first weight sync")
