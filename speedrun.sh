@@ -12,7 +12,9 @@ main() {
     help_if_asked "$@"
     choose_stack "$@"      # packages for GPUs or for a CPU, as speedrun-nodocker.sh would install here
     check_docker           # does it answer, is it rootless, can it use the GPUs?
+    check_cards "$@"       # can the packages use these GPUs with this driver?
     get_image "$@"         # AGENT_R1_IMAGE, or one built here; a changed source rebuilds only the last layers
+    use_older_driver       # CUDA's compatibility libraries, if the cards need them
     share_folders "$@"     # runs/, artifacts/, files in settings, the caches of models and compiled kernels
     run_stages             # speedrun-nodocker.sh in a container, with your user id
 }
@@ -29,10 +31,21 @@ help_if_asked() {
     esac
 }
 
+# CUDA 13 needs driver 580. The image has libraries with which data-centre cards work with an older one.
+compat=/usr/local/cuda/compat
+
 choose_stack() {  # a dry run without an environment checks the options and names the packages to install
     local said
-    said=$(AGENT_R1_VENV=/nonexistent bash speedrun-nodocker.sh --dry-run "$@")
-    case "$said" in *verl-gpu.txt*) stack=gpu gpus=(--gpus all) ;; *) stack=cpu gpus=() ;; esac
+    said=$(AGENT_R1_IMAGE_COMPAT=$compat AGENT_R1_VENV=/nonexistent bash speedrun-nodocker.sh --dry-run "$@")
+    case "$said" in
+        *verl-gpu.txt*) stack=gpu gpus=(--gpus all) ;;
+        *) stack=cpu gpus=() ;;
+    esac
+    case "$said" in
+        *" needs GPUs of NVIDIA"*) [[ " $* " == *" --dry-run "* ]] || die "${said%%$'\n'*}; --dry-run prints its plan" ;;
+        # Why no GPU is used; the container cannot tell, because it sees none.
+        "preset "*" on the CPU, "*) [ "$stack" = gpu ] || echo "${said%%$'\n'*}" ;;
+    esac
 }
 
 check_docker() {
@@ -49,14 +62,25 @@ check_docker() {
     if [ "$stack" = gpu ] && [[ "$said" != *nvidia* ]] && ! command -v nvidia-container-cli nvidia-ctk >/dev/null; then
         die "Docker cannot reach the GPUs; install nvidia-container-toolkit and restart Docker, $without"
     fi
-    [ "$stack" = cpu ] || use_older_driver
 }
 
-use_older_driver() {  # CUDA 13 needs driver 580; the image has libraries with which data-centre cards work with an older one
-    local driver
-    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | sort -n | head -n 1)
-    case "${driver%%.*}" in ''|*[!0-9]*) return ;; esac  # unknown
-    [ "${driver%%.*}" -ge 580 ] || gpus+=(-e LD_LIBRARY_PATH=/usr/local/cuda/compat)
+check_cards() {  # before 11 GB are built; a host without Python is judged by `agent-r1 doctor` in the container
+    found=""
+    if [ "$stack" = cpu ] || [ "${AGENT_R1_PREFLIGHT:-}" = no ] || ! command -v python3 >/dev/null; then return; fi
+    found=$(AGENT_R1_IMAGE_COMPAT=$compat python3 src/agent_r1/ground/preflight.py --cards) || {
+        echo "$found"
+        [[ " $* " == *" --dry-run "* ]] ||
+            die "the GPU packages cannot use these GPUs (see above); AGENT_R1_PREFLIGHT=no skips this check"
+    }
+}
+
+use_older_driver() {
+    local path
+    [[ "$found" == *"with CUDA's compatibility libraries"* ]] || return 0
+    # In front of the image's own path, which `-e` replaces.
+    path=$(docker image inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "$image" 2>/dev/null |
+        sed -n 's/^LD_LIBRARY_PATH=//p')
+    gpus+=(-e "LD_LIBRARY_PATH=$compat${path:+:$path}")
 }
 
 get_image() {

@@ -16,7 +16,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
   ALGORITHM          grpo (default), ppo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
   --preset NAME      sprint, smoke, laptop, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
-                     (default: what `agent-r1 doctor --suggest-preset` finds for the GPUs here; without one, sprint)
+                     (default: what fits the GPUs here and their driver; without a GPU that can train, sprint)
   --recipe FOLDER    your own recipe (`agent-r1 new` writes one), or the name of one in recipes/; instead of --preset
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           random seed of all stages (default: 0)
@@ -28,7 +28,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
   section.key=value  any setting, for example trainer.steps=50 actor.lr=5e-4
 
 environment: PYTHON (default: python3.11, python3.12 or python3; for GPUs python3.12)
-             AGENT_R1_STACK (cpu or gpu: which packages; default: gpu for a GPU preset on a machine with GPUs)
+             AGENT_R1_STACK (cpu or gpu: which packages; default: gpu for a GPU preset, cpu for others)
              AGENT_R1_VENV (default: .venv, or .venv-gpu: the two need different versions of PyTorch)
              AGENT_R1_HOME (folder of artifacts/ and runs/; default: here)
              AGENT_R1_SEARCH_HOST (address of the search service, for agents on other machines; default: 127.0.0.1)
@@ -80,14 +80,6 @@ done
 
 # ----------------------------------------------------------------------------------------------------- environment
 # Pinned packages in a virtual environment. A CPU's are about 1.7 GB, of which PyTorch is 0.75; a GPU's several times that.
-is_tiny() { case "$preset" in sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
-stack=${AGENT_R1_STACK:-}
-if [ -z "$stack" ]; then
-    # Tiny models and pocket use the CPU also with a GPU, for which they are too small.
-    if is_tiny || [ "$preset" = pocket ] || ! nvidia-smi -L >/dev/null 2>&1; then stack=cpu; else stack=gpu; fi
-fi
-choose_packages
-
 case "$preset" in
     *.yaml|*.yml) [ -f "$preset" ] || die "there is no preset file $preset; see --help" 2 ;;
     ?*) presets=$(for file in recipes/*/*.yaml; do  # a recipe's preset.yaml has the recipe's name
@@ -98,6 +90,56 @@ case "$preset" in
         die "unknown preset '$preset'$(nearest "$preset" $presets); choose from ${presets//$'\n'/ }" 2
     fi ;;
 esac
+
+is_tiny() { case "$preset" in sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
+
+trains_with_verl() {  # the preset, or the one that it extends, names verl
+    local name=$1 file engine
+    while [ -n "$name" ]; do
+        for file in "$name" recipes/*/"$name.yaml" "recipes/$(tr - _ <<<"$name")/preset.yaml"; do
+            [ ! -f "$file" ] || break
+        done
+        [ -f "$file" ] || return 1
+        engine=$(sed -n 's/^engine: *\([a-z]*\).*/\1/p' "$file")
+        [ -z "$engine" ] || break
+        name=$(sed -n 's/^extends: *\([^ #]*\).*/\1/p' "$file")
+    done
+    [ "${engine:-}" = verl ]
+}
+
+choose_preset() {  # by name, memory and driver of the GPUs, before anything is downloaded
+    local choice words
+    preset=sprint
+    if [ "$stack" = cpu ]; then
+        echo "preset sprint, for a CPU; --preset smoke is a shorter run"
+        return
+    fi
+    choice=$("${PYTHON:-python3}" src/agent_r1/ground/preflight.py --choose 2>/dev/null) ||
+        choice="sprint cpu"$'\n'"because ${PYTHON:-python3} cannot look for GPUs here"
+    read -r -a words <<<"${choice%%$'\n'*}"
+    preset=${words[0]} stack=${stack:-${words[1]}} setting=${words[2]:-}
+    # A card that the user names is the user's word.
+    case " ${config[*]-} " in *" verl.gpu="*) setting="" ;; esac
+    [ -z "$setting" ] || config+=("$setting")
+    echo "preset $preset${setting:+ with $setting}, ${choice#*$'\n'}"
+}
+
+stack=${AGENT_R1_STACK:-}
+if [ -z "$preset" ]; then
+    choose_preset
+elif [ -z "$stack" ] && trains_with_verl "$preset"; then
+    if nvidia-smi -L >/dev/null 2>&1; then
+        stack=gpu
+    else
+        none_here="the preset $preset needs GPUs of NVIDIA, and nvidia-smi finds none here"
+        [ ${#dry_run[@]} -gt 0 ] ||  # a plan can be made on any machine
+            die "$none_here; --dry-run prints its plan, and AGENT_R1_STACK=gpu installs its packages all the same"
+        echo "$none_here"
+    fi
+fi
+stack=${stack:-cpu}
+choose_packages
+
 if ! pinned "$requirements"; then
     if [ ${#dry_run[@]} -gt 0 ]; then
         echo "environment: to do, install $requirements into $venv. The plan requires it: run this without --dry-run," \
@@ -110,14 +152,6 @@ if [ "$preset" = pocket ] && [ ${#dry_run[@]} = 0 ] && ! pinned requirements/poc
     install "requirements/pocket.txt (readers of pretrained weights)" -r requirements/pocket.txt
 fi
 
-if [ -z "$preset" ]; then
-    preset=sprint why="there is no GPU here; --preset smoke is a shorter run"
-    if [ "$stack" = gpu ]; then
-        preset=$("$agent" doctor --suggest-preset)
-        why="of$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader | sort | uniq -c | tr -s ' \n' ' ')here"
-    fi
-    echo "preset $preset, because $why"
-fi
 config=(--preset "$preset" ${config[@]+"${config[@]}"})
 
 if [ ${#dry_run[@]} -gt 0 ]; then

@@ -224,40 +224,93 @@ def test_what_docker_is_told(tmp_path):
     assert "secret123" not in done.stdout + done.stderr + run
 
 
-@pytest.mark.parametrize(
-    ("security", "driver", "memlock", "compat"),
-    [
-        ("[name=seccomp]", "580.159.04", True, False),
-        ("[name=seccomp]", "570.86.15", True, True),
-        ("[name=seccomp name=rootless]", "580.65.06", False, False),
-        ("[name=seccomp]", "", True, False),  # nvidia-smi does not answer: nothing is assumed
-    ],
-)
-def test_docker_gets_libraries_for_an_old_driver_and_no_limit_that_it_refuses(
-    tmp_path, security, driver, memlock, compat
-):
+IMAGE_PATH = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
+H100, RTX_4090 = "NVIDIA H100 80GB HBM3, 81559 MiB", "NVIDIA GeForce RTX 4090, 24564 MiB"
+
+
+@pytest.fixture
+def host(tmp_path):
+    """A host with Docker and these cards; call it to run speedrun.sh there."""
     home, programs = tmp_path / "home", tmp_path / "bin"
     for folder in (home, programs):
         folder.mkdir()
-    docker = DOCKER.replace("[name=seccomp,profile=builtin]", security)
-    smi = f'#!/bin/sh\n[ "$1" = -L ] && exit 0\n[ -z "{driver}" ] || echo {driver}\n'
-    for name, text in (("docker", docker), ("nvidia-smi", smi)):
-        (programs / name).write_text(text)
-        (programs / name).chmod(0o755)
-    settings = environment(home) | {"PATH": f"{programs}:/usr/bin:/bin", "HF_HOME": f"{home}/hf"}
-    done = subprocess.run(
-        [ROOT / "speedrun.sh", "grpo", "--preset", "hotpotqa-4xh100"],
-        env=settings,
-        cwd=home,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
+
+    def run(cards: str, *words: str, security: str = "[name=seccomp]"):
+        docker = DOCKER.replace("[name=seccomp,profile=builtin]", security)
+        docker += f'[[ "$*" != *.Config.Env* ]] || echo LD_LIBRARY_PATH={IMAGE_PATH}\n'
+        smi = f"#!/bin/sh\n[ -n '{cards}' ] || exit 9\necho '{cards}'\n"
+        for name, text in (("docker", docker), ("nvidia-smi", smi)):
+            (programs / name).write_text(text)
+            (programs / name).chmod(0o755)
+        settings = environment(home) | {"PATH": f"{programs}:{Path(sys.executable).parent}"}
+        settings |= {"HF_HOME": f"{home}/hf"}
+        settings["PATH"] += ":/usr/bin:/bin"
+        done = subprocess.run(
+            [ROOT / "speedrun.sh", *words],
+            env=settings,
+            cwd=home,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+        calls = programs / "calls"
+        return done, calls.read_text().splitlines() if calls.exists() else []
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("security", "cards", "memlock", "compat"),
+    [
+        ("[name=seccomp]", f"{H100}, 580.159.04, 9.0", True, False),
+        ("[name=seccomp]", f"{H100}, 570.86.15, 9.0", True, True),
+        ("[name=seccomp name=rootless]", f"{H100}, 580.65.06, 9.0", False, False),
+    ],
+)
+def test_docker_gets_libraries_for_an_old_driver_and_no_limit_that_it_refuses(
+    host, security, cards, memlock, compat
+):
+    done, calls = host(cards, "grpo", "--preset", "hotpotqa-4xh100", security=security)
     assert done.returncode == 0, done.stderr
-    calls = (programs / "calls").read_text().splitlines()
     [run] = [line for line in calls if line.startswith("run")]
     assert "--gpus all" in run
     assert ("--ulimit memlock=-1" in run) is memlock
-    assert ("-e LD_LIBRARY_PATH=/usr/local/cuda/compat" in run) is compat
+    # In front of what the image has there.
+    libraries = f"-e LD_LIBRARY_PATH=/usr/local/cuda/compat:{IMAGE_PATH} "
+    assert (libraries in run) is compat and ("LD_LIBRARY_PATH" in run) is compat
     user = "0:0" if "rootless" in security else f"{os.getuid()}:{os.getgid()}"
     assert f"--user {user}" in run
+
+
+@pytest.mark.parametrize(
+    ("cards", "words", "said"),
+    [
+        (f"{RTX_4090}, 570.133.07, 8.9", ["--preset", "first-agent-1x24gb"], "driver 570"),
+        ("Tesla T4, 15360 MiB, 580.65.06, 7.5", ["--preset", "gsm8k"], "compute capability 8.0"),
+        ("", ["--preset", "hotpotqa-4xh100"], "nvidia-smi finds none here"),
+    ],
+)
+def test_cards_that_the_image_cannot_use_are_refused_before_it_is_built(host, cards, words, said):
+    done, calls = host(cards, "grpo", *words)
+    assert done.returncode == 1 and said in done.stdout + done.stderr
+    assert not [line for line in calls if line.startswith(("build", "run"))]
+    done, calls = host(cards, "grpo", *words, "--dry-run")
+    assert done.returncode == 0, "a plan can be made on any machine"
+
+
+@pytest.mark.parametrize(
+    ("cards", "stack", "said"),
+    [
+        (f"{H100}, 570.86.15, 9.0", "gpu", ""),  # by the image's compatibility libraries
+        (f"{RTX_4090}, 580.95.05, 8.9", "gpu", ""),
+        (f"{RTX_4090}, 570.133.07, 8.9", "cpu", "on the CPU, because a GPU run needs driver 580"),
+        ("NVIDIA GeForce RTX 3060, 12288 MiB, 580.95.05, 8.6", "cpu", "needs 20 GiB on a GPU"),
+    ],
+)
+def test_without_a_preset_the_cards_choose_the_image(host, cards, stack, said):
+    done, calls = host(cards)
+    assert done.returncode == 0, done.stderr
+    [build] = [line for line in calls if line.startswith("build")]
+    [run] = [line for line in calls if line.startswith("run")]
+    assert f"STACK={stack}" in build and ("--gpus all" in run) is (stack == "gpu")
+    assert said in done.stdout

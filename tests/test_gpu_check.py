@@ -11,14 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_r1.cluster import gpu_check
+from agent_r1.cluster import gpu_check, real_update
 from agent_r1.cluster.gpu_check import GpuCheck, describe_setup, run_phases, small
 from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.units import GIB
-from agent_r1.ground.machine import GpuHere, installed
-from agent_r1.cluster import real_update
 from agent_r1.ground.machine import installed
+from agent_r1.ground.preflight import GpuHere
 from agent_r1.ground.units import GIB
 
 needs_verl = pytest.mark.skipif(

@@ -217,8 +217,8 @@ def _config_of_run(a: Namespace) -> Config:
     flag("--suggest-preset", "print only the preset for this machine's GPUs"),
 )  # fmt: skip
 def doctor(a: Namespace) -> int:
-    from agent_r1.app.doctor import print_checks, run_checks, suggest_preset
-    from agent_r1.ground.machine import gpus_here
+    from agent_r1.app.doctor import print_checks, run_checks
+    from agent_r1.ground.preflight import gpus_here, suggest_preset
 
     if a.suggest_preset:
         print(suggest_preset(gpus_here()))

@@ -22,17 +22,17 @@ from rich.text import Text
 
 from agent_r1.app.checks import BY_TEST, Check, CheckRow, Facts, Finding, Status
 from agent_r1.app.engine import engine_of
-from agent_r1.config import Config, recipes
+from agent_r1.config import Config
 from agent_r1.ground import machine, preflight
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.machine import (
-    GpuHere,
     available_memory,
     gpus_here,
     installed,
     raise_file_limit,
     torch_sees_gpu,
 )
+from agent_r1.ground.preflight import GpuHere, gpus_here, suggest_preset
 from agent_r1.ground.units import GIB
 
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
@@ -49,13 +49,6 @@ CACHES = {
     "TRITON_CACHE_DIR": "~/.triton/cache",
 }
 FOLDER_VARIABLES = f"AGENT_R1_HOME, TMPDIR, {', '.join(CACHES)}"
-PRESETS_80GB = (
-    (8, "hotpotqa-8xh100"),
-    (4, "hotpotqa-4xh100"),
-    (2, "hotpotqa-2x80gb"),
-    (1, "first-agent-1xh100"),
-)
-"""(number of GPUs, preset)"""
 BUSY = 1.5
 """Programs that want to run per core (the average of a minute), above which a run has to wait."""
 VERSION_LIMIT = 4
@@ -71,18 +64,6 @@ def gather_facts(config: Config) -> Facts:
     needs = engine_of(config).needs(config)
     problem = check_model(config) or needs.problem
     return Facts(config, gpus_here(), needs.shape, needs.memory, needs.folders, problem)
-
-
-def suggest_preset(gpus: list[GpuHere]) -> str:
-    """Return the preset for these GPUs; the smallest GPU decides."""
-    if not gpus or any(gpu.too_old for gpu in gpus):
-        return recipes.DEFAULT
-    memory = min(gpu.mib for gpu in gpus) / 1024
-    if memory >= 70:
-        return next(name for count, name in PRESETS_80GB if len(gpus) >= count)
-    if memory >= 20:
-        return "first-agent-1x24gb"
-    return recipes.DEFAULT
 
 
 # ----------------------------------------------------------------------------------------- packages
@@ -298,7 +279,11 @@ def check_gpus(facts: Facts) -> Finding:
         return Finding("fail", detail, "use an A10, L4, RTX 3090, A100 or newer")
     if not gpus:
         return Finding("ok", f"none: the preset {config.preset} needs none")
-    return check_driver(gpus, "fail" if need else "warn")
+    finding = check_driver(gpus, "fail" if need else "warn")
+    if 0 < need < len(gpus):
+        idle = f"{finding.detail}; the preset uses {need} of {len(gpus)} cards (verl.ranks)"
+        return finding._replace(detail=idle)
+    return finding
 
 
 def check_driver(gpus: list[GpuHere], status_without: Status) -> Finding:

@@ -10,15 +10,13 @@ import os
 import platform
 import re
 import resource
-import shutil
-import subprocess
 import sys
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from agent_r1.ground.device import dtype_on, resolve_device
+from agent_r1.ground.preflight import gpus_here
 from agent_r1.ground.units import GIB
 
 OPEN_FILES = 65536
@@ -83,51 +81,6 @@ def total_memory() -> int | None:
         return None
     limit = _read("/sys/fs/cgroup/memory.max").strip()
     return min(total, int(limit)) if limit.isdigit() else total
-
-
-@dataclass(frozen=True)
-class GpuHere:
-    """Describe a GPU as nvidia-smi reports it."""
-
-    name: str
-    mib: int
-    driver: str
-    capability: float | None = None
-    """CUDA's number for what the hardware can do: 7.5 is a T4, 8.0 an A100, 9.0 an H100. None where
-    nvidia-smi is too old."""
-
-    @property
-    def too_old(self) -> bool:
-        """Return whether the GPU is older than Ampere: no bfloat16, no FlashAttention 2."""
-        return self.capability is not None and self.capability < 8.0
-
-    def __str__(self) -> str:
-        return f"{self.name}, {self.mib} MiB, driver {self.driver}"
-
-
-def gpus_here() -> list[GpuHere]:
-    """List the NVIDIA GPUs; none if nvidia-smi is missing or does not answer."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return []
-    for more in (",compute_cap", ""):  # drivers before 510 do not know compute_cap
-        query = [
-            program,
-            f"--query-gpu=name,memory.total,driver_version{more}",
-            "--format=csv,noheader",
-        ]
-        with suppress(OSError, subprocess.SubprocessError):
-            answer = subprocess.run(
-                query, capture_output=True, text=True, timeout=5, check=True
-            ).stdout
-            form = r"(.+), (\d+) MiB, ([\d.]+)(?:, ([\d.]+))?"
-            lines = (re.fullmatch(form, line.strip()) for line in answer.splitlines())
-            return [
-                GpuHere(line[1], int(line[2]), line[3], line[4] and float(line[4]))
-                for line in lines
-                if line
-            ]
-    return []
 
 
 def torch_sees_gpu() -> bool:

@@ -1,21 +1,26 @@
-"""Check a machine with a GPU before 11 GB of packages are installed on it.
+"""Choose a preset for this machine's GPUs, and check the machine, before anything is installed.
 
-    python3 src/agent_r1/ground/preflight.py FOLDER      FOLDER: where the environment will be
+    python3 src/agent_r1/ground/preflight.py --choose    preset and packages for this machine
+    python3 src/agent_r1/ground/preflight.py --cards     only the checks of the GPUs
+    python3 src/agent_r1/ground/preflight.py FOLDER      all checks; FOLDER: of the environment
 
-In: the machine, as nvidia-smi, ldconfig and the file system describe it. Out: a line per check, and
-exit code 1 if one failed. It needs Python 3.8 and its standard library, nothing else, and takes
-seconds. A check that could not tell says so and never stops a run. `doctor.py`, which runs after
-the installation, uses the driver's and the compiler's checks from here.
+In: the machine, as nvidia-smi, ldconfig and the file system describe it. Out: the choice in two
+lines, or a line per check and exit code 1 if one failed. It needs Python 3.8 and its standard
+library, nothing else, and takes seconds. A check that could not tell says so and never stops a run.
+`doctor.py`, which runs after the installation, uses the checks of GPUs and compiler from here.
 """
 
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shutil
 import socket
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Tuple
 
@@ -29,6 +34,30 @@ PACKAGES_GIB = 11
 """Disk of requirements/verl-gpu.txt when installed (measured); pip's cache takes as much again."""
 DATA_CENTRE = re.compile(r"\b(H100|H200|H20|GH200|B200|A100|A30|A40|A10G?|A2|L4|L40S?|V100|T4)\b")
 """Cards on which CUDA's compatibility libraries work with an older driver. Not on GeForce cards."""
+CAPABILITY = 8.0
+"""CUDA's number for Ampere, the first with bfloat16 and FlashAttention 2: A10, RTX 3090, A100."""
+LEAST_GIB = 20
+"""Memory of a card for the smallest GPU preset, which is sized for 24 GB."""
+PRESETS = (
+    (8, 70, "hotpotqa-8xh100", "H100"),
+    (4, 70, "hotpotqa-4xh100", "H100"),
+    (2, 70, "hotpotqa-2x80gb", "A100-80GB"),
+    (1, 70, "first-agent-1xh100", "H100"),
+    (1, LEAST_GIB, "first-agent-1x24gb", "RTX-4090"),
+)
+"""(GPUs, least GiB of each, preset, the card that its plan is for); the first that fits counts."""
+CPU_PRESET = "sprint"
+PLANS = (
+    ("H200", r"\bH200\b", 0),
+    ("H100", r"\bH100\b", 0),
+    ("A100-80GB", r"\bA100\b", 70),
+    ("A100-40GB", r"\bA100\b", 0),
+    ("L40S", r"\bL40S\b", 0),
+    ("RTX-4090", r"\bRTX 4090\b", 20),
+    ("A10", r"\bA10G?\b", 0),
+    ("L4", r"\bL4\b", 0),
+)
+"""(name in `hardware.GPUS`, pattern of nvidia-smi's name, least GiB); the first that fits."""
 COMPAT = "/usr/local/cuda-13.0/compat"
 
 Finding = Tuple[str, str, str]
@@ -50,6 +79,160 @@ def in_container() -> bool:
     return Path("/.dockerenv").exists() or Path("/run/.containerenv").exists()
 
 
+# ---------------------------------------------------------------------------------------- the GPUs
+
+
+@dataclass(frozen=True)
+class GpuHere:
+    """Describe a GPU as nvidia-smi reports it."""
+
+    name: str
+    mib: int
+    driver: str
+    capability: float | None = None
+    """7.5 is a T4, 8.0 an A100, 9.0 an H100. None where nvidia-smi is too old."""
+
+    @property
+    def too_old(self) -> bool:
+        """Return whether the GPU is older than Ampere."""
+        return self.capability is not None and self.capability < CAPABILITY
+
+    @property
+    def driver_major(self) -> int:
+        return int(self.driver.split(".")[0])
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.mib} MiB, driver {self.driver}"
+
+
+def gpus_here() -> list[GpuHere]:
+    """List the NVIDIA GPUs; none if nvidia-smi is missing or does not answer."""
+    for more in (",compute_cap", ""):  # drivers before 510 do not know compute_cap
+        query = f"--query-gpu=name,memory.total,driver_version{more}"
+        gpus = []
+        for line in output("nvidia-smi", query, "--format=csv,noheader").splitlines():
+            fields = re.match(r"(.+), (\d+) MiB, (\d[\d.]*)(?:, (\d[\d.]*))?\s*$", line)
+            if fields:
+                name, mib, driver, capability = fields.groups()
+                number = float(capability) if capability else None
+                gpus.append(GpuHere(name, int(mib), driver, number))
+        if gpus:
+            return gpus
+    return []
+
+
+def has_amd_gpu() -> bool:
+    programs = ("rocm-smi", "amd-smi")
+    return Path("/dev/kfd").exists() or any(shutil.which(name) for name in programs)
+
+
+def list_gpus(gpus: list[GpuHere]) -> str:
+    """Return `4 x NVIDIA H100 80GB HBM3, 80 GiB`."""
+    counts = Counter(f"{gpu.name}, {gpu.mib / 1024:.0f} GiB" for gpu in gpus)
+    return " and ".join(f"{count} x {name}" for name, count in sorted(counts.items()))
+
+
+def suggest_preset(gpus: list[GpuHere]) -> str:
+    """Return the preset for these GPUs, whatever their driver; the smallest GPU decides."""
+    if not gpus or any(gpu.too_old for gpu in gpus):
+        return CPU_PRESET
+    memory = min(gpu.mib for gpu in gpus) / 1024
+    for count, least_gib, preset, _ in PRESETS:
+        if len(gpus) >= count and memory >= least_gib:
+            return preset
+    return CPU_PRESET
+
+
+def lacks_for_gpus(gpus: list[GpuHere]) -> list[str]:
+    """Return what a GPU run needs and these GPUs lack, one phrase each."""
+    lacks = []
+    oldest = min(gpus, key=lambda gpu: gpu.driver_major)
+    if oldest.driver_major < DRIVER and not has_compat(oldest.name):
+        lacks.append(f"driver {DRIVER} (here {oldest.driver_major})")
+    old_gpus = [gpu for gpu in gpus if gpu.too_old]
+    if old_gpus:
+        lacks.append(
+            f"compute capability {CAPABILITY}, as of an A10, L4, RTX 3090, A100 or newer "
+            f"({old_gpus[0].name}: {old_gpus[0].capability})"
+        )
+    smallest = min(gpus, key=lambda gpu: gpu.mib)
+    if smallest.mib / 1024 < LEAST_GIB:
+        lacks.append(f"{LEAST_GIB} GiB on a GPU ({smallest.name}: {smallest.mib / 1024:.0f})")
+    return lacks
+
+
+def plan_setting(gpus: list[GpuHere], sized_for: str) -> str:
+    """Return `verl.gpu=NAME` if the plan knows these cards and the preset is sized for others."""
+    smallest = min(gpus, key=lambda gpu: gpu.mib)
+    for name, pattern, least_gib in PLANS:
+        if re.search(pattern, smallest.name) and smallest.mib / 1024 >= least_gib:
+            return "" if name == sized_for else f"verl.gpu={name}"
+    return ""
+
+
+def describe_idle_cards(rank_count: int, count: int) -> str:
+    """Return a note if a preset leaves some of the cards idle."""
+    if rank_count == count:
+        return ""
+    note = f"; it uses {rank_count} of {count} cards"
+    # Minibatches of the presets are powers of two, so only such numbers of ranks divide them.
+    if rank_count == 1 and count in (2, 4, 8):
+        note += f" (verl.ranks={count} uses all)"
+    return note
+
+
+def choose(gpus: list[GpuHere]) -> tuple[str, str]:
+    """Choose for a user who named no preset; return the choice and its reason.
+
+    The choice is in words: preset, packages (cpu or gpu), and a setting if one is needed. A GPU
+    preset is chosen only if these GPUs lack nothing that it needs.
+    """
+    on_cpu = f"{CPU_PRESET} cpu"
+    if not gpus and has_amd_gpu():
+        return on_cpu, "because a GPU run needs a GPU of NVIDIA, and this one is AMD's"
+    if not gpus:
+        return on_cpu, "because there is no GPU here; --preset smoke is a shorter run"
+    lacks = lacks_for_gpus(gpus)
+    if lacks:
+        return on_cpu, f"on the CPU, because a GPU run needs {'; '.join(lacks)}"
+    preset = suggest_preset(gpus)
+    if any("Laptop" in gpu.name for gpu in gpus):
+        name = gpus[0].name
+        return on_cpu, f"on the CPU, because {name} is a laptop's; --preset {preset} uses it"
+    rank_count, sized_for = next((row[0], row[3]) for row in PRESETS if row[2] == preset)
+    reason = f"because of {list_gpus(gpus)} here{describe_idle_cards(rank_count, len(gpus))}"
+    if platform.machine() != "x86_64":
+        reason += f"; this project has not run it on {platform.machine()} yet"
+    return f"{preset} gpu {plan_setting(gpus, sized_for)}".strip(), reason
+
+
+def check_cards() -> Finding:
+    """Check that a GPU preset can use GPUs of this kind and size."""
+    gpus = gpus_here()
+    if not gpus and has_amd_gpu():
+        return "fail", "a GPU of AMD", "rent one of NVIDIA, or use --preset sprint on the CPU"
+    if not gpus:
+        return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
+    lacks = [reason for reason in lacks_for_gpus(gpus) if not reason.startswith("driver")]
+    if lacks:
+        remedy = "use --preset sprint on the CPU, or another GPU"
+        return "fail", f"{list_gpus(gpus)}; a GPU preset needs {'; '.join(lacks)}", remedy
+    return "ok", list_gpus(gpus), ""
+
+
+def check_processor() -> Finding:
+    """Check for a processor that the packages of requirements/verl-gpu.txt have wheels for.
+
+    All of them have some for 64-bit Arm, as of a GH200 (resolved in November 2026).
+    """
+    name = platform.machine()
+    if name == "x86_64":
+        return "ok", name, ""
+    if name == "aarch64":
+        return "warn", f"{name}: there are wheels, and this project has not run them yet", ""
+    return "fail", f"there are no packages for {name}", "use a machine with x86-64 or 64-bit Arm"
+
+
 # ------------------------------------------------------------------------------------- the driver
 
 
@@ -69,25 +252,32 @@ def driver_remedy(card: str, container: bool) -> str:
     )
 
 
-def has_compat() -> bool:
-    """Tell whether LD_LIBRARY_PATH has a newer libcuda than the driver's own."""
+def has_compat(card: str) -> bool:
+    """Tell whether CUDA's compatibility libraries are there and work on this card.
+
+    They have a newer libcuda than the driver. They are in a folder of LD_LIBRARY_PATH, or in the
+    image that speedrun.sh will start (AGENT_R1_IMAGE_COMPAT).
+    """
+    if not DATA_CENTRE.search(card):
+        return False
     folders = os.environ.get("LD_LIBRARY_PATH", "").split(":")
-    return any("compat" in folder and Path(folder, "libcuda.so.1").exists() for folder in folders)
+    return bool(os.environ.get("AGENT_R1_IMAGE_COMPAT")) or any(
+        "compat" in folder and Path(folder, "libcuda.so.1").exists() for folder in folders
+    )
 
 
 def check_driver() -> Finding:
-    lines = output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader")
-    cards = re.findall(r"^(.+), (\d+)[\d.]*\s*$", lines, re.MULTILINE)
-    if not cards:
+    gpus = gpus_here()
+    if not gpus:
         return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
-    card, driver = min(cards, key=lambda pair: int(pair[1]))
-    observation = f"{len(cards)} x {card}, driver {driver}"
-    if int(driver) >= DRIVER:
+    oldest = min(gpus, key=lambda gpu: gpu.driver_major)
+    observation = f"{len(gpus)} x {oldest.name}, driver {oldest.driver_major}"
+    if oldest.driver_major >= DRIVER:
         return "ok", observation, ""
-    if has_compat():
+    if has_compat(oldest.name):
         return "ok", observation + ", with CUDA's compatibility libraries", ""
     observation += f"; CUDA 13 needs driver {DRIVER}"
-    return "fail", observation, driver_remedy(card, in_container())
+    return "fail", observation, driver_remedy(oldest.name, in_container())
 
 
 # --------------------------------------------------------------------------------- system libraries
@@ -112,7 +302,7 @@ def check_glibc() -> Finding:
 def check_libstdcxx() -> Finding:
     """Look for the newest C++ symbol version that Ubuntu 22.04 has."""
     places = re.findall(
-        r"libstdc\+\+\.so\.6 \([^)]*x86-64[^)]*\) => (\S+)", output("ldconfig", "-p")
+        r"libstdc\+\+\.so\.6 \([^)]*(?:x86-64|AArch64)[^)]*\) => (\S+)", output("ldconfig", "-p")
     )
     for place in places:
         try:
@@ -219,10 +409,16 @@ def check_network() -> Finding:
     return "ok", "pypi.org answers", ""
 
 
+def check_gpus() -> list[tuple[str, Finding]]:
+    """Return the findings about the GPUs, by name of the check."""
+    return [("GPUs", check_cards()), ("driver", check_driver())]
+
+
 def run_checks(environment: str) -> list[tuple[str, Finding]]:
     """Return the finding of each check by name."""
     return [
-        ("driver", check_driver()),
+        *check_gpus(),
+        ("processor", check_processor()),
         ("C library", check_glibc()),
         ("C++ library", check_libstdcxx()),
         ("Python", check_pip()),
@@ -234,11 +430,14 @@ def run_checks(environment: str) -> list[tuple[str, Finding]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print a line per check, and return 1 if one failed."""
+    """Print the choice, or a line per check; return 1 if a check failed."""
+    words = arguments or [".venv-gpu"]
+    if words == ["--choose"]:
+        print("\n".join(choose(gpus_here())))
+        return 0
     failures = 0
-    for name, (status, observation, remedy) in run_checks(
-        arguments[0] if arguments else ".venv-gpu"
-    ):
+    findings = check_gpus() if words == ["--cards"] else run_checks(words[0])
+    for name, (status, observation, remedy) in findings:
         arrow = "  -> " + remedy if remedy and status != "ok" else ""
         print(f"{status:7}  {name}: {observation}{arrow}", flush=True)
         failures += status == "fail"
