@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from agent_r1.config import Config
-from agent_r1.ground.machine import GpuHere
+from agent_r1.ground.preflight import GpuHere
 from agent_r1.ground.shapes import Shape
 
 Status = Literal["ok", "warn", "fail"]

@@ -27,7 +27,6 @@ from agent_r1.ground import machine, preflight
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.machine import (
     available_memory,
-    gpus_here,
     installed,
     raise_file_limit,
     torch_sees_gpu,

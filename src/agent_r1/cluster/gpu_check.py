@@ -37,7 +37,7 @@ from agent_r1.evaluation.provenance import code_version
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import hold_lock, home, read_jsonl, remove, sha256, write_whole
-from agent_r1.ground.machine import gpus_here, installed
+from agent_r1.ground.machine import installed
 from agent_r1.ground.preflight import gpus_here
 from agent_r1.ground.ui import say
 from agent_r1.ground.units import GIB
