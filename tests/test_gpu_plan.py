@@ -27,6 +27,7 @@ from agent_r1.config import Config, load_config, preset_names
 from agent_r1.data.source import source_of
 from agent_r1.ground import machine
 from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.preflight import GpuHere
 from agent_r1.ground.shapes import MODELS, Shape, find_shape  # fmt: skip
 
 ROOT = Path(__file__).parents[1]
@@ -220,6 +221,37 @@ def test_published_steps(case, monkeypatch):
     least, most = (1, SLOWER) if task else (1 / 1.5, 1.5)
     for part, measured in case["seconds"].items():
         assert least < measured / seconds[part] < most, (part, seconds)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("first-agent-1xh100", [], "all steps are done before"),
+        ("hotpotqa-1x80gb", [], "--resume is needed up to 1 time"),
+        # On A100s a step takes up to four times the computed time, on H100s up to twice.
+        ("hotpotqa-4xh100", ["verl.gpu=A100-80GB"], "--resume is needed up to 1 time"),
+        ("hotpotqa-4xh100", ["trainer.max_hours=1"], "--resume is needed 2 to 5 times"),
+        ("hotpotqa-4xh100", ["trainer.max_hours=0"], "no limit"),
+    ],
+)
+def test_the_plan_compares_its_hours_with_the_limit(name, settings, said):
+    page = plan.gpu_plan(load_config(name, settings, algorithm="grpo"))
+    [line] = [line for line in page.splitlines() if line.startswith("limit")]
+    assert said in line
+
+
+def test_calls_with_resume_by_hand():
+    """12 hours take one call of 12, and one more from the first minute after them."""
+    assert [plan.resume_count(hours, 12) for hours in (1, 12, 12.1, 24, 25)] == [0, 0, 1, 1, 2]
+
+
+def test_a_plan_for_other_cards_than_these_says_so(monkeypatch):
+    config = load_config("hotpotqa-4xh100", algorithm="grpo")
+    card = GpuHere("NVIDIA A100-SXM4-80GB", 81920, "580.65", 8.0)
+    monkeypatch.setattr(plan, "gpus_here", lambda: [card] * 4)
+    assert "4 x NVIDIA A100-SXM4-80GB, 80 GiB; verl.gpu=A100-80GB plans" in plan.gpu_plan(config)
+    monkeypatch.setattr(plan, "gpus_here", lambda: [])
+    assert "plans for that" not in plan.gpu_plan(config)
 
 
 def test_the_range_of_hours_depends_on_the_card():

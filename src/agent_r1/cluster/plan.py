@@ -28,6 +28,7 @@ from agent_r1.config import Config, tables
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.machine import total_memory
+from agent_r1.ground.preflight import gpus_here, list_gpus, plan_setting
 from agent_r1.ground.shapes import Shape, check_context
 from agent_r1.ground.units import GIB
 from agent_r1.training.plan_local import local_memory, model_shape
@@ -365,6 +366,30 @@ def check_conversion(config: Config) -> None:
         )
 
 
+def resume_count(hours: float, max_hours: float) -> int:
+    """Count the calls with --resume that a training of `hours` takes."""
+    return max(0, math.ceil(hours / max_hours) - 1)
+
+
+def describe_limit(hours: float, times: int, max_hours: float) -> str:
+    """Compare a training of `hours`, and of up to `times` that, with trainer.max_hours."""
+    if not max_hours:
+        return "trainer.max_hours=0: no limit"
+    limit = f"trainer.max_hours={max_hours:g} ends training with a checkpoint"
+    least, most = (resume_count(value, max_hours) for value in (hours, times * hours))
+    if most == 0:
+        return f"{limit}; by this plan all steps are done before"
+    count = f"{least} to {most}" if least else f"up to {most}"
+    return f"{limit}; by this plan --resume is needed {count} time{'s' if most > 1 else ''}"
+
+
+def other_card(config: Config) -> str:
+    """Return a note if the plan knows this machine's cards and is made for others."""
+    gpus = gpus_here()
+    setting = plan_setting(gpus, config.verl.gpu) if gpus else ""
+    return setting and f"here is {list_gpus(gpus)}; {setting} plans for that"
+
+
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     """Describe memory, disk, time and cost on GPUs.
 
@@ -423,5 +448,9 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
             "length": length,
             "steps": config.trainer.steps,
             "price": price,
+            "limit": describe_limit(
+                hours["training"] + hours["checkpoints"], times, config.trainer.max_hours
+            ),
+            "other_card": other_card(config),
         }
     )
