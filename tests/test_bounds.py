@@ -25,6 +25,7 @@ from agent_r1.rollout.rollouts import run_episodes
 from agent_r1.search import service
 from agent_r1_recipes.code.python import SandboxFusion
 from agent_r1_recipes.judge import judge
+from agent_r1_recipes.judge import service as scores
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
 pytestmark = pytest.mark.timeout(30)
@@ -118,7 +119,7 @@ def judge_of(answers: dict[str, list[bytes]]):
 
 
 def test_a_bad_verdict_costs_its_own_episode_and_not_the_batch(monkeypatch):
-    monkeypatch.setattr(judge, "VERDICT_TIMEOUT_S", 0.7)
+    monkeypatch.setattr(scores, "SCORE_TIMEOUT_S", 0.7)
     kinds = ["deep", "gzip", "flood", "drip"]
     answers = [f"about a {kind}" for kind in kinds] + ["honest", "later"]
     order = []

@@ -7,25 +7,15 @@ helps, but a model may still be persuaded (docs/safety.md).
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import os
 import re
 import secrets
-from concurrent.futures import Future
 from typing import Any
 
-import httpx
-
-from agent_r1 import AgentR1Error, Row, first_line, send
+from agent_r1 import Row
+from agent_r1_recipes.judge.service import ScoreService
 from agent_r1_recipes.judge.settings import JudgeSettings
 
-MAX_VERDICTS = 100_000
-"""Verdicts. Samples of one question often say the same, and epochs repeat it."""
-VERDICT_TIMEOUT_S = 60.0
-"""For one verdict."""
-MAX_VERDICT_BYTES = 64 << 10
-"""Of one verdict."""
 MAX_JUDGED_CHARS = 4000
 """Of an answer that the judge is shown."""
 KEY = "AGENT_R1_JUDGE_KEY"
@@ -43,62 +33,21 @@ same as a right answer, and nothing else), and with nothing else."""
 
 
 class Judge:
-    """Ask for each case once. A request that failed is repeated when its case recurs."""
+    """Ask a language model for the grade of each case, once (service.py)."""
 
     def __init__(self, url: str, model: str, max_tokens: int = 1024):
-        self.url = url.rstrip("/")
         self.model = model
         self.max_tokens = max_tokens
-        self._verdicts: dict[Case, Future[Any]] = {}
-        key = os.environ.get(KEY)
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        url = f"{url.rstrip('/')}/chat/completions"
+        self.service = ScoreService("the judge", url, KEY, self._request, self._grades)
 
     async def score(self, question: str, targets: list[str], answer: str) -> float:
-        """Return a score in [0, 1]. Raises AgentR1Error without a verdict.
-
-        That costs the episode, which is neither rewarded nor penalised.
-        """
+        """Return a score in [0, 1]. Raises AgentR1Error without a verdict."""
         case = question, tuple(targets), answer[:MAX_JUDGED_CHARS]
-        if case not in self._verdicts:
-            self._verdicts[case] = self._ask(case)
-            if len(self._verdicts) > MAX_VERDICTS:
-                del self._verdicts[next(iter(self._verdicts))]
-        try:
-            # Shielded, because other episodes may wait for the same verdict.
-            response = await asyncio.shield(asyncio.wrap_future(self._verdicts[case]))
-            if response.status != 200:
-                raise ValueError(f"HTTP {response.status}")
-            choice = response.json()["choices"][0]
-            grade = self._grade(choice["message"].get("content") or "", choice)
-        except (
-            httpx.HTTPError,
-            httpx.InvalidURL,
-            TimeoutError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-        ) as error:
-            self._verdicts.pop(case, None)
-            raise AgentR1Error(
-                f"the judge at {self.url} gives no verdict: {first_line(error)}", code="no_verdict"
-            ) from None
-        return grade / 10
+        return await self.service.score(case)
 
-    def _grade(self, reply: str, choice: dict[str, Any]) -> float:
-        """Return the grade in a reply. Raises ValueError, with the setting if it was cut off."""
-        grade = read_grade(reply)
-        if grade is None and choice.get("finish_reason") == "length":
-            raise ValueError(
-                f"the reply was cut off after {self.max_tokens} tokens; raise "
-                "env.judge_max_tokens, or choose a model that thinks less"
-            )
-        if grade is None:
-            raise ValueError(f"no number: {reply[-60:]!r}")
-        return grade
-
-    def _ask(self, case: Case) -> Future[Any]:
-        question, targets, answer = case
+    def _request(self, cases: list[Case]) -> dict[str, Any]:
+        ((question, targets, answer),) = cases
         mark = secrets.token_hex(8)
         right = f"Question: {question}\n\nRight answers: {'; '.join(targets)}"
         case_text = f"{right}\n\n{mark}\n{answer}\n{mark}"
@@ -108,14 +57,21 @@ class Judge:
         ]
         request = {"model": self.model, "messages": messages, "temperature": 0}
         request["max_tokens"] = self.max_tokens
-        return send(
-            "POST",
-            f"{self.url}/chat/completions",
-            body=request,
-            headers=self._headers,
-            within_s=VERDICT_TIMEOUT_S,
-            max_bytes=MAX_VERDICT_BYTES,
-        )
+        return request
+
+    def _grades(self, answer: Any, cases: list[Case]) -> list[float | Exception]:
+        """Return the grade in the reply. Raises ValueError, with the setting if it was cut off."""
+        choice = answer["choices"][0]
+        reply = choice["message"].get("content") or ""
+        grade = read_grade(reply)
+        if grade is None and choice.get("finish_reason") == "length":
+            raise ValueError(
+                f"the reply was cut off after {self.max_tokens} tokens; raise "
+                "env.judge_max_tokens, or choose a model that thinks less"
+            )
+        if grade is None:
+            raise ValueError(f"no number: {reply[-60:]!r}")
+        return [grade / BEST]
 
 
 THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.DOTALL)

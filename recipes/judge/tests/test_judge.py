@@ -10,6 +10,7 @@ from judging import stand_in
 from serving import serving
 
 from agent_r1 import Action, AgentR1Error, ConfigError, Hermes, load_config, make_env
+from agent_r1_recipes.judge import service
 from agent_r1_recipes.judge.judge import Judge, read_grade
 from agent_r1_recipes.judge.settings import JudgeSettings
 
@@ -42,7 +43,8 @@ def test_a_judge_is_asked_once_for_each_case(judge, monkeypatch):
     }
 
 
-def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge):
+def test_a_judge_without_a_verdict_pays_and_fines_nobody(judge, monkeypatch):
+    monkeypatch.setattr(service, "PAUSE_S", 0.01)
     url, asked = judge
     for said, says in (
         ("it cannot say", "no number: 'Difficult.'"),
