@@ -557,8 +557,9 @@ def registered() -> set[str]:
     return {name for kind in KINDS for name in tables.names(kind)}
 
 
-COMMON = {"sub_em", "code", "math", "search", "rows", "append", "random", "python"}
-"""Words of the tables that are ordinary keys elsewhere: section names of a card, roles, modules."""
+COMMON = {"sub_em", "reward_model", "code", "math", "search", "rows", "append", "random", "python"}
+"""Words of the tables that are ordinary keys elsewhere: section names of a card, roles, modules,
+columns of a row."""
 
 
 def test_the_core_compares_with_no_name_of_a_table():

@@ -322,7 +322,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
         "data": [config.data.name],
         "env": [config.env.name],
         "tool": config.env.tools,
-        "reward": [config.env.reward],
+        "reward": [config.env.reward, *config.env.rules],
     }
     if updates:
         names["estimator"] = [config.algorithm]
@@ -572,6 +572,14 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
             code="bad_address",
         )
     yield from _addresses(e)
+    for name in e.rules:
+        tables.entry_of("reward", name, "env.rules")
+    if e.rules and (not e.reward or sum(e.rules.values()) > 1):
+        yield ConfigError(
+            f"env.rules={e.rules} mixes rules with env.reward={e.reward}; set env.reward, and "
+            "shares of 1 or less in all (env.reward has the rest)",
+            code="bad_mixture",
+        )
     if e.call_reward * e.max_tool_calls >= 1:
         yield ConfigError(
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) "

@@ -151,8 +151,11 @@ class EnvConfig(Section):
     format_penalty: Price[NonNegativeFloat] = 0.2
     """Subtracted from the outcome if the episode does not end in a well-formed <answer>."""
     reward: NamesCode[str | None] = None
-    """Scores an answer, instead of exact match: math | code | sub_em | judge, or FILE.py:FUNCTION
-    (reward/named.py)."""
+    """Scores an answer, instead of exact match: math | code | sub_em | judge | reward_model, or
+    FILE.py:FUNCTION (reward/named.py)."""
+    rules: Price[dict[str, Share]] = {}
+    """Rewards to mix with `reward`, each with its share of the sum, such as {exact_match: 0.5}. An
+    agent may fool a judge or a reward model alone."""
     call_reward: Price[float] = Field(0.0, ge=0, le=10)
     """Process reward of a valid tool call that is not a repetition (negative for an invalid one); 0
     is off. A price per call is a separate environment: CONTRIBUTING.md has an example."""

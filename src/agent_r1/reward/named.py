@@ -6,6 +6,8 @@ In: an answer and its row. Out: the reward of the last action.
     code     passes the question's tests in a sandbox (recipes/code)
     sub_em   contains the right answer; an agent learns to list candidates (docs/safety.md)
     judge    the verdict of a language model at `env.judge_url` (recipes/judge)
+    reward_model    the number of a reward model at `env.reward_model_url` (recipes/judge)
+    exact_match     equal to a right answer, for a mixture
 
 Each is between 0 and 1, minus the penalty for a malformed last turn. To add one, write an async
 function `reward(answer, targets, row, config)` and add its name to the table `[reward]` of a
@@ -17,6 +19,8 @@ number. It takes any of `answer`, `row` and `episode`, by these names:
         return 1 - error / 100 - 0.02 * len(episode.calls)
 
 This reward is then the score of an evaluation; only exact match is called EM.
+
+`env.rules={exact_match: 0.5}` mixes rewards: each rule has its share, and `env.reward` the rest.
 """
 
 from __future__ import annotations
@@ -52,23 +56,34 @@ async def score_by_name(
     episode: Episode | None = None,
 ) -> tuple[float, dict[str, float]]:
     """Return (reward, parts) of the answer by the reward that `config` names."""
-    reward = 0.0
-    if answer is not None and plugins.is_user_code(config.reward):
-        reward = _call_user_reward(
-            config.reward, {"answer": answer, "row": row, "episode": episode or Episode()}
-        )
-    elif answer is not None:
-        targets = [str(target) for target in row["reward_model"]["ground_truth"]]
-        key = tables.entry_of("reward", config.reward, "env.reward").get("address")
-        if key:
-            plugins.check_trusted(
-                getattr(config, key), f"env.{key}"
-            )  # its server receives answers and a key
-        reward = await tables.resolve("reward", config.reward, "env.reward")(
-            answer, targets, row, config
-        )
-    parts = {"answer": float(reward), "format": 0.0 if well_formed else -config.format_penalty}
+    # `answer` has what the rules leave of the sum: all of it, without rules.
+    names = {"answer": (config.reward, 1 - sum(config.rules.values()))}
+    names |= {name: (name, share) for name, share in config.rules.items()}
+    parts = {}
+    for part, (name, share) in names.items():
+        reward = 0.0
+        if answer is not None:
+            reward = await _reward(name, answer, row, config, episode)
+        parts[part] = share * float(reward)
+    parts["format"] = 0.0 if well_formed else -config.format_penalty
     return sum(parts.values()), parts
+
+
+async def _reward(
+    name: str, answer: str, row: Row, config: EnvConfig, episode: Episode | None
+) -> float:
+    """Return the reward of that name, without the penalty for the form."""
+    if plugins.is_user_code(name):
+        return _call_user_reward(
+            name, {"answer": answer, "row": row, "episode": episode or Episode()}
+        )
+    targets = [str(target) for target in row["reward_model"]["ground_truth"]]
+    key = tables.entry_of("reward", name, "env.reward").get("address")
+    if key:
+        plugins.check_trusted(
+            getattr(config, key), f"env.{key}"
+        )  # its server receives answers and a key
+    return await tables.resolve("reward", name, "env.reward")(answer, targets, row, config)
 
 
 REWARD_ARGUMENTS = ("answer", "row", "episode")

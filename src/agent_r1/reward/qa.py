@@ -45,3 +45,8 @@ async def sub_em_reward(answer: str, targets: list[str], row: Row, config: EnvCo
     """Return `sub_em` as the reward (`env.reward=sub_em`), to compare with papers that train on
     it."""
     return sub_em(answer, targets)
+
+
+async def exact_match_reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
+    """Return exact match, for `env.rules`."""
+    return exact_match(answer, targets)
