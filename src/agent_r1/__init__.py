@@ -83,8 +83,9 @@ AUTHORS = {
     "ground.bounds": ("TooLongError", "parse_yaml", "send"),
     "ground.errors": ("LostConnection", "extra", "first_line"),
     "ground.files": ("make_once", "write_whole"),
+    "inference.agent": ("find_model",),
     "rollout.columns": ("Column",),
-    "model.decoder": ("Decoder",),
+    "model.decoder": ("Decoder", "DecoderShape", "attend"),
     "model.policies": ("token_logprobs",),
     "rollout.rollouts": ("Rollouts",),
     "chat.tokenizer": ("save_tokenizer", "train_tokenizer"),
@@ -93,6 +94,7 @@ AUTHORS = {
     "watch.causes": ("CAUSES",),
     "chat.tools_template": ("tools_template",),
     "training.parts": ("make_estimator",),
+    "training.prefix_tree": ("micro_batches_of",),
     "watch.sentinel": ("signs",),
     "training.settings": ("ColdStartConfig",),
 }

@@ -1,0 +1,207 @@
+"""Compute the true policy gradient by adding up all plays.
+
+    J        = sum over plays of p(play) R(play)
+    grad J   = sum over plays of p(play) (R(play) - b) grad log p(play)       for any constant b
+
+In: plays with their probabilities. Out: gradients as one vector. Next: `rows.py` compares the
+direction of an estimator with them. The plays of a tree give the covered part exactly; sampled
+plays that leave the tree give the rest without bias (each counts rest / samples).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from agent_r1 import Batch, Decoder, Trajectory, collate, micro_batches_of, trajectory_rows
+from agent_r1_recipes.exact.tree import Tree
+
+MICRO_TOKENS = 6000
+"""Tokens of one pass, after equal beginnings were joined."""
+
+
+def action_logprobs(model: Decoder, part: Batch, temperature: float) -> Tensor:
+    """Compute log pi of each action token: [B, T], in the model's own dtype.
+
+    Training rounds logits to float32 before the softmax. A check by finite differences requires
+    float64 throughout.
+    """
+    hidden_AD, tokens_A, action_A = part.before_actions(model)
+    logprobs_AV = (model.logits(hidden_AD) / temperature).log_softmax(-1)
+    logprobs_A = logprobs_AV.gather(1, tokens_A[:, None])[:, 0]
+    where_BT = part.mask_BT.bool()
+    out_BT = torch.zeros(where_BT.shape, dtype=logprobs_A.dtype)
+    return out_BT.masked_scatter(where_BT, logprobs_A.index_select(0, action_A))
+
+
+def play_logprobs(model: Decoder, batch: Batch, temperature: float) -> Tensor:
+    """Compute the logarithm of each play's probability, float64 [N]. The rows are whole plays."""
+    index_B, N = batch.number_trajectories()
+    total_N = torch.zeros(N, dtype=torch.float64)
+    for rows_B, part in micro_batches_of(batch, MICRO_TOKENS):
+        logprobs_BT = action_logprobs(model, part, temperature)
+        total_N = total_N.index_add(0, index_B[rows_B], logprobs_BT.double().sum(1))
+    return total_N
+
+
+def push(model: Decoder, batch: Batch, weights_BT: Tensor, temperature: float) -> Tensor:
+    """Compute the sum over action tokens of weight times grad log pi, as one vector."""
+    model.zero_grad(set_to_none=True)
+    # Rows whose weights are zero have no gradient.
+    rows_B = (weights_BT != 0).any(dim=1).nonzero()[:, 0]
+    for index_B, part in micro_batches_of(batch, MICRO_TOKENS, rows_B):
+        logprobs_BT = action_logprobs(model, part, temperature)
+        weights = weights_BT[index_B, : logprobs_BT.shape[1]]
+        (logprobs_BT * weights.to(logprobs_BT.dtype)).sum().backward()
+    pieces = []
+    for weight in model.parameters():
+        grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        pieces.append(grad.flatten())
+    model.zero_grad(set_to_none=True)
+    return torch.cat(pieces)
+
+
+@contextmanager
+def at_offset(model: Decoder, direction: Tensor, step: float) -> Iterator[None]:
+    """Move the weights by `step` times `direction`, and restore them at the end."""
+    before = [weight.detach().clone() for weight in model.parameters()]
+    try:
+        with torch.no_grad():
+            place = 0
+            for weight in model.parameters():
+                piece = direction[place : place + weight.numel()]
+                weight += step * piece.view_as(weight)
+                place += weight.numel()
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, old in zip(model.parameters(), before, strict=True):
+                weight.copy_(old)
+
+
+@dataclass
+class Plays:
+    """Plays of several questions, as a batch, with their probabilities."""
+
+    trajectories: list[Trajectory]
+    batch: Batch
+    """The rows of all plays, in order."""
+    chance_N: Tensor
+    """float64 [N]. Probability of each play. A sampled play outside its tree has its share of the
+    rest."""
+    question_N: Tensor
+    """int64 [N]."""
+    outside_N: Tensor
+    """bool [N]: a sampled play outside its tree."""
+    reward_N: Tensor
+    """float64 [N]."""
+    kinds: list[str]
+    """Of each question, such as 2-hop."""
+
+    @classmethod
+    def of(cls, trees: Sequence[Tree]) -> Plays:
+        """Collect the plays of trees, sampled ones included."""
+        trajectories: list[Trajectory] = []
+        chances: list[float] = []
+        questions: list[int] = []
+        outside: list[bool] = []
+        for question, tree in enumerate(trees):
+            inside = [(play, math.exp(play.logprob), False) for play in tree.plays]
+            share = tree.rest / max(len(tree.rest_plays), 1)
+            for play, chance, is_outside in inside + [(p, share, True) for p in tree.rest_plays]:
+                trajectories.append(play.trajectory)
+                chances.append(chance)
+                questions.append(question)
+                outside.append(is_outside)
+        rows = []
+        for number, trajectory in enumerate(trajectories):
+            rows += trajectory_rows(trajectory, number)
+        return cls(
+            trajectories,
+            collate(rows, trajectories),
+            torch.tensor(chances, dtype=torch.float64),
+            torch.tensor(questions),
+            torch.tensor(outside),
+            torch.tensor([t.reward for t in trajectories], dtype=torch.float64),
+            [str((tree.row.get("extra_info") or {}).get("kind", "all")) for tree in trees],
+        )
+
+    @property
+    def questions(self) -> int:
+        return len(self.kinds)
+
+    def value_Q(self, chance_N: Tensor | None = None) -> Tensor:
+        """Compute J of each question, for these probabilities of plays."""
+        chance_N = self.chance_N if chance_N is None else chance_N
+        zero_Q = torch.zeros(self.questions, dtype=torch.float64)
+        return zero_Q.index_add(0, self.question_N, chance_N * self.reward_N)
+
+    def score_weights(self, keep_N: Tensor) -> Tensor:
+        """Return weights [B, T] whose `push` is the kept plays' part of grad J."""
+        # The baseline: it changes nothing where all plays are kept, and less is left to chance.
+        baseline_N = self.value_Q()[self.question_N]
+        weight_N = torch.where(keep_N, self.chance_N * (self.reward_N - baseline_N), 0.0)
+        return self.on_tokens(weight_N)
+
+    def on_tokens(self, weight_N: Tensor) -> Tensor:
+        """Copy the weight of each play to its action tokens: [B, T]."""
+        return self.batch.mask_BT.double() * weight_N[self.batch.trajectory_B][:, None]
+
+
+@dataclass(frozen=True)
+class TrueGradient:
+    """The gradient of J of some questions, and how far it is known."""
+
+    whole: Tensor
+    rest_ratio: float
+    """Norm of the sampled rest over the norm of the whole. It contains the noise of the samples, so
+    the true ratio is rather smaller."""
+    noise_ratio: float
+    """Standard error of the sampled rest over the norm of the whole."""
+    inside_cosine: float
+    """Cosine of the covered part with the whole: what truncation costs."""
+
+    @property
+    def certainty(self) -> str:
+        if self.rest_ratio == 0:
+            return "exact"
+        return "nearly exact" if self.rest_ratio < 0.1 else "estimated"
+
+
+def true_gradient(
+    model: Decoder, plays: Plays, temperature: float, questions: Sequence[int]
+) -> TrueGradient:
+    """Compute the gradient of the mean J of these questions."""
+    member_N = torch.isin(plays.question_N, torch.tensor(questions))
+    inside_N = member_N & ~plays.outside_N
+    outside_N = member_N & plays.outside_N
+    scale = 1 / len(questions)
+    inside = scale * push(model, plays.batch, plays.score_weights(inside_N), temperature)
+    if not outside_N.any():
+        return TrueGradient(inside, 0.0, 0.0, 1.0)
+    # Two halves of the samples: their difference is the noise.
+    even_N = torch.arange(len(outside_N)) % 2 == 0
+    halves = []
+    for half_N in (outside_N & even_N, outside_N & ~even_N):
+        weights_BT = 2 * scale * plays.score_weights(half_N)
+        halves.append(push(model, plays.batch, weights_BT, temperature))
+    rest = (halves[0] + halves[1]) / 2
+    whole = inside + rest
+    norm = float(whole.norm())
+    return TrueGradient(
+        whole,
+        float(rest.norm()) / norm if norm else math.inf,
+        float((halves[0] - halves[1]).norm()) / 2 / norm if norm else math.inf,
+        cosine(inside, whole),
+    )
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    """Compute the cosine of two vectors; nan if one is zero."""
+    norms = float(a.norm() * b.norm())
+    return float(a @ b) / norms if norms else math.nan

@@ -1,0 +1,74 @@
+"""The true gradient, against finite differences and against sampled episodes."""
+
+import copy
+
+import pytest
+import torch
+
+from agent_r1 import trajectory_rows
+from agent_r1_recipes.exact.gradient import Plays, at_offset, cosine, play_logprobs, true_gradient
+from agent_r1_recipes.exact.stop import stop_agent, stop_rows, stop_trees
+from agent_r1_recipes.exact.tree import Expansion, sample_rest
+
+
+@pytest.fixture(scope="module")
+def agent():
+    return stop_agent(seed=2, clone_steps=12)
+
+
+@pytest.fixture(scope="module")
+def plays(agent):
+    return Plays.of(stop_trees(agent))
+
+
+def test_the_gradient_is_the_slope_of_the_sum(agent, plays):
+    """Finite differences in float64, along the gradient and along two random directions."""
+    model = copy.deepcopy(agent.model).double()
+
+    def value(direction, step):
+        with at_offset(model, direction, step), torch.no_grad():
+            return plays.value_Q(play_logprobs(model, plays.batch, 1.0).exp()).mean().item()
+
+    # The recorded probabilities are of float32, so the gradient's own are computed in float64.
+    exact = copy.copy(plays)
+    with torch.no_grad():
+        exact.chance_N = play_logprobs(model, plays.batch, 1.0).exp()
+    truth = true_gradient(model, exact, 1.0, range(plays.questions))
+    generator = torch.Generator().manual_seed(0)
+    directions = [truth.whole / truth.whole.norm()]
+    for _ in range(2):
+        direction = torch.randn(len(truth.whole), generator=generator, dtype=torch.float64)
+        directions.append(direction / direction.norm())
+    for direction in directions:
+        slope = (value(direction, 1e-5) - value(direction, -1e-5)) / 2e-5
+        assert slope == pytest.approx(float(truth.whole @ direction), rel=1e-6, abs=1e-8)
+    assert truth.certainty == "exact"
+
+
+def test_equal_weights_before_and_after_a_move(agent):
+    before = [weight.clone() for weight in agent.model.parameters()]
+    with at_offset(agent.model, torch.ones(sum(w.numel() for w in before)), 0.5):
+        assert not torch.equal(before[0], next(agent.model.parameters()))
+    assert all(map(torch.equal, before, agent.model.parameters()))
+
+
+def test_the_covered_part_and_the_rest_add_up(agent, plays):
+    """With half of the probability in the tree, samples of the rest lead to the whole gradient."""
+    rows = stop_rows()[:3]
+    chosen = [0, 1, 2]
+    whole = true_gradient(agent.model, plays, 1.0, chosen).whole
+    expansion = Expansion(agent, rows, ["0", "1", "2"])
+    trees = expansion.cover(0.6, 10_000)
+    sample_rest(agent, trees, 600, seed=1)
+    part = true_gradient(agent.model, Plays.of(trees), 1.0, chosen)
+    assert part.certainty == "estimated" and part.rest_ratio > 0.1
+    assert part.inside_cosine < cosine(part.whole, whole)
+    apart = float((part.whole - whole).norm() / whole.norm())
+    assert apart < 3 * part.noise_ratio * float(part.whole.norm() / whole.norm())
+
+
+def test_rows_of_a_play_are_its_own(plays):
+    assert plays.batch.trajectory_B.tolist() == list(range(len(plays.trajectories)))
+    row = trajectory_rows(plays.trajectories[5], 5)[0]
+    length = len(row.input_ids)
+    assert plays.batch.ids_BT[5, :length].tolist() == row.input_ids
