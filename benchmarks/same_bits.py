@@ -1,7 +1,7 @@
 """Check that training is bit-identical before and after a change of structure.
 
     python -m benchmarks.same_bits record /tmp/before          small seeds 0 to 4 (grpo) and 0, 1
-                                                               (ppo), laptop and sprint 0, 1, smoke 0
+                                                               (ppo), laptop, sprint 0, 1; smoke 0
     python -m benchmarks.same_bits check /tmp/before small-0   the same runs by this checkout,
                                                                compared with those
 

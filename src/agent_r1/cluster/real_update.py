@@ -4,8 +4,8 @@
 
 In: FOLDER/config.yaml (our configuration) and FOLDER/job.json. Out: FOLDER/rank_N.json with the
 peak of memory, the seconds of an update and the tokens of its largest pass. The worker is verl's
-own (FSDP2, dynamic batches), without Ray, vLLM and a task. Next: `cluster/gpu_check.py` compares the
-peak with the card and the plan.
+own (FSDP2, dynamic batches), without Ray, vLLM and a task. Next: `gpu_check.py` compares the peak
+with the card and the plan.
 """
 
 from __future__ import annotations
