@@ -9,7 +9,6 @@ import itertools
 import json
 import random
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -704,7 +703,7 @@ def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
     [
         (
             "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-            "TimeoutError: not done",
+            "its process ended: it used more than 1 s of processor time",
         ),
         ("{% for a in range(10**9) %}{% endfor %}", "OverflowError"),
         ("{{ messages.__class__.__mro__ }}", "SecurityError"),
@@ -716,10 +715,7 @@ def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):
     ids=["endless", "range", "class", "recursion", "division", "refusal", "syntax"],
 )
 def test_a_hostile_template_is_refused_in_one_line(tokenizer, monkeypatch, attack, says):
-    if says.startswith("TimeoutError"):  # the others must be found by what they do, also slowly
-        monkeypatch.setattr("agent_r1.chat.template.RENDER_S", 0.05)
-    before = sys.gettrace()
+    monkeypatch.setattr("agent_r1.chat.renderer.RENDER_S", 1)
     with pytest.raises(ConfigError, match=f"cannot be rendered \\({says}") as refused:
         ChatFormat(with_template(tokenizer, attack + tokenizer.chat_template))
     assert "\n" not in str(refused.value)
-    assert sys.gettrace() is before

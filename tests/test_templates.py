@@ -10,13 +10,14 @@ import asyncio
 import json
 import random
 import re
+from datetime import datetime
 from pathlib import Path
 
 import pytest
 from conftest import ScriptedPolicy, fails_with, question_row, task
 from families import Family, family_of, packaged_templates, tokenizer_of
 
-from agent_r1.chat.facts import make_studied_chat, only_copies, study
+from agent_r1.chat.facts import make_studied_chat, study
 from agent_r1.chat.fit import (
     check_dialect,
     choose,
@@ -25,6 +26,7 @@ from agent_r1.chat.fit import (
     template_dialects,
 )
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.renderer import renderer_of
 from agent_r1.chat.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from agent_r1.chat.tools_template import tools_template
 from agent_r1.config.settings import EnvConfig
@@ -56,6 +58,7 @@ TOOLS = [
         },
     }
 ]
+NOW = datetime(2026, 11, 29)
 WORDS = [
     "Oslo", " ", "\n", "\t", '"', "'", "\\", "<", ">", "</b>", "{", "}", "[1]", "{{", "%}", "&amp;",
     "Größe", "東京", "🙂", "مرحبا", "1930", "/nothink", "<tool>", "|", "user", "###", "None",
@@ -372,6 +375,9 @@ def test_a_template_that_breaks_an_assumption_is_exact_or_refused(name, kind):
 
 
 def test_only_a_template_that_copies_keeps_its_skeletons():
+    def only_copies(source: str) -> bool:
+        return renderer_of(source, NOW).only_copies()
+
     assert only_copies(chatml()) and only_copies(chatml("{{ m.content or '' }}"))
     assert only_copies(CHAT_TEMPLATE) and only_copies(tools_template())
     for name in ("trimmed", "compared", "through a macro", "message as a whole", "cut"):

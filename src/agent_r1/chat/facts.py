@@ -10,13 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
-
-import jinja2
-from jinja2 import nodes
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.template import KNOWN_FACTS, TURN, Facts, Template, placeholder
@@ -34,11 +30,8 @@ def study(template: Template) -> Study:
     template_study = Study(template)
     if template.key not in KNOWN_FACTS:
         template_study.refuse_parts()
-        source = template.source
-        copies = isinstance(source, str) and only_copies(source)
-        KNOWN_FACTS[template.key] = Facts(
-            copies, template_study.record if template_study.needs_call else None
-        )
+        record = template_study.record if template_study.needs_call else None
+        KNOWN_FACTS[template.key] = Facts(template.copies, record)
     return template_study
 
 
@@ -62,41 +55,6 @@ def check_tools(template: Template) -> None:
             "(env.tools=[])",
             code="template_shows_no_tools",
         )
-
-
-def only_copies(template: str) -> bool:
-    """Return whether each use of a message's `content` in the template only copies it.
-
-    Then a placeholder ends up where a content would. False if that is not certain.
-    """
-    template = re.sub(r"\{#.*?#\}", "", template, flags=re.DOTALL)
-    try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
-    except jinja2.TemplateError:  # a tag that only `transformers` knows
-        return False
-    parent = {
-        child: node for node in tree.find_all(nodes.Node) for child in node.iter_child_nodes()
-    }
-    copies = 0
-    for access in tree.find_all((nodes.Getattr, nodes.Getitem)):
-        name = access.attr if isinstance(access, nodes.Getattr) else access.arg
-        if getattr(name, "value", name) != "content":
-            continue
-        # Up through `'user\n' + content + '\n'` and `content or ''`; a filter or a test ends it.
-        above: Any = access
-        while isinstance(parent[above], nodes.Add | nodes.Or):
-            above = parent[above]
-        copies += isinstance(parent[above], nodes.Output)
-    # A whole message may be passed on, too: `message | tojson`.
-    whole = {"messages"}
-    for loop in tree.find_all(nodes.For):
-        if getattr(loop.iter, "name", "") == "messages":
-            whole.add(getattr(loop.target, "name", ""))
-    for name in tree.find_all(nodes.Name):
-        above = parent[name]
-        if name.name in whole and not isinstance(above, nodes.Getattr | nodes.Getitem | nodes.For):
-            return False
-    return copies == len(re.findall(r"\bcontent\b", template))
 
 
 class Study:

@@ -1,8 +1,8 @@
 """Render a chat template, so that contents stay data.
 
 In: messages and tools. Out: the template's control tokens and the stretches of text between them.
-`format.py` encodes both. A template is a program that came with the model, so its time is
-limited, and its failures become errors of one line.
+`format.py` encodes both. A template is a program that came with the model, so `renderer.py` runs
+it with limits, and its failures become errors of one line.
 
 There are two ways, and a test compares them:
 
@@ -18,12 +18,12 @@ import contextlib
 import datetime
 import json
 import re
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agent_r1.chat.renderer import RenderError, renderer_of
+from agent_r1.chat.tools_template import tools_template
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError, first_line
 
@@ -41,25 +41,11 @@ Tools = Sequence[dict[str, Any]] | None
 Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
-RENDER_S = 3.0
-"""Limit for rendering a chat template, which takes milliseconds. A downloaded template could loop
-for ever."""
-
-
-def _in_time() -> Callable[..., Any]:
-    """Make a trace function (`sys.settrace`) that stops a template after `RENDER_S` seconds."""
-    until: list[float] = []
-
-    def line(frame: Any, event: str, arg: Any) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename != "<template>":  # Jinja's name for every template
-            return None
-        if not until:
-            until.append(time.monotonic() + RENDER_S)
-        elif time.monotonic() > until[0]:
-            raise TimeoutError(f"not done after {RENDER_S:g} s")
-        return line
-
-    return line
+OUR_SOURCES = {tools_template()}
+"""Templates that came with this project. Any other is a stranger's program, and is rendered in a
+process of its own (`renderer.py`)."""
+_NOW = datetime.datetime.now()
+"""One date for the whole process: the prompt of a long run must not change at midnight."""
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
@@ -93,8 +79,6 @@ class Template:
         self.tokenizer = tokenizer
         self.control_ids = control_ids
         self.control = _any_of(control_ids)
-        # One date for the whole process: the prompt of a long run must not change at midnight.
-        self._now = datetime.datetime.now()
         self.source = tokenizer.chat_template
         """One template, or several by name, such as `default` and `tool_use`."""
         self.key = template_key(self.source, control_ids)
@@ -115,29 +99,35 @@ class Template:
         # A tool's result belongs to a conversation with tools, also where they are not at hand.
         several = isinstance(self.source, dict) and "tool_use" in self.source
         purpose = "tool_use" if several and _have_results(messages) else None
-        before = sys.gettrace()
-        sys.settrace(_in_time())
+        words: dict[str, Any] = {
+            "add_generation_prompt": opens,
+            # Qwen3's template then opens each turn with an empty thought. Thinking would use up a
+            # turn of a few hundred tokens. Other templates ignore the argument.
+            "enable_thinking": False,
+        }
         try:
-            return self.tokenizer.apply_chat_template(
-                messages,
-                chat_template=purpose,
-                tools=tools,
-                add_generation_prompt=opens,
-                tokenize=False,
-                # Qwen3's template then opens each turn with an empty thought. Thinking would use up
-                # a turn of a few hundred tokens. Other templates ignore the argument.
-                enable_thinking=False,
-                strftime_now=self._now.strftime,
+            source = self.tokenizer.get_chat_template(purpose, tools)
+            if source in OUR_SOURCES:
+                return self.tokenizer.apply_chat_template(
+                    messages, chat_template=source, tools=tools, tokenize=False, **words
+                )
+            special = {
+                name: _text(value) for name, value in self.tokenizer.special_tokens_map.items()
+            }
+            return renderer_of(source, _NOW).render(
+                **special, messages=messages, tools=tools, documents=None, **words
             )
-        except Exception as error:  # a template is a program that came with the model
+        except (RenderError, ValueError) as error:  # ValueError: no template for this purpose
             raise ConfigError(
-                f"the chat template of {self.model} cannot be rendered "
-                f"({type(error).__name__}: {first_line(error)}); use an instruct model with "
-                "another template",
+                f"the chat template of {self.model} cannot be rendered ({first_line(error)}); use "
+                "an instruct model with another template",
                 code="broken_template",
             ) from None
-        finally:
-            sys.settrace(before)
+
+    @property
+    def copies(self) -> bool:
+        """Whether the template copies contents without looking at them; False if unknown."""
+        return isinstance(self.source, str) and renderer_of(self.source, _NOW).only_copies()
 
     @property
     def model(self) -> str:
@@ -270,6 +260,13 @@ class Template:
         if not mark:
             raise self.drops("assistant")
         return after.removeprefix(turn_end)
+
+
+def _text(token: Any) -> Any:
+    """Return a special token as text: `transformers` has it with its flags."""
+    if isinstance(token, list):
+        return [str(one) for one in token]
+    return str(token)
 
 
 def _have_results(messages: list[Message]) -> bool:

@@ -29,7 +29,7 @@ from transformers import PreTrainedTokenizerFast
 
 from agent_r1.chat.facts import check_tools, make_studied_chat
 from agent_r1.chat.format import ChatFormat
-from agent_r1.chat.template import KNOWN_FACTS, Facts, template_key
+from agent_r1.chat.template import KNOWN_FACTS, OUR_SOURCES, Facts, template_key
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
@@ -84,6 +84,7 @@ CHAT_TEMPLATE = """\
 
 
 # A test studies it; each other template is studied when its model is loaded.
+OUR_SOURCES.add(CHAT_TEMPLATE)
 KNOWN_FACTS[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
 
 
