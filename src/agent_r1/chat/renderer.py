@@ -1,8 +1,8 @@
-"""Render a stranger's chat template in a process of its own, with limits: the outer side.
+"""Render a stranger's chat template in a process with limits: the outer side.
 
 In: the template's source, and a conversation. Out: its text, or a `RenderError`. `render_inside.py`
-is the program that renders. A process is started once for each template, and kept, because its
-start takes a tenth of a second and a rendering less than a millisecond.
+is the program that renders. A process is started once for each template and kept: its start takes a
+tenth of a second, a rendering less than a millisecond.
 """
 
 from __future__ import annotations
