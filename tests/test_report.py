@@ -187,7 +187,7 @@ def test_hostile_text_stays_text(run):
         record["rows"][0]["tokens"][-3:] = [EVIL] * 3
         file.write_text(json.dumps(record) + "\n")
     change_card(run, hardware=EVIL, stop_reasons={EVIL: 3})
-    (run / "config.yaml").write_text(f"preset: {json.dumps(EVIL)}\nalgorithm: grpo\n")
+    (run / "config.yaml").write_text(f"preset: {json.dumps(EVIL[:-2])}\nalgorithm: grpo\n")
     page = report(run)
     assert (
         "<script" not in page.source and "\x1b" not in page.source and "\u202e" not in page.source

@@ -28,7 +28,15 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, command, option, write_whole
+from agent_r1 import (
+    AgentR1Error,
+    TooLongError,
+    command,
+    first_line,
+    option,
+    read_file,
+    write_whole,
+)
 from agent_r1_recipes.browser.build import hashes
 from agent_r1_recipes.browser.node import run_node
 from agent_r1_recipes.browser.page import HERE
@@ -77,14 +85,13 @@ def read_record(file: Path) -> Record:
 def read_json(file: Path) -> Any:
     """Read a small file of JSON without duplicate keys. Raises AgentR1Error."""
     try:
-        with file.open("rb") as opened:
-            data = opened.read(LARGEST_FILE + 1)
-    except OSError as error:
+        data = read_file(file, LARGEST_FILE)
+    except TooLongError:
+        raise refuse(f"it has more than {LARGEST_FILE} bytes") from None
+    except (OSError, ValueError) as error:  # ValueError: a pipe, a folder, a device
         raise AgentR1Error(
-            f"{file} cannot be read ({error.strerror}); name a record", code="unreadable_record"
+            f"{file} cannot be read ({first_line(error)}); name a record", code="unreadable_record"
         ) from None
-    if len(data) > LARGEST_FILE:
-        raise refuse(f"it has more than {LARGEST_FILE} bytes")
     try:
         return json.loads(data.decode("ascii"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError:

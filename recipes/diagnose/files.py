@@ -29,7 +29,7 @@ from typing import Any
 
 from yaml import YAMLError
 
-from agent_r1 import AgentR1Error, first_line, json_records, parse_yaml
+from agent_r1 import AgentR1Error, first_line, json_records, parse_yaml, read_file
 
 Record = Mapping[str, Any]
 STEP = "training/global_step"
@@ -335,7 +335,7 @@ def _our_config(folder: Path) -> Mapping[str, Any]:
         return {}
     _check_size(file, MAX_CONFIG_BYTES)
     try:
-        config = parse_yaml(file.read_text(encoding="utf-8"))
+        config = parse_yaml(read_file(file).decode())
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise _unreadable(file, error) from None
     if not isinstance(config, Mapping):
@@ -387,7 +387,7 @@ def _trl_state(folder: Path) -> tuple[Path, list[Record]]:
 
 def parse_json_file(file: Path) -> Any:
     """Read a JSON file of one value. Raises ValueError."""
-    text = file.read_text(encoding="utf-8")
+    text = read_file(file).decode()
     try:
         return json.loads(text)
     except RecursionError:

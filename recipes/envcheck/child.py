@@ -36,6 +36,7 @@ from agent_r1 import (
     Workspace,
     load_config,
     make_env,
+    read_file,
 )
 from agent_r1_recipes.envcheck.episodes import SHOWN_CHARACTERS, Episode, play_episode
 from agent_r1_recipes.envcheck.policies import FAMILIES, Case, Policy
@@ -100,7 +101,7 @@ def own_functions(name: str) -> list[str]:
     if ":" in rest or not place.endswith(".py"):
         return []  # gym:FILE.py:Class brings its own
     try:
-        tree = ast.parse(Path(place).read_text(encoding="utf-8"))
+        tree = ast.parse(read_file(Path(place)).decode())
     except (OSError, SyntaxError, ValueError):
         return ["data.name=seeds", "env.tools=[]"]  # loading it reports the fault
     functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

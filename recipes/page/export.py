@@ -37,6 +37,7 @@ from agent_r1 import (
     Workspace,
     load_any,
     load_chat,
+    read_file,
 )
 from agent_r1_recipes.page.microscope import read_group, script, title_of, write_html
 
@@ -324,7 +325,7 @@ def describe_reliability(checkpoint: Path) -> str:
     card_file = checkpoint.parent.parent / "eval.json"
     if not card_file.is_file():
         return ""
-    card = json.loads(card_file.read_text(encoding="utf-8"))
+    card = json.loads(read_file(card_file))
     part = card.get("reliability")
     if not part or Path(card["model"]).parent.name != checkpoint.name:
         return ""

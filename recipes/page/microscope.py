@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import AgentR1Error, command, json_records, option, write_whole
+from agent_r1 import AgentR1Error, command, episode_fault, json_records, option, write_whole
 
 if TYPE_CHECKING:
     from agent_r1 import Decoder  # PyTorch comes with it, and `agent-r1 --help` imports this file
@@ -39,10 +39,11 @@ def read_group(file: Path, later: Sequence[Decoder] = (), group: str | None = No
     """
     groups: dict[str, list[Record]] = {}
     for place, record in json_records(file):
-        fields = {*FIELDS, "reward", "rows", "steps"}
-        if not isinstance(record, dict) or not fields <= record.keys():
+        fault = episode_fault(record)
+        if fault:
             raise AgentR1Error(
-                f"{place} is no episode; name a file of runs/NAME/rollouts/", code="bad_rollout"
+                f"{place} is not an episode ({fault}); name a file of runs/NAME/rollouts/",
+                code="bad_rollout",
             )
         groups.setdefault(record["group_id"], []).append(record)
     name = group or _first_unequal_group(groups)
@@ -99,7 +100,8 @@ def _shorten(column: Sequence[Any]) -> list[Any]:
 
 def title_of(records: Sequence[Record]) -> str:
     answers = " or ".join(str(answer) for answer in records[0]["ground_truth"])
-    return f"{records[0]['question']} Expected: {answers}."
+    title = f"{records[0]['question']} Expected: {answers}."
+    return title.encode(errors="replace").decode()  # half an emoji has no place in a page
 
 
 # ------------------------------------------------------------------------------------------- a page

@@ -190,4 +190,4 @@ def test_the_command_writes_a_page_of_a_recorded_group(tmp_path, capsys):
     assert json.loads(html.unescape(step)) == {"records": read_group(GROUP)}
     (tmp_path / "other.jsonl").write_text('{"question": 1}\n')
     assert main("microscope", str(tmp_path / "other.jsonl"), "--page", str(page)) == 1
-    assert "line 1 is no episode" in capsys.readouterr().err
+    assert "line 1 is not an episode (its question is '1')" in capsys.readouterr().err

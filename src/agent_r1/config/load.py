@@ -145,7 +145,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         there.
     """
     try:
-        values = bounds.parse_yaml(path.read_text(encoding="utf-8"))
+        values = bounds.read_yaml(path)
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"{path} cannot be read as YAML ({type(error).__name__}); restore the file, or "
@@ -209,7 +209,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
     else:
         path = recipes.preset_files()[name]
     try:
-        preset = bounds.parse_yaml(path.read_text(encoding="utf-8")) or {}
+        preset = bounds.read_yaml(path) or {}
     except FileNotFoundError:
         raise ConfigError(
             f"there is no preset file {path}; `agent-r1 new FOLDER` writes one, FOLDER/preset.yaml",

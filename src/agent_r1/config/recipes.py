@@ -11,6 +11,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from agent_r1.config import plugins, tables
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
 DEFAULT = "sprint"
@@ -83,7 +84,7 @@ def add(file: Path) -> None:
     if file.resolve() in [Path(str(ours)).resolve() for ours in plugins.manifests()]:
         return
     try:
-        table = tables.parse_table(file.read_text(encoding="utf-8"))
+        table = tables.parse_table(bounds.read_file(file).decode())
     # AttributeError: a name outside all tables
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(

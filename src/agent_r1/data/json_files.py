@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import StringConstraints, ValidationError
 
+from agent_r1.ground.bounds import open_file
 from agent_r1.ground.errors import AgentR1Error
 
 T = TypeVar("T")
@@ -37,10 +39,13 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     file cannot be opened, is cut off, expands too far, or has too long a line.
     """
     try:
-        with path.open("rb") as raw:
+        with open_file(path, most_bytes=None) as raw:
             is_gzip = raw.read(2) == b"\x1f\x8b"
-        most = max(ALWAYS, MAX_RATIO * path.stat().st_size) if is_gzip else -1  # -1: no limit
-        with gzip.open(path) if is_gzip else path.open("rb") as file:
+            most = max(ALWAYS, MAX_RATIO * os.fstat(raw.fileno()).st_size)
+            if not is_gzip:
+                most = -1  # no limit
+            raw.seek(0)
+            file = gzip.GzipFile(fileobj=raw) if is_gzip else raw
             number = 0
             has_record = False
             while True:

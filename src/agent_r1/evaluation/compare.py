@@ -37,6 +37,7 @@ from agent_r1.evaluation.reliability import (
     resampled_interval,
     values_of,
 )
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import json_line, read_jsonl, write_whole
 from agent_r1.ground.ui import progress, say
@@ -143,7 +144,7 @@ def evaluate_models(
 def read_card(path: Path) -> Card:
     """Read the card of an evaluation. Raise AgentR1Error if it cannot be compared."""
     try:
-        card = json.loads(path.read_text())
+        card = bounds.read_json(path)
     except (OSError, ValueError):
         card = None
     if not isinstance(card, dict) or "rows_hash" not in card:

@@ -13,7 +13,6 @@ in the end.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from agent_r1.evaluation.reliability import (
     student_quantile,
     values_of,
 )
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.ui import say
 
@@ -110,7 +110,7 @@ def seeds_needed(difference: float, variance_of_run: float) -> int | None:
 def read_card(file: Path) -> dict[str, Any]:
     """Read an eval card. Raises AgentR1Error for another file."""
     try:
-        card = json.loads(file.read_text(encoding="utf-8"))
+        card = bounds.read_json(file)
         values = (card["score"], card["score_ci95"], card["n"], card["score_name"])
         if None in values:
             raise ValueError

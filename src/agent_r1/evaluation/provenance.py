@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_r1 import __version__
 from agent_r1.config import Config, fingerprint, load_config, preset_names, tables
+from agent_r1.ground import bounds
 from agent_r1.ground.files import sha256
 from agent_r1.ground.machine import describe_machine
 from agent_r1.model.files import SHARDS
@@ -98,7 +99,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     path = folder / "manifest.json"
     if not path.is_file():
         return {}
-    return json.loads(path.read_text())
+    return bounds.read_json(path)
 
 
 def _revision(model: Path) -> str | None:

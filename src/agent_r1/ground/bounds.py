@@ -1,7 +1,8 @@
-"""Bound data from outside: time and size of HTTP answers, depth of JSON and YAML.
+"""Bound data from outside: files, time and size of HTTP answers, depth of JSON and YAML.
 
-In: a request, or a text. Out: an answer or a value within its bounds, or a one-line error. Next:
-`fetch` queries judges, retrievers, SandboxFusion and OpenEnv servers.
+In: a file, a request, or a text. Out: an answer or a value within its bounds, or a one-line error.
+Every file that may come from others is opened by `open_file`. `fetch` queries judges, retrievers,
+SandboxFusion and OpenEnv servers.
 
 httpx limits the time of a single read, so a server that sends a byte per second never exceeds it.
 Therefore requests run in an event loop, where one deadline covers the connection, the header and
@@ -13,11 +14,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
+import stat
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import yaml
 
@@ -32,11 +35,42 @@ MAX_JSON_DEPTH = 64
 MAX_ALIASES = 20
 """Of a YAML text."""
 MAX_FILE = 64 << 20
-"""Bytes of a JSON file that is read at once."""
+"""Bytes of a file that is read at once."""
 
 
 class TooLongError(ValueError):
     """Report a body with more bytes than its reader accepts."""
+
+
+# -------------------------------------------------------------------------------------------- files
+
+
+def open_file(path: Path, most_bytes: int | None = MAX_FILE) -> BinaryIO:
+    """Open a file that may come from others: a regular one, of at most so many bytes.
+
+    A named pipe would block for ever, and a device has no end. The type is looked up after opening,
+    so that nothing can be swapped in between. Raises OSError and ValueError.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError(f"{path.name} is not a regular file")
+        if most_bytes is not None and status.st_size > most_bytes:
+            raise TooLongError(f"{path.name} has more than {most_bytes} bytes")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_file(path: Path, most_bytes: int = MAX_FILE) -> bytes:
+    """Read a file as `open_file` opens it. Raises OSError and ValueError."""
+    with open_file(path, most_bytes) as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:  # it grew meanwhile, or tells no size, as files of /proc
+        raise TooLongError(f"{path.name} has more than {most_bytes} bytes")
+    return data
 
 
 # ------------------------------------------------------------------------------------ JSON and YAML
@@ -90,9 +124,12 @@ def parse_yaml(text: str) -> Any:
 
 def read_json(path: Path) -> Any:
     """Read a small file, such as a model's config.json. Raises ValueError and OSError."""
-    if path.stat().st_size > MAX_FILE:
-        raise ValueError(f"{path.name} has more than {MAX_FILE} bytes")
-    return parse_json(path.read_bytes())
+    return parse_json(read_file(path))
+
+
+def read_yaml(path: Path) -> Any:
+    """Read a small file of plain YAML. Raises ValueError, yaml.YAMLError and OSError."""
+    return parse_yaml(read_file(path).decode())
 
 
 # --------------------------------------------------------------------------------------------- HTTP

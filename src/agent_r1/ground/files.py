@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from safetensors import SafetensorError
 
+from agent_r1.ground.bounds import open_file
 from agent_r1.ground.errors import AgentR1Error, first_line
 
 T = TypeVar("T")
@@ -161,12 +162,16 @@ def read_jsonl(path: Path) -> list[dict[str, Any]]:
     """
     if not path.exists():
         return []
-    *lines, tail = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    try:
+        with open_file(path, most_bytes=None) as file:
+            *lines, tail = file.read().decode(errors="replace").split("\n")
+    except ValueError as error:  # a pipe, a folder, a device
+        raise AgentR1Error(f"{error}; name another file", code="unreadable_file") from None
     records = []
     for number, line in enumerate(lines, 1):
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             record = None
         if isinstance(record, dict):
             records.append(record)

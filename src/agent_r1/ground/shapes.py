@@ -6,10 +6,10 @@ settings of verl refuse what they rule out.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
 
@@ -84,7 +84,7 @@ def find_shape(path: str, folder: Path) -> Shape:
     Raises ConfigError for an unknown model.
     """
     try:
-        raw = json.loads((folder / "config.json").read_text())
+        raw = bounds.read_json(folder / "config.json")
         return Shape(
             raw["num_hidden_layers"],
             raw["hidden_size"],

@@ -13,7 +13,6 @@ The backends are in the table `[backend]`:
 
 from __future__ import annotations
 
-import json
 import re
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -28,7 +27,7 @@ from agent_r1.config import Config, apply_overrides, from_yaml, load_config, plu
 from agent_r1.core import Message, Policy
 from agent_r1.data.prompts import instructions, messages
 from agent_r1.env import add_class_tools, dialect_of
-from agent_r1.ground import hub
+from agent_r1.ground import bounds, hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import SUMS, home, verify_sums
@@ -153,11 +152,11 @@ def find_card(model: Path) -> dict[str, Any] | None:
     """
     card_file = model / "eval.json"
     if card_file.is_file():
-        return json.loads(card_file.read_text(encoding="utf-8"))
+        return bounds.read_json(card_file)
     folders = model.resolve().parents  # runs/NAME/checkpoints/step_000220/model
     if len(folders) < 3 or not (folders[2] / "eval.json").is_file():
         return None
-    card = json.loads((folders[2] / "eval.json").read_text(encoding="utf-8"))
+    card = bounds.read_json(folders[2] / "eval.json")
     return card if Path(card["model"]).resolve() == model.resolve() else None
 
 

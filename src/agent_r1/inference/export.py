@@ -80,7 +80,7 @@ def export(
             raise AgentR1Error(
                 f"{target} has other contents; choose another --target-dir", code="other_contents"
             )
-        if json.loads((target / RECORD).read_text())["weights"] == weights:
+        if bounds.read_json(target / RECORD)["weights"] == weights:
             say(f"export: already done, in {target}")
             return target
     say(f"export: {checkpoint} ...")
@@ -302,7 +302,7 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         return (HEAD + NO_RUN_NOTE).format(name=checkpoint.name, gap=gap, tokens=tokens)
     run, last = checkpoint.resolve().parents[1], f"step_{config.trainer.steps:06d}"
     has_card = checkpoint.name == last and (run / "eval.json").is_file()
-    card = json.loads((run / "eval.json").read_text()) if has_card else {}
+    card = bounds.read_json(run / "eval.json") if has_card else {}
     scheme = tables.scheme_of(config.model.path)
     table = [
         "| evaluation | |",

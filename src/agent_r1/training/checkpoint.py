@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import RESUME, remove, sha256, whole, writing
 
@@ -142,7 +143,7 @@ def verify_checkpoint(path: Path, remedy: str = PREVIOUS) -> dict[str, Any]:
     """Return the manifest, if all its files are complete. Raise AgentR1Error with `remedy`
     otherwise."""
     try:
-        manifest = json.loads((path / "manifest.json").read_text())
+        manifest = bounds.read_json(path / "manifest.json")
         files = manifest["files"]
         version = manifest["format"]
         if version != CHECKPOINT_FORMAT or not {"step", "config"} <= manifest.keys():

@@ -30,6 +30,7 @@ from agent_r1.config import (
     to_yaml,
     user_code,
 )
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import hold_lock, write_whole, writing
 from agent_r1.ground.ui import say
@@ -161,7 +162,7 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
 
 def changed_code(run: RunDir, config: Config) -> list[str]:
     """List the files of user-defined code that differ since the run's start."""
-    then = json.loads(run.code.read_text()) if run.code.exists() else {}
+    then = bounds.read_json(run.code) if run.code.exists() else {}
     now = plugins.code_hashes(user_code(config))
     return sorted(name for name in {*then, *now} if then.get(name) != now.get(name))
 

@@ -13,7 +13,6 @@ in one place for the whole page. The page also forbids scripts and network for i
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 from collections.abc import Iterable, Sequence
@@ -33,6 +32,7 @@ from matplotlib.ticker import MaxNLocator
 
 import agent_r1
 from agent_r1.config.renamed import translate_card
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
@@ -112,8 +112,8 @@ class RunFiles:
 def load_run(run_dir: Path) -> RunFiles:
     """Read a run directory. Raises AgentR1Error if it has no readable config.yaml."""
     try:
-        text = (run_dir / "config.yaml").read_text(encoding="utf-8")
-        config = yaml.safe_load(text)
+        text = bounds.read_file(run_dir / "config.yaml").decode()
+        config = bounds.parse_yaml(text)
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     if not isinstance(config, dict):
@@ -163,7 +163,7 @@ def _lines(run: RunFiles, name: str, consequence: str) -> list[JsonObject]:
 
 def _card(run: RunFiles, name: str, consequence: str | None = None) -> JsonObject | None:
     try:
-        return translate_card(json.loads((run.path / name).read_text(encoding="utf-8")))
+        return translate_card(bounds.read_json(run.path / name))
     except FileNotFoundError:
         if consequence:
             run.missing.append(f"{name} is missing: {consequence}.")

@@ -58,11 +58,11 @@ def token_cells(row: Mapping[str, Any]) -> list[TokenCell]:
 
     Raises AgentR1Error if its lists are missing or differ in length.
     """
-    n = len(row.get("input_ids", ()))
+    n = len(row.get("input_ids") or ())
     advantages = row.get("advantages") or [None] * n
     process = row.get("process") or [0.0] * n
     names = ("input_ids", "tokens", "action_mask", "logprobs", "rewards", "step_ids")
-    lists = [row.get(name, ()) for name in names]
+    lists = [row.get(name) or () for name in names]
     if any(len(values) != n for values in (*lists, advantages, process)):
         raise AgentR1Error(
             f"a rollout row lacks one of {', '.join(names)} for each of its {n} tokens; dump it "
@@ -210,6 +210,66 @@ TOKEN_CSS = """
 --accent."""
 
 
+ROW_COLUMNS: dict[str, type | tuple[type, ...]] = {
+    "input_ids": int,
+    "tokens": str,
+    "action_mask": int,
+    "step_ids": int,
+    "logprobs": (int, float),
+    "rewards": (int, float),
+    "advantages": (int, float),
+    "values": (int, float),
+}
+"""Columns of a row in rollouts/, and the type of their values, which are null for some tokens."""
+NEEDED_COLUMNS = ("tokens", "action_mask")
+
+
+def episode_fault(record: Any) -> str:
+    """Return what a record lacks of the form of an episode in rollouts/, or "" for an episode."""
+    if not isinstance(record, dict):
+        return "no object"
+    forms: dict[str, type | tuple[type, ...]] = {
+        "question": str,
+        "ground_truth": list,
+        "stop_reason": str,
+        "group_id": str,
+        "reward": (int, float),
+        "rows": list,
+        "steps": list,
+    }
+    for name, form in forms.items():
+        if not isinstance(record.get(name), form):
+            return f"its {name} is {str(record.get(name))[:40]!r}"
+    for step in record["steps"]:
+        if not isinstance(step, dict):
+            return "a step is no object"
+    for row in record["rows"]:
+        if not isinstance(row, dict):
+            return "a row is no object"
+        fault = _row_fault(row)
+        if fault:
+            return fault
+    return ""
+
+
+def _row_fault(row: dict[str, Any]) -> str:
+    """Return what a row's columns lack: lists of one length, of texts or numbers."""
+    mask = row.get("action_mask")
+    if not isinstance(mask, list):
+        return "a row has no action_mask"
+    for name, form in ROW_COLUMNS.items():
+        column = row.get(name)
+        if column is None and name not in NEEDED_COLUMNS:
+            continue
+        if not isinstance(column, list) or len(column) != len(mask):
+            return f"the {name} of a row are no list of {len(mask)}"
+        if not all(value is None or isinstance(value, form) for value in column):
+            return f"the {name} of a row have a value of another type"
+        if name in NEEDED_COLUMNS and None in column:
+            return f"the {name} of a row have gaps"
+    return ""
+
+
 def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
     """Read trajectory `index` of a rollouts file. Raises AgentR1Error if there is none."""
     if not file.is_file():
@@ -218,10 +278,7 @@ def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
             code="missing_rollouts",
         )
     records = read_jsonl(file)
-    if (
-        not records
-        or not {"question", "ground_truth", "stop_reason", "reward", "rows"} <= records[0].keys()
-    ):
+    if not records:
         raise AgentR1Error(
             f"{file} has no trajectories; give a file of runs/<name>/rollouts/", code="bad_rollout"
         )
@@ -229,6 +286,13 @@ def _read_trajectory(file: Path, index: int) -> dict[str, Any]:
         raise AgentR1Error(
             f"{file} has trajectories 0 to {len(records) - 1}; there is no {index}",
             code="index_out_of_range",
+        )
+    fault = episode_fault(records[index])
+    if fault:
+        raise AgentR1Error(
+            f"{file}, trajectory {index} is not an episode ({fault}); give a file of "
+            "runs/<name>/rollouts/",
+            code="bad_rollout",
         )
     return records[index]
 
