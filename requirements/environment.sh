@@ -167,8 +167,19 @@ stage() {
     if [ "$stack" = gpu ] || ! is_tiny; then run_stages; fi
 }
 run_stages() {
-    [ ${#stages[@]} = 0 ] || "$agent" "${stages[@]}"
+    [ ${#stages[@]} -gt 0 ] || return 0
+    # The hours of trainer.max_hours count from here, also for a training that is resumed below.
+    [ "${stages[0]}" != train ] || { AGENT_R1_FIRST_START=$(date +%s); export AGENT_R1_FIRST_START; }
+    "$agent" "${stages[@]}" || resume_after_hang $?
     stages=()
+}
+
+resume_after_hang() {  # once, and only a training in which nothing moved (exit code 75): its last checkpoint is sound
+    [ "$1" = 75 ] && [ "${stages[0]}" = train ] && [ -z "${resumed:-}" ] || exit "$1"
+    resumed=yes
+    echo "speedrun: training hung, see above; it is resumed once, from its newest checkpoint ..."
+    [[ " ${stages[*]} " == *" --resume "* ]] || stages+=(--resume)
+    "$agent" "${stages[@]}" || exit $?
 }
 
 # ------------------------------------------------------------------------------------------------------- GPU check

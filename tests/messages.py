@@ -13,7 +13,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SNAPSHOT = Path(__file__).with_name("messages.txt")
-ERRORS = ("AgentR1Error", "ConfigError", "LostConnection")
+ERRORS = ("AgentR1Error", "ConfigError", "LostConnection", "StalledError")
 
 
 def raised() -> list[tuple[str, str | None, str]]:

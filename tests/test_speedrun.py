@@ -130,9 +130,14 @@ case "$2" in
     *) cat >/dev/null ;;
 esac
 """
-AGENT = """#!/bin/bash
+AGENT = r"""#!/bin/bash
 # Writes down how it was called. As the search service it is up until it is told to end.
 echo "$*" >> {calls}
+case "$STALL $*" in
+    always\ train*--resume) exit 75 ;;
+    once\ train*--resume) ;;
+    ?*\ train*) echo "$AGENT_R1_FIRST_START" >{calls}.start; exit 75 ;;
+esac
 case "$*" in
     search-server*)
         [ -z "$NO_SERVER" ] || { echo "loading"; echo "agent-r1: cannot listen"; exit 1; } >&2
@@ -172,6 +177,7 @@ class Box:
             "AGENT_R1_VENV": f"{folder}/venv",
             "FAIL": "nothing",
             "HANG": "nothing",
+            "STALL": "",
         }
 
     def calls(self) -> list[str]:
@@ -235,6 +241,19 @@ def test_a_failing_stage_ends_the_script_and_the_service(box, words, code, last)
     box.variables["FAIL"] = last
     assert speedrun(box.home, *words, **box.variables).returncode == code
     assert box.calls()[-1].startswith(last) and not box.up.exists()
+
+
+@pytest.mark.parametrize(("stall", "code"), [("once", 0), ("always", 75)])
+def test_training_that_hangs_is_resumed_once_by_the_script(box, stall, code):
+    """Exit code 75 is training in which nothing moved; any other failure ends the script."""
+    before = int(time.time())
+    done = speedrun(box.home, **box.variables | {"STALL": stall})
+    assert done.returncode == code
+    trains = [call for call in box.calls() if call.startswith("train")]
+    assert [call.endswith(" --resume") for call in trains] == [False, True]
+    assert box.calls()[-1].startswith("report" if stall == "once" else "train")
+    first_start = int(box.log.with_name("calls.start").read_text())
+    assert before <= first_start <= time.time()
 
 
 @pytest.mark.parametrize("taken", [False, True])

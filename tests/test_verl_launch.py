@@ -507,3 +507,16 @@ def test_a_process_that_dies_is_told_of_in_one_line_with_a_remedy(tmp_path, dies
     assert (
         "\n" not in cause and "take a machine with more" in cause and "verl.offload=false" in cause
     )
+
+
+def test_hours_count_from_the_scripts_first_start(tmp_path, monkeypatch):
+    """The trainer's limit counts from the time of this file (trainer.on_init_end)."""
+    file = tmp_path / "config.yaml"
+    file.touch()
+    now = file.stat().st_mtime
+    monkeypatch.delenv("AGENT_R1_FIRST_START", raising=False)
+    launch.count_from_first_start(file)
+    assert file.stat().st_mtime == now
+    monkeypatch.setenv("AGENT_R1_FIRST_START", "1700000000")
+    launch.count_from_first_start(file)
+    assert file.stat().st_mtime == 1_700_000_000

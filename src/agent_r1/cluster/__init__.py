@@ -13,6 +13,7 @@ only adapts; everything about agents is imported from rollout/ and training/.
     driver.py        the child process: starts its own Ray and gives verl its configuration
     compose.py       our Config -> verl's Hydra configuration, by settings.yaml
     trainer.py       verl's synchronous trainer with our advantages, metrics and checkpoints
+    replay.py        verl's buffer of episodes, which names those that are missing
     agent_loop.py    verl's agent loop: its server client as our Policy, in our episode loop
     algorithms.py    our estimators, policy loss and learning rate under the names verl looks up
     checkpoints.py   FSDP shards -> a Hugging Face folder

@@ -56,7 +56,7 @@ from agent_r1.config import Config, fingerprint, keep_choices, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.errors import AgentR1Error, ConfigError, StalledError, first_line
 from agent_r1.ground.files import hold_lock, home, write_whole
 from agent_r1.ground.machine import ALLOCATOR, VLLM_ON_CUDA, cores, flash_attn_error
 from agent_r1.ground.ui import say
@@ -112,6 +112,7 @@ def train_with_verl(
         verl_config = compose(overrides(config, sources, device))
         write_whole(sources.folder / "runtime.json", json.dumps(ray_environment(verl_config)))
         OmegaConf.save(verl_config, sources.folder / "config.yaml")
+        count_from_first_start(sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         with (
             trackers(config.trainer.loggers, run.path, config.model_dump(), step + 1) as track,
@@ -130,6 +131,16 @@ def train_with_verl(
             f"verl ended before step {config.trainer.steps}; {resume_hint(run)}", code="verl_failed"
         )
     return run.latest_checkpoint()
+
+
+def count_from_first_start(file: Path) -> None:
+    """Let trainer.max_hours count from the script's first start, also after a hang.
+
+    The trainer counts from this file's time, and the script passes seconds of the epoch.
+    """
+    first_start = os.environ.get("AGENT_R1_FIRST_START", "")
+    if first_start.isdecimal():
+        os.utime(file, (int(first_start), int(first_start)))
 
 
 def choose_attention(run: RunDir, config: Config, device: str) -> Config:
@@ -304,7 +315,7 @@ def refuse_dead_run(watchdog: Watchdog, now: float, run: RunDir, phase: dict | N
     if watchdog.has_lost_a_worker(now):
         raise failure(run, phase, f"if it was for want of memory, {LESS_MEMORY}", watchdog)
     if watchdog.is_stalled(now):
-        raise AgentR1Error(
+        raise StalledError(
             f"nothing has moved for {watchdog.stall_timeout_s:g} s (verl.stall_timeout_s), "
             f"{describe_phase(phase)}; {resume_hint(run)}",
             code="verl_stalled",

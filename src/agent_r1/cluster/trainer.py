@@ -80,8 +80,8 @@ class AgentR1Trainer(PPOTrainerSync):
         self.run = RunDir(self.folder.parent)
         self.ours = from_yaml(self.run.config, written_here=True)
         self.estimate = make_estimator(self.ours)
-        # verl checks every 2 s whether the episodes are done, which is half a step here.
-        self.replay_buffer.poll_interval = 0.05
+        self.replay_buffer.samples = config.actor_rollout_ref.rollout.n
+        self.replay_buffer.note = (self.folder / "note.txt").write_text
         self.advantages: dict[RowKey, list[float]] = {}
         self.sampler = SamplerWatch()
         self.checkpoint_metrics: dict[str, float] = {}
@@ -158,6 +158,12 @@ class AgentR1Trainer(PPOTrainerSync):
                 metrics.get(f"{who}/grad_norm", 0.0), f"step {self.global_steps}: the {who}"
             )
         return self._batch
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """Tell the buffer whose episodes it will wait for."""
+        questions = (int(index) for index in batch["index"])
+        self.replay_buffer.questions = dict(zip(batch["uid"], questions, strict=True))
+        return super()._submit_batch_to_rollout(batch)
 
     def _balance_batch(self, batch: KVBatchMeta, metrics, **kwargs) -> KVBatchMeta:
         """Check how many episodes came back; this is verl's first call with them."""

@@ -24,6 +24,12 @@ class AgentR1Error(Exception):
         self.code = code
 
 
+class StalledError(AgentR1Error):
+    """Report training that lives and does not move. The script resumes it once (EX_TEMPFAIL)."""
+
+    exit_code = 75
+
+
 class LostConnection(AgentR1Error):
     """Report a request that a running model server did not answer. It costs one episode."""
 
