@@ -93,19 +93,19 @@ esac
 
 is_tiny() { case "$preset" in sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
 
-trains_with_verl() {  # the preset, or the one that it extends, names verl
-    local name=$1 file engine
+preset_value() {  # preset_value PRESET SED-PATTERN: print the value that the preset has, or the first that it extends
+    local name=$1 file value
     while [ -n "$name" ]; do
         for file in "$name" recipes/*/"$name.yaml" "recipes/$(tr - _ <<<"$name")/preset.yaml"; do
             [ ! -f "$file" ] || break
         done
-        [ -f "$file" ] || return 1
-        engine=$(sed -n 's/^engine: *\([a-z]*\).*/\1/p' "$file")
-        [ -z "$engine" ] || break
+        [ -f "$file" ] || return 0
+        value=$(sed -n "s/^$2.*/\\1/p" "$file")
+        [ -z "$value" ] || { echo "$value"; return; }
         name=$(sed -n 's/^extends: *\([^ #]*\).*/\1/p' "$file")
     done
-    [ "${engine:-}" = verl ]
 }
+trains_with_verl() { [ "$(preset_value "$1" 'engine: *\([a-z]*\)')" = verl ]; }
 
 choose_preset() {  # by name, memory and driver of the GPUs, before anything is downloaded
     local choice words
@@ -139,6 +139,15 @@ elif [ -z "$stack" ] && trains_with_verl "$preset"; then
 fi
 stack=${stack:-cpu}
 choose_packages
+hub_model=""
+if [ "$stack" = gpu ] && [ "${HF_HUB_OFFLINE:-0}" != 1 ]; then
+    hub_model=$(preset_value "$preset" 'model: *{.*path: *\([^ ,}]*\)')
+    for word in ${config[@]+"${config[@]}"}; do
+        case "$word" in model.path=*) hub_model=${word#*=} ;; esac
+    done
+    hub_model=${hub_model%%@*}  # without a revision
+    case "$hub_model" in */*:*|/*|.*) hub_model="" ;; */*) ;; *) hub_model="" ;; esac  # a folder, or a package
+fi
 
 if ! pinned "$requirements"; then
     if [ ${#dry_run[@]} -gt 0 ]; then

@@ -59,9 +59,10 @@ pythons() {  # list Pythons of these names, and for GPUs the 3.12s of pyenv, con
     done
 }
 
-preflight() {  # before 11 GB are installed: driver, system libraries, compiler, disk, network, in seconds
+preflight() {  # before 11 GB are installed: driver, system libraries, compiler, disk, network, hub, in seconds
     [ "$stack" = gpu ] && command -v "${PYTHON:-python3}" >/dev/null || return 0
-    "${PYTHON:-python3}" src/agent_r1/ground/preflight.py "$venv" ||
+    # shellcheck disable=SC2086  # one word or none
+    "${PYTHON:-python3}" src/agent_r1/ground/preflight.py "$venv" ${hub_model:-} ||
         die "this machine is not ready (see above); fix what failed, or skip these checks with AGENT_R1_PREFLIGHT=no"
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from runs import ROOT, speedrun
 
 from agent_r1.cluster.hardware import GPUS, find_gpu
-from agent_r1.config import load_config, recipes
+from agent_r1.config import load_config, preset_names, recipes
 from agent_r1.ground import preflight
 from agent_r1.ground.units import GIB
 
@@ -42,7 +43,7 @@ def programs(tmp_path, monkeypatch):
     [
         (f"{H100}, 580.159.04, 9.0", False, "ok", ""),
         (f"{H100}, 570.86.15, 9.0", False, "fail", "apt-get install cuda-compat-13-0"),
-        (f"{H100}, 570.86.15, 9.0", True, "fail", "nvidia-container-toolkit 1.17.8"),
+        (f"{H100}, 570.86.15, 9.0", True, "fail", "choose another machine or image"),
         (f"{A10G}, 535.1, 8.6\n{A10G}, 580.1, 8.6", False, "fail", "cuda-compat-13-0"),
         (f"{RTX_4090}, 550.54.15, 8.9", False, "fail", "do not work on this card"),
         ("No devices were found", False, "unknown", "driver 580"),
@@ -301,6 +302,55 @@ def test_a_recipe_of_ones_own_gets_the_packages_that_its_preset_needs(programs, 
         variables = {"PATH": os.environ["PATH"], "AGENT_R1_VENV": "none"}
         done = speedrun(tmp_path, "--recipe", str(own), "--dry-run", **variables)
         assert f"install requirements/{packages} into" in done.stdout
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_hub_is_asked_before_pip_if_the_preset_names_a_model_there(tmp_path, answers):
+    """With HF_ENDPOINT, a mirror on this machine that answers or does not."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        if not answers:
+            server.close()
+        variables = {
+            "AGENT_R1_STACK": "gpu",
+            "AGENT_R1_VENV": str(tmp_path / "venv"),
+            "HF_ENDPOINT": f"http://127.0.0.1:{port}",
+            "HF_HOME": str(tmp_path / "hub"),
+            "PATH": os.environ["PATH"],
+            # The installation would begin: this Python cannot make an environment for GPUs.
+            "PYTHON": sys.executable,
+            "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        }
+        for proxy in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"):
+            variables[proxy] = ""
+        done = speedrun(tmp_path, "--preset", "first-agent-1xh100", **variables)
+    [line] = [line for line in done.stdout.splitlines() if " hub: " in line]
+    assert line.split()[0] == ("ok" if answers else "fail")
+    assert ("which has Qwen/Qwen3-1.7B, does not answer" in line) is not answers
+    assert not (tmp_path / "venv").exists()
+
+
+def test_a_model_that_is_here_needs_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    for proxy in ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY"):
+        monkeypatch.delenv(proxy, raising=False)
+    assert preflight.check_hub("Qwen/Qwen3-1.7B")[0] == "fail"
+    (tmp_path / "hub" / "models--Qwen--Qwen3-1.7B").mkdir(parents=True)
+    assert preflight.check_hub("Qwen/Qwen3-1.7B")[0] == "ok"
+
+
+def test_every_gpu_preset_names_its_model_where_the_script_looks(programs, tmp_path):
+    """The script reads model.path of a preset with sed, before there is a YAML reader."""
+    script = (ROOT / "requirements/environment.sh").read_text()
+    function = re.search(r"^preset_value\(\) \{.*?^\}$", script, re.MULTILINE | re.DOTALL)[0]
+    pattern = r"model: *{.*path: *\([^ ,}]*\)"
+    for name in preset_names():
+        config = load_config(name, algorithm="grpo")
+        if config.engine == "verl":
+            command = [*["bash", "-uc"], f"{function}\npreset_value {name} '{pattern}'"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+            assert done.stdout.strip() == config.model.path
 
 
 def test_a_card_that_the_user_names_stays(programs, tmp_path):

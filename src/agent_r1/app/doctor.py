@@ -252,10 +252,10 @@ def check_template(config: Config) -> Finding:
         why = f"{type(error).__name__}: {first_line(error)}"
         detail = f"the chat template was not checked ({why})"
         return Finding("warn", detail, "repair the packages above")
-    detail = f"{config.preset}: its model is available; chat template: {text}"
     if text.startswith("not seen"):
+        detail = f"{config.preset}: its model and chat template were {text}"
         return Finding("warn", detail, "connect to the network and try again")
-    return Finding("ok", detail)
+    return Finding("ok", f"{config.preset}: chat template: {text}")
 
 
 def check_gpus(facts: Facts) -> Finding:

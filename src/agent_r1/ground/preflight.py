@@ -2,7 +2,9 @@
 
     python3 src/agent_r1/ground/preflight.py --choose    preset and packages for this machine
     python3 src/agent_r1/ground/preflight.py --cards     only the checks of the GPUs
-    python3 src/agent_r1/ground/preflight.py FOLDER      all checks; FOLDER: of the environment
+    python3 src/agent_r1/ground/preflight.py FOLDER [MODEL]
+                                                         all checks; FOLDER: of the environment;
+                                                         MODEL: on the hub, OWNER/NAME
 
 In: the machine, as nvidia-smi, ldconfig and the file system describe it. Out: the choice in two
 lines, or a line per check and exit code 1 if one failed. It needs Python 3.8 and its standard
@@ -23,6 +25,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Tuple
+from urllib.parse import urlsplit
 
 DRIVER = 580
 """Driver for CUDA 13, which the torch of requirements/verl-gpu.txt is built with."""
@@ -243,11 +246,13 @@ def driver_remedy(card: str, container: bool) -> str:
         return newer + " (CUDA's compatibility libraries do not work on this card)"
     if container:
         return (
-            f"on the host: {newer}, or nvidia-container-toolkit 1.17.8 or newer; here: export "
-            "LD_LIBRARY_PATH=/usr/local/cuda/compat:$LD_LIBRARY_PATH, if that folder exists"
+            f"choose another machine or image, with driver {DRIVER} or newer; or, if the folder "
+            "/usr/local/cuda/compat exists here: export "
+            "LD_LIBRARY_PATH=/usr/local/cuda/compat:$LD_LIBRARY_PATH"
         )
     return (
-        f"{newer}, or NVIDIA's compatibility libraries: apt-get install cuda-compat-13-0 && export "
+        f"{newer}; or NVIDIA's compatibility libraries, from its repository (first its package "
+        "cuda-keyring, docs/cloud.md): apt-get install cuda-compat-13-0 && export "
         f"LD_LIBRARY_PATH={COMPAT}:$LD_LIBRARY_PATH"
     )
 
@@ -409,14 +414,38 @@ def check_network() -> Finding:
     return "ok", "pypi.org answers", ""
 
 
+def check_hub(model: str) -> Finding:
+    """Open a connection to the hub, or to HF_ENDPOINT, for a start model that is not here yet."""
+    cache = os.environ.get("HF_HOME") or "~/.cache/huggingface"
+    folder = Path(cache).expanduser() / "hub" / ("models--" + model.replace("/", "--"))
+    if Path(model).is_dir() or folder.is_dir():
+        return "ok", f"{model} is on this machine", ""
+    endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    proxies = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
+    if any(os.environ.get(name) for name in proxies):
+        return "unknown", f"a proxy is set, so {endpoint} was not asked", ""
+    address = urlsplit(endpoint)
+    port = address.port or (80 if address.scheme == "http" else 443)
+    try:
+        socket.create_connection((address.hostname or "", port), timeout=8).close()
+    except OSError as error:
+        remedy = "connect it, set HF_ENDPOINT to a mirror, or use model.path=FOLDER"
+        return "fail", f"{endpoint}, which has {model}, does not answer ({error})", remedy
+    return "ok", f"{endpoint} answers", ""
+
+
 def check_gpus() -> list[tuple[str, Finding]]:
     """Return the findings about the GPUs, by name of the check."""
     return [("GPUs", check_cards()), ("driver", check_driver())]
 
 
-def run_checks(environment: str) -> list[tuple[str, Finding]]:
-    """Return the finding of each check by name."""
-    return [
+def run_checks(environment: str, model: str = "") -> list[tuple[str, Finding]]:
+    """Return the finding of each check by name.
+
+    Args:
+        model: Start model on the hub, as OWNER/NAME; empty if the run needs no hub.
+    """
+    checks = [
         *check_gpus(),
         ("processor", check_processor()),
         ("C library", check_glibc()),
@@ -427,6 +456,7 @@ def run_checks(environment: str) -> list[tuple[str, Finding]]:
         ("disk", check_disk(environment)),
         ("network", check_network()),
     ]
+    return [*checks, ("hub", check_hub(model))] if model else checks
 
 
 def main(arguments: list[str]) -> int:
@@ -436,7 +466,7 @@ def main(arguments: list[str]) -> int:
         print("\n".join(choose(gpus_here())))
         return 0
     failures = 0
-    findings = check_gpus() if words == ["--cards"] else run_checks(words[0])
+    findings = check_gpus() if words == ["--cards"] else run_checks(*words[:2])
     for name, (status, observation, remedy) in findings:
         arrow = "  -> " + remedy if remedy and status != "ok" else ""
         print(f"{status:7}  {name}: {observation}{arrow}", flush=True)
