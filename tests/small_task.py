@@ -47,16 +47,16 @@ def questions(count: int) -> list[dict]:
     return list(records.values())
 
 
-def write(folder: Path) -> list[str]:
+def write(folder: Path, count: int = 300) -> list[str]:
     """Write the task's two files. Return the words of `agent-r1 train` that train it."""
-    lines = [json.dumps(record) + "\n" for record in questions(300)]
+    lines = [json.dumps(record) + "\n" for record in questions(count)]
     (folder / "questions.jsonl").write_text("".join(lines))
     (folder / "demonstrator.py").write_text(DEMONSTRATOR)
     return [
         "grpo", "--preset=small", "--plain", "--run=small",
         "env.name=hermes", "env.tools=[]", "env.max_turns=1",
         "data.name=rows", f"data.source={folder / 'questions.jsonl'}",
-        "data.train=200", "data.val=50", "data.test=50",
+        f"data.train={count * 2 // 3}", f"data.val={count // 6}", f"data.test={count // 6}",
         f"cold_start.demonstrator={folder / 'demonstrator.py'}:demonstrate",
         "trainer.threads=1",
     ]  # fmt: skip
