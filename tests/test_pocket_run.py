@@ -104,6 +104,7 @@ def test_a_chat_searches_and_answers(exported, asked, monkeypatch, capsys):
     assert said["question"] == question and said["answer"] in asked["reward_model"]["ground_truth"]
 
 
+@pytest.mark.cluster
 def test_vllm_serves_tool_calls_and_says_what_the_trainer_says(exported, config, asked):
     with (
         open_agent(exported, config) as agent,

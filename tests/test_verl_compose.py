@@ -23,10 +23,6 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.machine import installed
 from agent_r1.model import files as model_files
 
-needs_verl = pytest.mark.skipif(
-    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-)
-
 
 def smoke(*settings: str, algorithm: str = "grpo") -> Config:
     return load_config("small", ["engine=verl", *settings], algorithm=algorithm)
@@ -43,7 +39,7 @@ def composed(config: Config, folder: Path, device: str = "cpu"):
 
 
 @pytest.mark.slow
-@needs_verl
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("preset", "algorithm", "device"),
     [
@@ -118,14 +114,14 @@ def check_minibatches(whole, config: Config) -> None:
     )
 
 
-@needs_verl
+@pytest.mark.cluster
 def test_ranks_are_spread_over_the_nodes(tmp_path):
     config = load_config("hotpotqa-8xh100", ["verl.nodes=2"], algorithm="grpo")
     whole = composed(config, tmp_path, "cuda")
     assert (whole.trainer.nnodes, whole.trainer.n_gpus_per_node) == (2, 4)
 
 
-@needs_verl
+@pytest.mark.cluster
 def test_verl_accepts_the_model_too(tokenizer, tmp_path):
     """For a critic it opens the folder. The bucket of the weight sync holds the largest matrix, and
     is not verl's 2 GB."""
@@ -139,7 +135,7 @@ def test_verl_accepts_the_model_too(tokenizer, tmp_path):
     assert 151936 * 896 * 4 <= engine.update_weights_bucket_megabytes * 2**20 < 2**30
 
 
-@needs_verl
+@pytest.mark.cluster
 @pytest.mark.parametrize("name, value", [("no_such_field", 1), ("loss_agg_mode", "median")])
 def test_what_verl_refuses_is_said_in_one_line(name, value, tmp_path):
     """... and a name that it does not know."""
@@ -165,7 +161,7 @@ def test_impossible_settings_are_refused(settings, code):
         smoke(*settings)
 
 
-@needs_verl
+@pytest.mark.cluster
 def test_weights_for_the_samplers_rounding_follow_the_arithmetic(tmp_path):
     def chosen(*settings: str, device: str = "cpu"):
         correction = composed(smoke(*settings), tmp_path, device).algorithm.rollout_correction
@@ -185,7 +181,7 @@ def test_ray_is_told_of_enough_cpus_for_all_that_verl_places(preset, least, monk
     assert launch.ray_cpus(load_config(preset)) >= least
 
 
-@needs_verl
+@pytest.mark.cluster
 def test_a_cluster_that_lacks_a_machine_or_cpus_is_refused(tmp_path, monkeypatch):
     """Two machines of four GPUs. Ray would place nothing and wait: for a machine, or for more CPUs
     than 16 cores are."""

@@ -48,6 +48,8 @@ from agent_r1.training.metrics import Means
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1_recipes.credit.settings import CreditAdvantage
 
+pytestmark = pytest.mark.cluster
+
 verl = pytest.importorskip("verl", reason="verl is not installed: see requirements/verl-cpu.txt")
 np = pytest.importorskip("numpy")
 from tensordict import TensorDict  # noqa: E402

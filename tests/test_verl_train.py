@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ from runs import (
 
 from agent_r1.cluster.gpu_check import SMALL_RUN
 from agent_r1.cluster.launch import read_phase
+from agent_r1.cluster.watchdog import read_progress
 from agent_r1.config import from_yaml
 from agent_r1.model import files as model_files
 from agent_r1.rollout.training_rows import TrainingRow, collate
@@ -267,6 +269,12 @@ def test_ppo_on_two_ranks_learns_what_we_compute_until_its_servers_die(home):
     assert "logs/verl-" in said and re.search(r"continue from step_\d{6} with --resume", said), said
     assert left_behind(run) == []
 
+    done = Counter()  # what the workers told the launcher on the way
+    for report in read_progress(run / "verl" / "progress").values():
+        done.update(json.loads(report))
+    units = ("tokens", "episodes", "micro_batches", "critic_micro_batches")
+    assert all(done[unit] >= 2 for unit in units), done
+
     curve, (loss, norm) = metrics(run)[:2], first_update(run, 2)
     assert ["actor/pg_loss" in line for line in curve] == [False, True]
     for line in curve:
@@ -313,9 +321,7 @@ def first_update(run: Path, step: int) -> tuple[float, float]:
     return loss.item(), torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
 
 
-@pytest.mark.skipif(
-    "AGENT_R1_LONG_TESTS" not in os.environ, reason="three minutes more; set AGENT_R1_LONG_TESTS=1"
-)
+@pytest.mark.long
 def test_a_stopped_worker_is_noticed(home):
     """SIGSTOP: the process lives and nothing moves, as when a weight sync hangs."""
     run = home / "runs" / "stuck"

@@ -212,10 +212,12 @@ def test_gigpo_without_its_steps_is_grpo(seed):
 # ---------------------------------------------------------------------------- verl as the reference
 
 
+@pytest.mark.cluster
 @settings(max_examples=30, deadline=None)
 @given(SEEDS, st.sampled_from([1.0, 0.9]))
 def test_verls_own_agree(seed, gamma):
-    core_algos = pytest.importorskip("verl.trainer.ppo.core_algos")
+    from verl.trainer.ppo import core_algos
+
     batch, section = random_inputs(seed, several_rows=False, gamma=gamma)
     last_B = (
         batch.mask_BT.shape[1] - 1 - batch.mask_BT.flip(1).int().argmax(dim=1)

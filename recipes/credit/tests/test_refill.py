@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import fmean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from letters import SilentEnv, letters_run
 
@@ -20,7 +20,6 @@ def group(name: str, scores: list[float]) -> list[Trajectory]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.integers(1, 5), st.integers(0, 3), st.data())
 def test_the_batch_is_full_and_groups_that_differ_come_first(prompts, rounds, data):
     asked = []
