@@ -12,6 +12,7 @@ import copy
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -272,8 +273,10 @@ def test_it_is_short_and_every_part_is_a_function():
 
 
 @pytest.mark.slow
-def test_its_agent_learns(tmp_path):
-    """Data, index and start model are made on the way, in AGENT_R1_HOME."""
+def test_its_agent_learns(smoke, tmp_path):
+    """It starts from the data, index and start model that the smoke run has made."""
+    shutil.copytree(smoke[0] / "artifacts", tmp_path / "artifacts")
+    made = sorted(os.listdir(tmp_path / "artifacts"))
     done = subprocess.run(
         [sys.executable, "one_file.py"], cwd=ROOT, env=environment(tmp_path),
         capture_output=True, text=True, timeout=1200,
@@ -283,4 +286,5 @@ def test_its_agent_learns(tmp_path):
     print(done.stdout)
     assert before < 0.5 and after > 0.8
     assert sorted(os.listdir(tmp_path)) == ["artifacts"]
-    assert done.stdout.count("\n") == 23
+    assert sorted(os.listdir(tmp_path / "artifacts")) == made, "it made another start"
+    assert done.stdout.count("\n") == 22  # without the line about the data, index and start
