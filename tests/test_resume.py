@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import select
@@ -279,6 +280,22 @@ def test_a_killed_stage_starts_clean(home, fresh, stage, event, path):
     assert {path.name for path in (fresh / "artifacts").iterdir() if path.is_dir()} == {
         p.name for p in (*before, made)
     }
+
+
+def test_a_killed_evaluation_leaves_the_card_that_was_there(home, fresh):
+    """The card appears whole or not at all, and the second try writes what the first would have."""
+    shutil.copytree(home, fresh, dirs_exist_ok=True)
+    command = ["eval", "grpo", *TINY, "--run=grpo"]
+    card = fresh / "runs" / "grpo" / "eval.json"
+    before = json.loads(card.read_text())
+    killed_at(fresh, "os.rename", "eval.json", 1, *command)
+    assert json.loads(card.read_text()) == before
+    assert main(*command) == 0
+    after = json.loads(card.read_text())
+    assert {k: v for k, v in after.items() if k != "wall_seconds"} == {
+        k: v for k, v in before.items() if k != "wall_seconds"
+    }
+    assert leftovers(fresh) == []
 
 
 def test_a_stage_that_gets_ctrl_c_cleans_up(fresh):

@@ -351,7 +351,7 @@ SHORTER = [
     "cold_start.copy_steps=350",
     "cold_start.mix_steps=180",
     "trainer.steps=12",
-    "data.test=150",
+    "data.test=60",
 ]
 
 
@@ -372,7 +372,7 @@ def test_from_files_to_an_agent_that_has_learned(trained):
     before, after = (
         json.loads((run / name).read_text()) for name in ("eval_before.json", "eval.json")
     )
-    assert before["dataset"] == "hotpotqa" and before["n"] == 150
+    assert before["dataset"] == "hotpotqa" and before["n"] == 60
     assert after["em"] >= before["em"] + 0.2
     assert after["mean_tool_calls"] > before["mean_tool_calls"] + 0.4
     learned = [record["reward/em"] for record in curve(run)]
@@ -403,7 +403,7 @@ TIMELESS = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_killed_in_every_stage_and_started_again(files, tmp_path, monkeypatch):
     """kill -9 in the middle of each stage, then the stage again: the files, cards and weights of a
     run in peace."""
