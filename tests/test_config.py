@@ -9,7 +9,7 @@ import pytest
 import torch
 import yaml
 from conftest import fails_with
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.app import cli
@@ -201,7 +201,6 @@ odd_values = st.sampled_from(["null", "true", "[1]", "{a: 1}", "1e9", "nan"])
 values = st.text(max_size=8) | st.integers(-3, 600).map(str) | odd_values
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.lists(st.tuples(keys, values).map("=".join), max_size=2))
 def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overrides):
     try:

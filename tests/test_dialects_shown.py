@@ -12,7 +12,7 @@ import sys
 
 import pytest
 from conftest import question_row
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from speaking import GOLDEN, HARMONY, PIECES, QWEN25, TOOLS, env_of, played
@@ -58,7 +58,6 @@ def test_recorded_demonstrations_begin_as_episodes_do(dialect, qwen_chat, tmp_pa
     assert recorded.input_ids[: recorded.action_mask.index(1)] == asked
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.sampled_from([*PIECES, "<tool_call>", "Thought:", " ", "`", "<b", "é"]), max_size=12

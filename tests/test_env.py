@@ -7,7 +7,7 @@ import json
 
 import pytest
 from conftest import ScriptedPolicy, call, cut, make_env_loop, question_row, task
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.config.settings import EnvConfig
@@ -139,7 +139,6 @@ json_text = st.recursive(
 ).map(json.dumps)
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.one_of(st.text(), model_text, json_text), st.booleans())
 def test_parsing_never_raises(body, closed):
     parsed = parse_call(body, closed)
@@ -147,7 +146,6 @@ def test_parsing_never_raises(body, closed):
     assert parsed.error is None or "\n" not in parsed.error
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(
         st.one_of(

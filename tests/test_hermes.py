@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, task
-from hypothesis import given, settings
+from hypothesis import given
 from test_env import Counting, hermes, model_text, step
 
 from agent_r1.chat.format import ChatFormat
@@ -65,7 +65,6 @@ def test_the_answer_of_a_turn_and_whether_it_is_well_formed(text, expected, well
     assert is_well_formed(text) == well_formed
 
 
-@settings(max_examples=300, deadline=None)
 @given(model_text)
 def test_a_turn_is_cut_at_tags_and_nothing_is_glued(text):
     """The parts are stretches of the turn, in order: no text stands together that did not stand
@@ -116,7 +115,6 @@ def test_what_ends_an_episode_is_what_is_paid(turn, reason, parts):
     assert env.outcome(reason or StopReason.MAX_TURNS).parts == parts
 
 
-@settings(max_examples=200, deadline=None)
 @given(model_text)
 def test_only_an_answered_episode_is_paid(text):
     env = hermes(Counting())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from test_env import model_text
 
@@ -157,14 +157,12 @@ TEXT = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(TEXT, TEXT)
 def test_any_pair_scores_as_the_official_scorer(answer, target):
     assert exact_match(answer, [target]) == official_em(answer, target)
     assert f1_score(answer, [target]) == pytest.approx(official_f1(answer, target))
 
 
-@settings(max_examples=200, deadline=None)
 @given(TEXT, st.lists(TEXT, max_size=3))
 def test_how_the_metrics_relate(answer, targets):
     em, f1, sub = exact_match(answer, targets), f1_score(answer, targets), sub_em(answer, targets)
@@ -256,7 +254,6 @@ def test_no_answer_is_penalised_and_scores_nothing(text):
     assert score(text, ["Oslo", "the"], 0.2) == (-0.2, {"em": 0.0, "format": -0.2}, nothing)
 
 
-@settings(max_examples=300, deadline=None)
 @given(model_text)
 def test_outcome_holds_together_on_any_text(text):
     reward, parts, metrics = score(text, ["Oslo"], 0.2)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import pytest
 from conftest import fails_with
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1.ground.errors import ConfigError
@@ -401,7 +401,6 @@ ECHO = Echo()
     st.none() | st.text(),
     st.integers(0, 200),
 )
-@settings(max_examples=100, deadline=None)
 def test_whatever_the_model_writes_there_is_an_answer(name, arguments, error, max_chars):
     if isinstance(arguments, dict) and isinstance(arguments.get("times"), int | float):
         arguments = {**arguments, "times": 2}  # a billion times would only test Python's memory

@@ -10,7 +10,7 @@ import re
 import pytest
 from building import chat_of, model_of, taught_model, trust
 from conftest import ScriptedPolicy, make_env_loop, question_row, task
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import ROOT
 from speaking import FENCED, GOLDEN, HARMONY, PIECES, TOOLS, Search, env_of, played
@@ -435,7 +435,6 @@ def test_in_mathtir_a_turn_with_a_program_is_no_answer():
     assert step(env_of("mathtir"), f"I guess \\boxed{{391}}.\n{FENCED}").done is False
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=6)), max_size=14).map("".join))
 @example("so \\boxed{1\n```\nx\n```\n2}")
 def test_no_turn_makes_a_dialect_raise(text):

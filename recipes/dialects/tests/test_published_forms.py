@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 from conftest import ScriptedPolicy, make_env_loop, question_row, task
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_r1 import BaseTool, EnvConfig, Sampling, StopReason, ToolCall, make_env
@@ -211,7 +211,6 @@ PIECES = [
 ]  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
 @given(st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=3)), max_size=14).map("".join))
 def test_no_turn_makes_them_raise_and_what_streams_only_grows(text):
     for dialect in (XML, JSON):

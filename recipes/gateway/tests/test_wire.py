@@ -165,7 +165,7 @@ def places(value, path=()):
         yield from places(inner, (*path, key))
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow])
 @given(st.sampled_from([path for path in places(VALID) if path]), JSON)
 def test_any_change_of_a_body_is_read_or_refused(path, value):
     """A fault of a client is status 400 with a sentence, never a failure of ours."""
