@@ -6,9 +6,11 @@ import ast
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 from lab.rehearsals import __main__ as long
+from lab.rehearsals import mutation
 from lab.rehearsals.mutation import FAULTS, file_of, mutated
 
 
@@ -26,6 +28,12 @@ def test_every_part_can_run():
 def test_the_text_of_every_fault_still_stands(fault):
     ast.parse(mutated(fault))
     assert all(file_of(word).is_file() for word in fault.tests.split() if word.endswith(".py"))
+
+
+def test_no_fault_is_lost_by_a_second_list_of_one_area():
+    """YAML takes the last of two equal keys: a fault was unused for days."""
+    text = Path(mutation.__file__).with_name("faults.yaml").read_text()
+    assert text.count("\n  - fault: ") == len(FAULTS)
 
 
 def undefined_names(folder) -> str:
