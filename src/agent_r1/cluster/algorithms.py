@@ -305,9 +305,11 @@ class SamplerWatch:
 class ReportsMicroBatches:
     """Tell the launcher of each micro-batch, because a pass over a batch may take minutes."""
 
+    unit = "micro_batches"
+
     def forward_step(self, micro_batch, loss_function, forward_only):
         out = super().forward_step(micro_batch, loss_function, forward_only)
-        report("micro_batches")
+        report(self.unit)
         return out
 
 
@@ -321,6 +323,8 @@ register_engine = partial(
 @register_engine(model_type="value_model")
 class CriticEngine(ReportsMicroBatches, FSDPEngineWithValueHead):
     """Use verl's engine for the critic."""
+
+    unit = "critic_micro_batches"
 
 
 class CriticWorker(TrainingWorker):
