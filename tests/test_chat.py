@@ -20,9 +20,10 @@ import pytest
 from conftest import ScriptedPolicy, call, cut, question_row, trajectory_of
 from rich.console import Console
 
-from agent_r1.config import load_config
+from agent_r1.config import load_config, tables
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StopReason
+from agent_r1.env import HermesToolEnv
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.evaluation.reliability import reliability
 from agent_r1.ground.errors import AgentR1Error
@@ -136,6 +137,23 @@ def shipped(agent_home, monkeypatch):
             return resources.enter_context(open_agent(model, config))
 
         yield open_it
+
+
+def test_a_known_question_that_is_asked_twice_has_its_row_twice(chat, monkeypatch):
+    """An environment may use up the row of its episode."""
+    seen = []
+
+    class Taking(HermesToolEnv):
+        def reset(self, row):
+            seen.append(len(row["extra_info"]["metadata"]["items"]))
+            row["extra_info"]["metadata"]["items"].clear()
+            return super().reset(row)
+
+    monkeypatch.setitem(tables.entries("env"), "hermes", {"code": Taking})
+    extra = {"index": 0, "metadata": {"items": ["lamp"]}}
+    row = question_row("First?", ("Marn",), extra_info=extra)
+    converse(make_agent(ScriptedPolicy(chat, [ANSWER]), chat), "First?", "First?", known=[row])
+    assert seen == [1, 1]
 
 
 def test_without_memory_every_question_has_the_ids_of_training(shipped):

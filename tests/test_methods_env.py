@@ -14,9 +14,12 @@ from typing import Literal
 import pytest
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop, question_row
 
-from agent_r1.config.settings import EnvConfig
+from agent_r1.cold_start.demonstrate import play_demonstrations
+from agent_r1.config import plugins
+from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import AgentEnv, Sampling, StopReason, Trajectory
 from agent_r1.env.class_env import as_environment
+from agent_r1.env.hermes import Hermes
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.evaluation.evaluate import scores, wilson_interval
 from agent_r1.ground.errors import AgentR1Error
@@ -121,6 +124,66 @@ def test_what_a_row_says_arrives_by_name(chat):
         and "tools" not in rest
     )
     assert told[1] == (WorldEnv.facts(row)["seed"], ["a", "b"])
+
+
+class Bag:
+    """Take what is in the bag. The class keeps the list that `reset` gives it, and changes it."""
+
+    def reset(self, items, nested, **row) -> str:
+        self.items = items
+        self.shelf = nested["shelf"]
+        self.right = 0.0
+        return "The bag has: " + ", ".join(self.items)
+
+    def take(self, thing: str) -> str:
+        """Take a thing.
+
+        Args:
+            thing: The thing.
+        """
+        if thing not in self.items:
+            return f"There is no {thing}."
+        self.items.remove(thing)
+        self.shelf.append(thing)
+        self.right = float(len(self.items) == 0 and len(self.shelf) == 2)
+        return f"You have {thing}."
+
+    def get_reward(self) -> float:
+        return self.right
+
+
+def bag_row() -> dict:
+    metadata = {"items": ["lamp", "rope"], "nested": {"shelf": []}}
+    return question_row("Empty the bag.", (), extra_info={"index": 0, "metadata": metadata})
+
+
+EMPTY_THE_BAG = [call("take", thing="lamp"), call("take", thing="rope"), "I am done."]
+
+
+def test_every_episode_has_its_own_copy_of_its_row(chat):
+    row = bag_row()
+    episodes = play(chat, Bag, EMPTY_THE_BAG, [row] * 4)
+    assert [episode.reward for episode in episodes] == [1.0] * 4
+    assert row == bag_row() and all(episode.row is row for episode in episodes)
+
+
+def test_a_demonstrator_may_change_its_row(monkeypatch):
+    """... and its environment's row is another one."""
+
+    def cross_off(row, history, rng):
+        items = row["extra_info"]["metadata"]["items"]
+        return Hermes.call("take", thing=items.pop(0)) if items else "I am done."
+
+    monkeypatch.setattr(
+        plugins,
+        "load_trusted",
+        lambda name, setting: cross_off if setting == "cold_start.demonstrator" else Bag,
+    )
+    row = bag_row()
+    env = EnvConfig(name="own_bag.py:Bag")
+    monkeypatch.setitem(row, "agent_name", env.name)
+    played = play_demonstrations("own_bag.py:f", [row] * 3, {}, RolloutConfig(), env, 0)
+    assert [demonstration.score for demonstration in played] == [1.0] * 3
 
 
 def test_a_class_that_makes_its_own_tasks_needs_nothing_of_the_row(chat):

@@ -418,6 +418,35 @@ def test_an_episode_that_failed_does_not_train_and_a_time_out_counts_in_validati
     assert (tmp_path / "verl" / "failure.txt").exists() == (reason != "max_turns")
 
 
+def test_an_episode_in_verl_has_its_own_copy_of_its_row(chat, tmp_path, monkeypatch):
+    seen = []
+
+    class Taking(HermesToolEnv):
+        def reset(self, row):
+            seen.append(list(row["extra_info"]["metadata"]["items"]))
+            row["extra_info"]["metadata"]["items"].clear()
+            return super().reset(row)
+
+    monkeypatch.setitem(tables.entries("env"), "taking", {"code": Taking})
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (smoke(), chat, {}))
+    (tmp_path / "verl").mkdir()
+    wrapped = DictConfigWrap(composed(smoke(), tmp_path))
+    row = {
+        "raw_prompt": [{"role": "user", "content": "What is in the bag?"}],
+        "reward_model": {"ground_truth": ["rain"]},
+        "extra_info": {"index": 0, "metadata": {"items": ["lamp"]}},
+        "uid": "0",
+        "session_id": 0,
+        "global_steps": 2,
+        "index": 0,
+        "env_kwargs": {},
+    }
+    for _ in range(2):
+        loop = agent_loop.AgentR1Loop(wrapped, Replay(chat), env_name="taking", run=str(tmp_path))
+        asyncio.run(loop.run({"temperature": 1.0, "top_p": 1.0}, **row))
+    assert seen == [["lamp"], ["lamp"]]
+
+
 # -------------------------------------------------------------------------------- losses, gradients
 
 

@@ -61,7 +61,7 @@ class Home:
                 session = f"{number}-{random.getrandbits(64):x}"
                 task = Task(self.rows[number], str(number), session, number)
                 limit = rollout.max_tokens_per_turn
-                return await loop.run(task, Sampling(limit, temperature=rollout.temperature))
+                return await loop.play(task, Sampling(limit, temperature=rollout.temperature))
             finally:
                 client.ledger.close()
 

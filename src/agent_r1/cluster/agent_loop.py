@@ -137,11 +137,11 @@ class AgentR1Loop(AgentLoopBase):
         sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"])
         start = time.perf_counter()
         try:
-            trajectory = await loop.run(Task(question, row["uid"], session, seed), sampling)
+            trajectory = await loop.play(Task(question, row["uid"], session, seed), sampling)
             compares = training and c.algorithm_has("greedy")
             if compares and row["session_id"] == 0:  # the prompt's other samples share it
                 best = Sampling(c.rollout.max_tokens_per_turn, temperature=0.0)
-                greedy = await loop.run(Task(question, row["uid"], f"{session}_greedy"), best)
+                greedy = await loop.play(Task(question, row["uid"], f"{session}_greedy"), best)
                 trajectory.extra[GREEDY] = greedy_score(greedy)
         except (
             AgentR1Error

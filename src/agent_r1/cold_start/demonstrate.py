@@ -18,6 +18,7 @@ clone of a perfect player shows none.
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import json
 import math
@@ -200,7 +201,9 @@ class _Plays(AgentFlowBase):
 
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         rng = random.Random(derive_seed(self.seed, task.session))
-        player = _Played(self.write_turn, self.chat, self.limits, self.make_env, task.row, rng)
+        # A row of its own for the function, too: it may cross off what it has done.
+        row = copy.deepcopy(task.row)
+        player = _Played(self.write_turn, self.chat, self.limits, self.make_env, row, rng)
         self.plays[task.session] = player
         return await player.run(task, sampling)
 

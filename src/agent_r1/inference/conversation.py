@@ -149,7 +149,7 @@ class Conversation(AgentEnvLoop):
         task = Task(
             self._row(question, follow_up=bool(past)), "chat", f"chat-{self._questions}", seed
         )
-        trajectory = await self.run(task, sampling)
+        trajectory = await self.play(task, sampling)
         return Exchange(
             question,
             trajectory,

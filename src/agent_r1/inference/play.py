@@ -154,7 +154,7 @@ def play_by_hand(
     loop = _ByHand(chat, Limits.from_settings(rollout, env), make_env, dialect, read_line)
     try:
         trajectory = asyncio.run(
-            loop.run(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn))
+            loop.play(Task(row, "by hand", "by hand"), Sampling(rollout.max_tokens_per_turn))
         )
     except EOFError:
         raise AgentR1Error("cancelled before the episode ended", code="given_up") from None

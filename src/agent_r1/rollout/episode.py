@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import hashlib
 import math
 from abc import ABC, abstractmethod
@@ -92,10 +93,21 @@ class AgentFlowBase(ABC):
         self.limits = limits
         self.make_env = make_env
 
+    async def play(self, task: Task, sampling: Sampling) -> Trajectory:
+        """Run one episode on a copy of its row. Every caller starts an episode here."""
+        # All samples of a question have one row. A class may keep a list that `reset` gives it and
+        # take things out of it: without a copy, the next sample would find an empty bag.
+        own_task = replace(task, row=copy.deepcopy(task.row))
+        trajectory = await self.run(own_task, sampling)
+        trajectory.row = task.row  # reports and hashes compare questions, as they were asked
+        # A user-defined flow need not know of samples.
+        trajectory.sample = task.sample
+        return trajectory
+
     @abstractmethod
     async def run(self, task: Task, sampling: Sampling) -> Trajectory:
         """Run one episode. Let the policy's exceptions propagate; record an environment's failure
-        in the trajectory."""
+        in the trajectory. The row is this episode's own."""
 
 
 class AgentEnvLoop(AgentFlowBase):

@@ -50,7 +50,7 @@ async def run_episodes(
 
     async def play(task: Task) -> Trajectory:
         try:
-            return await flow.run(task, sampling)
+            return await flow.play(task, sampling)
         except asyncio.CancelledError:
             # A tool or an environment may cancel its own episode. Only if another one failed or the
             # run is stopped, the run ends.
@@ -61,7 +61,9 @@ async def run_episodes(
             connection_errors.append(str(error))
             refuse_lost(connection_errors, len(tasks))
             cause = str(error)
-        return Trajectory([], task.group_id, StopReason.ERROR, task.row, error=cause)
+        return Trajectory(
+            [], task.group_id, StopReason.ERROR, task.row, error=cause, sample=task.sample
+        )
 
     async def one(task: Task) -> Trajectory:
         nonlocal is_ending
@@ -71,8 +73,6 @@ async def run_episodes(
         except BaseException:
             is_ending = True
             raise
-        # A user-defined flow need not know of samples, so it is set here.
-        trajectory.sample = task.sample
         if on_done is not None:
             on_done(trajectory)
         return trajectory
