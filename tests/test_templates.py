@@ -471,7 +471,7 @@ def test_an_episode_has_the_templates_tokens(template, dialect):
     turns = []
     for number in range(3):
         text = spoken.write_turn("Oslo" if number == 2 else call)
-        turns.append(chat.turn_ids(text, spoken.end_token(text)))
+        turns.append(chat.turn_ids(text, spoken))
     tools = {"look_up": LookUp()}
     policy = ScriptedPolicy(chat, lambda session, turn, ids: turns[turn])
     loop = AgentEnvLoop(

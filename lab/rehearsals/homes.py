@@ -82,7 +82,8 @@ class Script:
         self.rows = {row["prompt"][-1]["content"]: row for row in rows}
 
     def turn(self, prompt_ids: list[int]) -> list[int]:
-        return self.chat.turn_ids(self.text(conversation(self.chat.decode(prompt_ids))))
+        text = self.text(conversation(self.chat.decode(prompt_ids)))
+        return self.chat.turn_ids(text, Hermes())
 
     def text(self, history: list[Message]) -> str:
         question = next(message["content"] for message in history if message["role"] == "user")

@@ -186,9 +186,9 @@ class ApiEpisode(AgentEnvLoop, Policy):
         here.texts.append({"role": "assistant", "content": text})
         if answer["finish_reason"] == "length":
             # A thought may take all tokens: then the turn is empty, and a record needs a token.
-            ids = self.chat.encode_trusted(text or " ")
+            ids = self.chat.encode_data(text or " ")
             return Generation(ids, [0.0] * len(ids), "length")
-        ids = self.chat.turn_ids(text)
+        ids = self.chat.turn_ids(text, Hermes())
         return Generation(ids, [0.0] * len(ids), "stop")
 
     def release(self, session: str) -> None:

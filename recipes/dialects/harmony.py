@@ -96,6 +96,9 @@ CONTROL_TOKENS = (
     "<|return|>",
     "<|call|>",
 )
+_TAG = re.compile(
+    r"<\|(?:end|message|channel|constrain)\|>|<\|start\|>(?=assistant)|<\|(?:call|return)\|>\Z"
+)
 _END = re.compile(r"<\|(?:end|call|return)\|>")
 _HALF = rf"(?:\A|{_END.pattern})(?:(?!<\|message\|>|{_END.pattern}).)*\Z"
 """A header whose message has not begun."""
@@ -202,6 +205,10 @@ class Harmony(Dialect):
         arguments = json.dumps(message.arguments, ensure_ascii=False)
         channel = f"<|channel|>commentary to=functions.{message.name} <|constrain|>json"
         return f"{before}{channel}<|message|>{arguments}"
+
+    def tag_places(self, turn: str) -> list[tuple[int, int]]:
+        """Find the tokens of the agent's own messages; it opens none in another role's name."""
+        return [match.span() for match in _TAG.finditer(turn)]
 
     def end_token(self, turn: str) -> str:
         return "<|call|>" if any(message.to for message in messages_of(turn)) else "<|return|>"

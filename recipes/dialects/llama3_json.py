@@ -52,6 +52,20 @@ class Llama3Json(Hermes):
             parts.append(replace(part, kind="tool_call") if begins else part)
         return parts
 
+    @property
+    def tag_words(self) -> frozenset[str]:
+        return super().tag_words | {PYTHON_TAG}
+
+    def tag_places(self, turn: str) -> list[tuple[int, int]]:
+        """Add the tag before a call: one in a thought, in an answer or in the call is data."""
+        places = super().tag_places(turn)
+        for part in super().parts(turn):
+            begin = part.end - len(part.text)
+            if part.kind == "text" and part.text.lstrip().startswith(PYTHON_TAG):
+                start = turn.index(PYTHON_TAG, begin)
+                places.append((start, start + len(PYTHON_TAG)))
+        return sorted(places)
+
     def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
         if isinstance(message, str):
             return super().write_turn(message, thought)

@@ -60,7 +60,7 @@ class ScriptedEpisode(GatewayEpisode):
 
     async def _generate(self, answer: Answer, turn: Sampling) -> Generation:
         text = self.write_turn(self.task.row, self.history(answer), self.rng)
-        ids = self.chat.turn_ids(text)
+        ids = self.chat.turn_ids(text, self.dialect)
         # Log-probabilities of 0 do no harm: cloning is supervised.
         return Generation(ids, [0.0] * len(ids), "stop")
 

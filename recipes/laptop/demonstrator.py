@@ -123,7 +123,7 @@ class Demonstrator(Policy):
             act, thought = self._turn(script, result_names, result)
             turn = self.dialect.write_turn(act, thought) or ""
             script.turn += 1
-        ids = self.chat.turn_ids(turn, self.dialect.end_token(turn))
+        ids = self.chat.turn_ids(turn, self.dialect)
         script.history_ids = prompt_ids + ids
         # Log-probabilities of 0 do no harm: cloning is supervised, and no ratio is computed.
         return Generation(ids, [0.0] * len(ids), "stop")

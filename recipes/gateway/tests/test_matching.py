@@ -12,7 +12,7 @@ from conftest import ScriptedPolicy, call, question_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
+from agent_r1 import Hermes, HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
 from agent_r1_recipes.gateway.matching import canonical
 
 USER = [{"role": "user", "content": "Who founded Vexlor?"}]
@@ -105,7 +105,7 @@ def test_what_clients_do_by_habit_does_not_cut(habit, micro, chat):
     change, rows, expected = HABITS[habit]
     trajectory, cuts, flow, policy = episode(micro, chat, conversation(change))
     assert (len(trajectory_rows(trajectory, 0)), cuts) == (rows, expected)
-    sampled = sum(len(chat.turn_ids(text)) for text in SCRIPT)
+    sampled = sum(len(chat.turn_ids(text, Hermes())) for text in SCRIPT)
     lost = flow.counts["gateway/edited_tokens"]
     assert flow.counts["gateway/trained_tokens"] + lost == sampled
     assert bool(lost) == bool(expected)

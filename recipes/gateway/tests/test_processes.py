@@ -13,7 +13,7 @@ import pytest
 from agents import gateway_flow
 from conftest import ScriptedPolicy, fails_with, question_row
 
-from agent_r1 import HermesToolEnv, Sampling, StopReason, Task, run_episodes
+from agent_r1 import Hermes, HermesToolEnv, Sampling, StopReason, Task, run_episodes
 from agent_r1_recipes.gateway.agents import Agents
 
 pytestmark = pytest.mark.slow
@@ -231,7 +231,9 @@ def test_threads_of_one_agent_are_conversations_of_their_own(micro, chat, tmp_pa
         prompts = [chat.decode(step.observation_ids) for step in trajectory.steps]
         assert sum("founded" in prompt for prompt in prompts) == 1
         assert sum(step.reward for step in trajectory.steps) == trajectory.reward == 1.0
-    assert flow.counts["gateway/trained_tokens"] == 15 * len(chat.turn_ids("<answer>Marn</answer>"))
+    assert flow.counts["gateway/trained_tokens"] == 15 * len(
+        chat.turn_ids("<answer>Marn</answer>", Hermes())
+    )
     assert not any(name.startswith("gateway/cuts") for name in flow.counts)
 
 

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from agent_r1 import (
+    Hermes,
     HermesToolEnv,
     Outcome,
     Sampling,
@@ -470,7 +471,7 @@ def test_an_invented_answer_is_not_captured(micro, chat):
     assert sorted(trajectory.reward for trajectory in trajectories) == [0.0, 1.0]
     [failed] = [t for t in trajectories if t.stop_reason is StopReason.ERROR]
     assert "not captured" in failed.error and not failed.steps
-    assert flow.counts["gateway/failed_tokens"] == len(chat.turn_ids(ANSWER))
+    assert flow.counts["gateway/failed_tokens"] == len(chat.turn_ids(ANSWER, Hermes()))
 
 
 def test_a_cut_off_turn_has_no_calls(micro, chat):

@@ -29,11 +29,14 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.chat.template import PLACEHOLDER, Template
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
+
+if TYPE_CHECKING:
+    from agent_r1.env.dialect import Dialect
 
 MESSAGE_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.
@@ -188,24 +191,60 @@ class ChatFormat:
         return tuple(ids)
 
     def encode_trusted(self, text: str) -> list[int]:
-        """Encode text with its control tokens (a demonstrator's turn). Never use it for text from
-        outside."""
+        """Encode text with its control tokens. Never use it for text from outside."""
         ids = self._backend.encode(self._fence + text, add_special_tokens=False).ids
         return ids[bool(self._fence) :]
 
-    def turn_ids(self, text: str, end: str | None = None) -> list[int]:
-        """Encode a demonstrator's turn and its end token.
+    def turn_ids(self, text: str, dialect: Dialect) -> list[int]:
+        """Encode a turn that a demonstrator wrote or that was recorded, and its end token.
 
-        `end`: the dialect's end token (`Dialect.end_token`), used if the vocabulary has it.
+        Only the tags that give the turn its form (`Dialect.tag_places`) become control tokens. The
+        rest is data: a demonstrator may quote a web page.
         """
+        # A thinking model's prompt ends with `<think>`, so its turn begins after it.
+        if self._opening and text.startswith("<think>"):
+            text = text.removeprefix("<think>").removeprefix(self._opening[len("<think>") :])
+        ids = self._encode_turn(text, dialect)
         # Cloning a turn without its end token would teach the model never to end one.
-        ids = self.encode_trusted(text)
         if ids and ids[-1] in self.stop_ids:
             return ids
-        end_id = self.turn_end_id
-        if end is not None:
-            end_id = self.control_ids.get(end, end_id)
-        return [*ids, end_id]
+        end = dialect.end_token(text)
+        return [*ids, self.control_ids.get(end, self.turn_end_id)]
+
+    def foreign_token(self, text: str, dialect: Dialect) -> str | None:
+        """Return the first control token that a turn of this dialect must not spell, or None."""
+        places = set(dialect.tag_places(text))
+        for match in self.template.control.finditer(text):
+            if match.span() not in places and match[0] not in dialect.tag_words:
+                return match[0]
+        return None
+
+    def _encode_turn(self, text: str, dialect: Dialect) -> list[int]:
+        spans = [match.span() for match in self.template.control.finditer(text)]
+        places = [span for span in dialect.tag_places(text) if span in spans]
+        tags = [self.control_ids[text[begin:end]] for begin, end in places]
+        if places == spans:
+            ids = self.encode_trusted(text)
+            if [i for i in ids if i in self._control_set] == tags:
+                return ids
+        # The text between two tags is encoded as data, in the context of those tags.
+        ids = []
+        start = 0
+        before = self._fence
+        for (begin, end), tag in zip(places, tags, strict=True):
+            ids += self._encode_between(text[start:begin], before, text[begin:end])
+            ids.append(tag)
+            start = end
+            before = text[begin:end]
+        return ids + self._encode_between(text[start:], before, "")
+
+    def _encode_between(self, text: str, before: str, after: str) -> list[int]:
+        """Encode a stretch of a turn. Tags of ordinary tokens are the agent's own words."""
+        own_words: set[int] = set()
+        for match in self.template.guard_pattern.finditer(text):
+            if match[0] not in self.control_ids:
+                own_words.add(match.start())
+        return list(self._data_ids(text, frozenset(own_words), before, after))
 
     def decode(self, ids: list[int]) -> str:
         """Decode sampled ids, control tokens included, for parsing and display. Never encode the

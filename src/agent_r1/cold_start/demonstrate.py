@@ -24,6 +24,7 @@ import json
 import math
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -32,6 +33,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from agent_r1.chat.format import ChatFormat
+from agent_r1.cold_start.recorded import HARMLESS, read_conversation, schema_name
 from agent_r1.config import plugins, tables
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import (
@@ -45,10 +47,15 @@ from agent_r1.core import (
     StopReason,
     Trajectory,
 )
-from agent_r1.env import AgentEnv, Dialect, dialect_of, make_env
+from agent_r1.data.json_files import json_records
+from agent_r1.env import AgentEnv, Dialect, brings_tools, dialect_of, make_env
+from agent_r1.env.hermes import HERMES
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.fields import describe_counts
+from agent_r1.ground.ui import say
 from agent_r1.rollout.episode import AgentEnvLoop, AgentFlowBase, Limits, Task, derive_seed
-from agent_r1.tool import BaseTool, ToolCall
+from agent_r1.tool import BaseTool
 
 if TYPE_CHECKING:
     from agent_r1.rollout.training_rows import TrainingRow  # PyTorch comes with it
@@ -95,6 +102,8 @@ class Demonstration:
     question: str = ""
     """What the demonstrations of one question have in common. Held-out ones share none with the
     cloned ones."""
+    place: str = ""
+    """File and line of a recorded one. Its text is somebody else's."""
 
 
 # ------------------------------------------------------------------------------------------- played
@@ -135,7 +144,7 @@ class _Played(AgentEnvLoop, Policy):
         text = self.write_turn(self.row, list(self.history), self.rng)
         for messages in (self.history, self.contexts[-1]):
             messages.append({"role": "assistant", "content": text})
-        ids = self.chat.turn_ids(text)
+        ids = self.chat.turn_ids(text, HERMES)  # `byte_chat` has its tags
         return Generation(ids, [0.0] * len(ids), "stop")
 
     def release(self, session: str) -> None:
@@ -318,63 +327,54 @@ def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> lis
     line.
 
     A line may have `tools` in addition to `messages`; otherwise the configured tools are used.
-    Calls may be text or OpenAI's `tool_calls`.
+    `recorded.py` lists the forms of messages.
     """
-    episodes = []
+    episodes: list[Demonstration] = []
+    counts: Counter[str] = Counter()
+    place = ""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        for place, record in json_records(path):
+            if isinstance(record, ValueError):
+                raise record
+            demonstration = _read_episode(record, tools, env, counts)
+            episodes.append(replace(demonstration, place=f"{path}, {place}"))
+    except OSError as error:
         raise AgentR1Error(
             f"cold_start.episodes={path} cannot be read ({error})", code="unreadable_file"
         ) from None
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-            messages = [_message(m, dialect_of(env)) for m in record["messages"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise AgentR1Error(
-                f"{path}, line {number}: {type(error).__name__} {error}; a line looks like "
-                f"{RECORDED_EXAMPLE}",
-                code="bad_demonstration",
-            ) from None
-        if (
-            "assistant" not in [m["role"] for m in messages[1:]]
-            or messages[0]["role"] == "assistant"
-        ):
-            raise AgentR1Error(
-                f"{path}, line {number}: no turn of the agent after the user's; a line looks like "
-                f"{RECORDED_EXAMPLE}",
-                code="bad_demonstration",
-            )
-        first = dialect_of(env).first_observation(messages, tools)
-        schemas = None if first.tools is None else record.get("tools") or first.tools
-        question = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
-        text = json.dumps(messages[:question])
-        episodes.append(Demonstration(first.messages, schemas, question=text))
+    except ValueError as error:
+        raise AgentR1Error(
+            f"{path}, {place}: {error}; a line looks like {RECORDED_EXAMPLE}",
+            code="bad_demonstration",
+        ) from None
     if not episodes:
         raise AgentR1Error(
             f"{path} has no demonstrations; a line looks like {RECORDED_EXAMPLE}", code="no_records"
         )
+    if counts:
+        say(f"  {path.name}: {describe_counts(counts, HARMLESS)}")
     return episodes
 
 
-def _message(message: dict[str, Any], dialect: Dialect) -> Message:
-    """Read a recorded message. Structured calls are written in the dialect."""
-    role = message["role"]
-    content = message.get("content") or ""
-    if role not in ("system", "user", "assistant", "tool") or not isinstance(content, str):
-        raise ValueError(f"a message of role {role!r} with content {content!r:.60}")
-    for call in message.get("tool_calls") or []:
-        function = call.get("function", call)
-        arguments = function["arguments"]
-        if isinstance(arguments, str):
-            arguments = json.loads(arguments)
-        turn = dialect.write_turn(ToolCall(function["name"], arguments)) or ""
-        # The thought of a demonstrator that has none; the recorded one is in the content.
-        content += turn.removeprefix("<think>go on</think>")
-    return {"role": role, "content": content}
+def _read_episode(
+    record: Any, tools: dict[str, BaseTool], env: EnvConfig, counts: Counter[str]
+) -> Demonstration:
+    """Read one recorded conversation. Raises ValueError."""
+    bounds.check_depth(record)
+    dialect = dialect_of(env)
+    schemas = [tool.schema() for tool in tools.values()]
+    # A server's tools are known in its episodes only.
+    any_tool = not tools and brings_tools(env.name)
+    messages, own_schemas = read_conversation(record, dialect, schemas, counts, any_tool)
+    first = dialect.first_observation(messages, tools)
+    if first.tools is None and own_schemas != schemas:
+        raise ValueError("the line has tools, and this dialect (env.name) describes env.tools")
+    question = next(i for i, m in enumerate(messages) if m["role"] == "assistant")
+    return Demonstration(
+        first.messages,
+        None if first.tools is None else own_schemas,
+        question=json.dumps(messages[:question]),
+    )
 
 
 # -------------------------------------------------------------------------------------- few of them
@@ -436,7 +436,7 @@ def texts_of(episodes: list[Demonstration]) -> Iterator[str]:
     """
     names: set[str] = set()
     for episode in episodes:
-        tool_names = ", ".join((t.get("function") or t)["name"] for t in episode.tools or [])
+        tool_names = ", ".join(schema_name(schema) for schema in episode.tools or [])
         for text in (
             f"system\ntools: {tool_names}",
             *(f"{m['role']}\n{m['content']}" for m in episode.messages),
@@ -453,18 +453,18 @@ def sequences(
     episodes: list[Demonstration],
     chat: ChatFormat,
     max_context: int,
-    dialect: Dialect | None = None,
+    dialect: Dialect = HERMES,
 ) -> list[TrainingRow]:
     """Make training sequences with the loss on the agent's turns only.
 
-    `dialect` defines the end of a turn; without one, a turn is plain text. Raises ConfigError if
-    most exceed `max_context`.
+    `dialect` defines the tags and the end of a turn. Raises ConfigError if most exceed
+    `max_context`, and AgentR1Error for a recorded turn with a control token of another kind.
     """
     from agent_r1.rollout.training_rows import trajectory_rows
 
     rows: list[TrainingRow] = []
     for i, episode in enumerate(episodes):
-        rows += trajectory_rows(_trajectory(episode, chat, dialect or Dialect()), i)
+        rows += trajectory_rows(_trajectory(episode, chat, dialect), i)
     fitting = [row for row in rows if len(row.input_ids) <= max_context]
     if 2 * len(fitting) <= len(rows):
         longest = max(len(row.input_ids) for row in rows)
@@ -494,7 +494,15 @@ def _trajectory(episode: Demonstration, chat: ChatFormat, dialect: Dialect) -> T
         reply = Observation(_without_marks(episode.messages[start:i]), episode.tools, calls=calls)
         ids = loop.observe(steps, reply)
         calls = [call.name for call in dialect.calls(message["content"], {})]
-        action = chat.turn_ids(message["content"], dialect.end_token(message["content"]))
+        text = message["content"]
+        foreign = chat.foreign_token(text, dialect) if episode.place else None
+        if foreign is not None:
+            raise AgentR1Error(
+                f"{episode.place}: a turn of the agent has the control token {foreign!r}, which "
+                "is not of its dialect (env.name); remove the token or the line",
+                code="bad_demonstration",
+            )
+        action = chat.turn_ids(text, dialect)
         steps.append(Step(ids, action, [0.0] * len(action)))
         start = i + 1
     return Trajectory(steps, "", StopReason.ANSWERED, {})

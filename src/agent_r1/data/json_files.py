@@ -17,6 +17,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import StringConstraints, ValidationError
 
+from agent_r1.ground import bounds
 from agent_r1.ground.bounds import open_file
 from agent_r1.ground.errors import AgentR1Error
 
@@ -30,6 +31,41 @@ MAX_RECORD = 16 << 20
 MAX_RATIO = 100
 ALWAYS = 64 << 20
 """Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
+
+
+def _parse_line(line: bytes) -> Any:
+    """Parse one line. The value of a broken line is the error."""
+    try:
+        return json.loads(line, object_pairs_hook=bounds.unique_keys)
+    # Broken JSON, broken UTF-8, or thousands of brackets.
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        return ValueError("no JSON")
+    except ValueError as error:
+        return error
+
+
+def _list_records(text: bytes) -> Iterator[tuple[str, Any]]:
+    """Yield the records of a JSON list. The value of one with a repeated key is the error."""
+    errors: dict[int, ValueError] = {}  # of objects, by their identity
+
+    def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        try:
+            bounds.unique_keys(pairs)
+        except ValueError as error:
+            errors[id(value)] = error
+        return value
+
+    def error_in(value: Any) -> ValueError | None:
+        if id(value) in errors:
+            return errors[id(value)]
+        inner = value.values() if isinstance(value, dict) else value
+        found = map(error_in, inner) if isinstance(value, dict | list) else ()
+        return next(filter(None, found), None)
+
+    records = json.loads(text, object_pairs_hook=unique_keys)
+    for number, value in enumerate(records, 1):
+        yield f"record {number}", (error_in(value) if errors else None) or value
 
 
 def json_records(path: Path) -> Iterator[tuple[str, Any]]:
@@ -59,20 +95,14 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 if 0 <= most < file.tell():
                     raise ValueError(f"its gzip unfolds to more than {most} bytes")
                 if is_list:
-                    for n, value in enumerate(json.loads(line), 1):
-                        yield f"record {n}", value
+                    yield from _list_records(line)
                     return
                 if len(line) > MAX_RECORD:
                     raise ValueError(f"line {number} has more than {MAX_RECORD} bytes")
                 if line.isspace():
                     continue
                 has_record = True
-                try:
-                    value = json.loads(line)
-                # Broken JSON, broken UTF-8, or thousands of brackets.
-                except (ValueError, RecursionError):
-                    value = ValueError("no JSON")
-                yield f"line {number}", value
+                yield f"line {number}", _parse_line(line)
     except (ValueError, RecursionError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise AgentR1Error(
             f"{path} is truncated, damaged or not JSON ({error}); get the file again",

@@ -89,6 +89,18 @@ class Dialect:
     control_tokens: Sequence[str] = ()
     """Control tokens of the dialect. A model without them cannot use it."""
 
+    @property
+    def tag_words(self) -> frozenset[str]:
+        """The dialect's own tags, which a turn may have."""
+        return frozenset(self.control_tokens)
+
+    def tag_places(self, turn: str) -> list[tuple[int, int]]:
+        """Return begin and end of each tag that gives a turn its form, in characters.
+
+        The same words inside of a call's arguments or of a thought are data.
+        """
+        return []
+
     def end_token(self, turn: str) -> str | None:
         """Return the control token that ends this turn; None: the chat template's."""
         return None

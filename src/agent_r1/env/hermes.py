@@ -36,8 +36,6 @@ def _pattern(tags: Tags) -> re.Pattern[str]:
     return re.compile(f"<(/?)(think|answer|{'|'.join(tags)})>")
 
 
-# Execution, the end of an episode, reward and records all split the same turn.
-@lru_cache(maxsize=1024)
 def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     """Split a turn into its parts, in order and without their tags.
 
@@ -46,7 +44,15 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
     every tag inside the call's JSON. A call or answer that is opened again before its closing tag
     counts as never closed. An unmatched closing tag is text, and so is `<tool_response>`.
     """
+    return _split(text, tags)[0]
+
+
+# Execution, the end of an episode, reward and records all split the same turn.
+@lru_cache(maxsize=1024)
+def _split(text: str, tags: Tags) -> tuple[tuple[Part, ...], list[tuple[int, int]]]:
+    """Return the parts of `split_turn`, and the places of the tags around them."""
     parts: list[Part] = []
+    places: list[tuple[int, int]] = []
     kinds = dict(zip(tags, TAGS, strict=True))
     kind = "text"  # of the part that is open
     start = 0  # of the open part, after its opening tag
@@ -69,12 +75,13 @@ def split_turn(text: str, tags: Tags = TAGS) -> tuple[Part, ...]:
         opens_again = opens and kind != "text"
         end = tag.end() if kind != "text" and not opens_again else tag.start()
         parts.append(Part(kind, text[start : tag.start()], closed=not opens_again, end=end))
+        places.append(tag.span())
         kind = name if opens else "text"
         start = tag.end()
         json_end = _json_end(text, start) if kind == "tool_call" else 0
     # What is still open was cut off: a call without its closing tag is reported, not run.
     parts.append(Part(kind, text[start:], closed=kind == "text", end=len(text)))
-    return tuple(part for part in parts if part.text or part.kind != "text")
+    return tuple(part for part in parts if part.text or part.kind != "text"), places
 
 
 JSON = json.JSONDecoder()
@@ -144,6 +151,14 @@ class Hermes(Dialect):
 
     def parts(self, text: str) -> list[Part]:
         return list(split_turn(text, self.tags))
+
+    @property
+    def tag_words(self) -> frozenset[str]:
+        names = ("think", "answer", self.tags[0])
+        return frozenset(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+    def tag_places(self, turn: str) -> list[tuple[int, int]]:
+        return _split(turn, self.tags)[1]
 
     def write_turn(self, message: ToolCall | str, thought: str = "") -> str:
         thought = f"<think>{thought or 'go on'}</think>"

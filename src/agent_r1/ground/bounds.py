@@ -76,13 +76,25 @@ def read_file(path: Path, most_bytes: int = MAX_FILE) -> bytes:
 # ------------------------------------------------------------------------------------ JSON and YAML
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Read JSON whose nesting is bounded. Raises ValueError."""
+def parse_json(text: str | bytes, unique: bool = False) -> Any:
+    """Read JSON whose nesting is bounded. `unique`: also refuse repeated keys. Raises ValueError.
+
+    Of a key that is there twice, Python keeps the last value and says nothing.
+    """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=unique_keys if unique else None)
     except RecursionError:
         raise ValueError(f"JSON nested deeper than {MAX_JSON_DEPTH} levels") from None
     check_depth(value)
+    return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of a JSON parser's pairs. Raise ValueError for a key that is there twice."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key {max(keys, key=keys.count)!r} is there twice")
     return value
 
 

@@ -87,7 +87,7 @@ class _ByHand(AgentEnvLoop, Policy):
         text = await asyncio.to_thread(self.read_line)
         if not text.strip():
             raise EOFError
-        ids = self.chat.turn_ids(text, self.dialect.end_token(text))
+        ids = self.chat.turn_ids(text, self.dialect)
         turn = ids[: sampling.max_tokens]
         limit = ""
         if sampling.max_tokens < NO_LIMIT:

@@ -19,7 +19,11 @@ def test_a_demonstrator_that_never_stops_early_is_always_right():
         def random(self):
             return 1.0
 
-    for line in (HERE / "questions.jsonl").read_text().splitlines()[:50]:
+    # At "\n" only: `splitlines` also breaks at letters that may stand inside of a question.
+    lines = (HERE / "questions.jsonl").read_text(encoding="utf-8").split("\n")
+    for line in lines[:50]:
+        if not line:
+            continue
         question = json.loads(line)
         row = {"prompt": [{"role": "user", "content": question["question"]}]}
         history = []
