@@ -53,13 +53,12 @@ from agent_r1 import (
     train_tokenizer,
     trajectory_rows,
 )
+from agent_r1_recipes.laptop.explorer import DONE, Explorer, item_text
+from agent_r1_recipes.laptop.reading import ENTITY_NAME, quote
+from agent_r1_recipes.laptop.shown import read_play, shows_solution
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX
 
-ENTITY_NAME = re.compile(r"[A-Z]\w*(?:[ '-][A-Z]\w*)*")
-"""What a name looks like: words with capitals, side by side."""
-WORDS_AND_NAME = re.compile(rf"(?<=[a-z])( [a-z ]*({ENTITY_NAME.pattern}))")
-"""A name, and the small words between it and the name before: ` is a book by Dirtax`."""
 BEHAVIOURS = {
     "good": "looks up every hop, then answers",
     "stop_early": "searches once and answers with what it has found, however many hops there are",
@@ -69,15 +68,16 @@ BEHAVIOURS = {
     "wrong_entity": "follows a wrong name from a passage",
     "plan": "plans all hops in its first thought, quotes what it reads, and follows the plan",
     "plan_stop": "plans and quotes in the same way, and answers after its first search",
+    "explore": "plans and quotes, and takes the items of its plan in random order; plays that show "
+    "a solution are dropped (explorer.py)",
 }
 """What the demonstrator of phase (b) can do. One is drawn for each episode."""
-PLANNERS = ("plan", "plan_stop")
+EXPLORES = "explore"
+PLANNERS = ("plan", "plan_stop", EXPLORES)
 """Behaviours whose thoughts do the work. A thought that names the next hop turns a choice into a
 copy: ` from Bumvel/publisher/headquarters` quotes the passage, then the plan. A model of two
 layers learns these copies within 500 steps (docs/laptop.md, "Thoughts that do the work"). Without
 them it has to find relation, sentence and name at once, for which it takes two thousand."""
-DONE = "answer"
-"""The last item of a plan, and the thought of an answer."""
 
 
 @dataclass
@@ -89,6 +89,7 @@ class _Script:
     rng: random.Random
     turn: int = 0
     """Searches so far."""
+    explorer: Explorer | None = None
     history_ids: list[int] = field(default_factory=list)
     """The ids of its conversation, up to the end of its last turn."""
 
@@ -103,7 +104,11 @@ class Demonstrator(Policy):
 
     def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
         """Announce an episode: the calls of `generate` with this session follow its script."""
-        self._scripts[session] = _Script(row, behaviour, random.Random(seed))
+        script = _Script(row, behaviour, random.Random(seed))
+        if behaviour == EXPLORES:
+            # It gets the question, and not the row, which has the solution.
+            script.explorer = Explorer(row["prompt"][-1]["content"], script.rng)
+        self._scripts[session] = script
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
@@ -135,6 +140,8 @@ class Demonstrator(Policy):
         self, script: _Script, result_names: list[str], result: str
     ) -> tuple[ToolCall | str, str]:
         """Return a search or an answer, with its thought."""
+        if script.explorer:
+            return script.explorer.turn(result)
         if script.behaviour in PLANNERS:
             return _planned_turn(script, result)
         row = script.row
@@ -182,40 +189,20 @@ def _planned_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
     plan = [lookup["relation"] for lookup in lookups] + [DONE]
     done = script.turn
     if not done:
-        return _planned_search(lookups[0], "plan" + "".join(map(_item, plan)))
+        return _planned_search(lookups[0], "plan" + "".join(map(item_text, plan)))
     found = lookups[done - 1]["value"]
-    quote = _quote(result, found)
+    fact = quote(result, found)
     if script.behaviour == "plan_stop":
-        return found, f"{quote}: {DONE}"
-    thought = quote + _item(plan[done - 1]) + _item(plan[done])
+        return found, f"{fact}: {DONE}"
+    thought = fact + item_text(plan[done - 1]) + item_text(plan[done])
     if plan[done] == DONE:
         return found, thought
     return _planned_search(lookups[done], thought)
 
 
-def _item(relation: str) -> str:
-    """Write an item of a plan: one token.
-
-    BPE may join a blank to the word before it. A slash it joins only to the word after it, because
-    the tokenizer's texts have no other slash.
-    """
-    return f"/{relation}"
-
-
 def _planned_search(lookup: dict[str, Any], thought: str) -> tuple[ToolCall, str]:
     call, aim = search(lookup)
     return call, f"{thought}: {aim}"
-
-
-def _quote(result: str, name: str) -> str:
-    """Quote `name`, with the words that lead to it: ` is a book by Dirtax`.
-
-    They begin after another name. Return only `name` if no words stand before it.
-    """
-    for found in WORDS_AND_NAME.finditer(result):
-        if found[2] == name:
-            return found[1]
-    return name
 
 
 def lookups_of(row: Row) -> list[dict[str, Any]]:
@@ -263,7 +250,7 @@ def search_turn(lookup: dict[str, Any]) -> str:
 
 def _notes(script: _Script, result_names: list[str]) -> str:
     """Answer a request for notes with the findings, or in bad behaviours any name read."""
-    if script.behaviour in ("bad_query", "wrong_entity"):
+    if script.behaviour in ("bad_query", "wrong_entity", EXPLORES):
         return script.rng.choice(result_names or ["nothing"])
     lookups = lookups_of(script.row)[: script.turn]
     return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups)
@@ -334,8 +321,21 @@ def demonstrate_rows(
         )
     training_rows: list[TrainingRow] = []
     for i, trajectory in enumerate(trajectories):
-        training_rows += trajectory_rows(trajectory, i)
+        rows_of_play = trajectory_rows(trajectory, i)
+        if explores(behaviours) and _shows_solution(rows_of_play, rows[i], loop.chat):
+            continue
+        training_rows += rows_of_play
     return training_rows
+
+
+def _shows_solution(rows_of_play: list[TrainingRow], row: Row, chat: ChatFormat) -> bool:
+    if len(rows_of_play) > 1:
+        raise ConfigError(
+            f"cold_start.behaviours: a play of {EXPLORES!r} is read as one conversation; leave "
+            "env.context at append",
+            code="explorer_in_pieces",
+        )
+    return shows_solution(read_play(chat.decode(rows_of_play[0].input_ids)), row)
 
 
 def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
@@ -343,6 +343,12 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
     for name in behaviours:
         if name not in BEHAVIOURS:
             raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
+    if explores(behaviours) and sum(map(bool, behaviours.values())) > 1:
+        raise ConfigError(
+            f"cold_start.behaviours: {EXPLORES} shows no solution, and the others do; give "
+            f"{EXPLORES} alone, or leave it out",
+            code="explorer_among_others",
+        )
     if plans(behaviours) and not all(_is_chain(row) for row in rows):
         raise ConfigError(
             f"cold_start.behaviours: {' and '.join(PLANNERS)} need chains of relations; set "
@@ -350,6 +356,11 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
             "--preset laptop or small, whose demonstrator does not plan",
             code="planner_without_chain",
         )
+
+
+def explores(behaviours: dict[str, float]) -> bool:
+    """Return whether the explorer plays."""
+    return bool(behaviours.get(EXPLORES))
 
 
 def plans(behaviours: dict[str, float]) -> bool:
@@ -370,7 +381,12 @@ def demonstrations(
 ) -> tuple[list[TrainingRow], list[TrainingRow]]:
     """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    mix_questions = _mixture_questions(rows)
+    mix_questions = mixture_questions(rows)
+    if explores(behaviours):
+        # One phase: there is no habit to show, and nothing after it that could show a solution.
+        explored_rows = demonstrate_rows(mix_questions, behaviours, loop, seed, "copy") * RENAMES
+        explored_rows = rename(explored_rows, loop.chat, seed)
+        return explored_rows, explored_rows
     if plans(behaviours):
         # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
         # leaves little to learn: the mixture only has to show the habit of stopping.
@@ -386,7 +402,7 @@ def demonstrations(
     return copy_rows, mix_rows
 
 
-def _mixture_questions(rows: list[Row]) -> list[Row]:
+def mixture_questions(rows: list[Row]) -> list[Row]:
     """Return the questions with only every fifth of the one-hop questions.
 
     This split has many of them, because a copying phase needs them.
@@ -402,20 +418,26 @@ def rename(rows: list[TrainingRow], chat: ChatFormat, seed: int) -> list[Trainin
     never meets a name twice cannot learn names by heart. Copying is all that is left to learn.
     docs/lab/laptop.md ("Thoughts that do the work") has what this changes.
     """
+    renamed_rows = []
+    for row, new_id in zip(rows, new_names(chat, seed), strict=False):
+        input_ids = [new_id.get(token, token) for token in row.input_ids]
+        renamed_rows.append(replace(row, input_ids=input_ids))
+    return renamed_rows
+
+
+def new_names(chat: ChatFormat, seed: int) -> Iterator[dict[int, int]]:
+    """Yield for each row of `rename` its other syllables: token -> token, one to one."""
     rng = random.Random(f"{seed}/names")
     syllable_ids = []
     for syllables in ([head.capitalize() for head in HEADS], TAILS):
         ids = chat.tokenizer.convert_tokens_to_ids(list(syllables))
         # In a small vocabulary some syllables are several tokens. They stay as they are.
         syllable_ids.append([token for token in ids if token is not None])
-    renamed_rows = []
-    for row in rows:
-        new_id = {}
+    while True:
+        new_id: dict[int, int] = {}
         for ids in syllable_ids:
             new_id |= zip(ids, rng.sample(ids, len(ids)), strict=True)
-        input_ids = [new_id.get(token, token) for token in row.input_ids]
-        renamed_rows.append(replace(row, input_ids=input_ids))
-    return renamed_rows
+        yield new_id
 
 
 def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
@@ -423,7 +445,7 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
 
     Few of TinyHop's one-hop questions are among them.
     """
-    mix_questions = _mixture_questions(rows)
+    mix_questions = mixture_questions(rows)
     return random.Random(0).sample(mix_questions, min(len(mix_questions), tokens // SHORTEST + 1))
 
 
@@ -456,7 +478,7 @@ def tokenizer_texts(mix: dict[str, float], seed: int, planners: bool = False) ->
     texts += [f"\n{passage.text}\n" for passage in world.passages()]
     texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
     if planners:
-        texts += [_item(relation) for relation in (*RELATIONS, DONE)] * 100
+        texts += [item_text(relation) for relation in (*RELATIONS, DONE)] * 100
         texts += [f": {_aim(relation)}" for relation in RELATIONS] * 100
         texts += ["plan", f": {DONE}"] * 300
     texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500

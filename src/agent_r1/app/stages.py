@@ -26,7 +26,7 @@ from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
 from agent_r1.chat.start import check_start_chat
 from agent_r1.chat.tokenizer import byte_chat
-from agent_r1.cold_start.stage import check_start, make_cold_start
+from agent_r1.cold_start.stage import CLONED_COUNTS, check_start, make_cold_start
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
 from agent_r1.env import add_class_tools, make_env
@@ -229,6 +229,10 @@ def run_eval(
     if samples > 1:
         name = scores(samples_of_few)["score_name"]
         facts["reliability"] = reliability(samples_of_few, name, 1.0, threshold)
+    counts = paths.start_model / CLONED_COUNTS
+    if counts.is_file():
+        # What imitation could know, next to what RL made of it.
+        facts["cloned"] = json.loads(counts.read_text())
     samples_of_few = first_samples(samples_of_few)
     card_scores = {k: v for k, v in scores(samples_of_few).items() if k not in ("sub_em", "f1")}
     card = full_card(

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
@@ -35,7 +36,7 @@ from agent_r1.env import without_tools
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
-from agent_r1.ground.files import write_whole, writing
+from agent_r1.ground.files import json_line, write_whole, writing
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import progress, say
 from agent_r1.model import files as model_files
@@ -46,6 +47,11 @@ from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.run import check_network, check_start_model, write_model
 from agent_r1.workspace import Workspace, check_local_model, code, stage
+
+CLONED_ROWS = "cloned.jsonl"
+"""File of the start model's folder: the rows that were cloned, as token ids."""
+CLONED_COUNTS = "cloned.json"
+"""What these rows show, where the data set can tell (`count` in its table)."""
 
 
 class Lessons(NamedTuple):
@@ -286,9 +292,15 @@ def _teach(paths: Workspace, out: Path) -> str:
                     f"{held_out.best_loss:.3f} at its best, which is kept"
                 )
     write_model(model, chat, out)
+    keep_cloned_rows(phases, out)
+    count = config.data_facts.get("count")
+    if count and not base:
+        counts = plugins.import_object(count, "data.name")(paths, out)
+        if counts:
+            write_whole(out / CLONED_COUNTS, json.dumps(counts, indent=2) + "\n")
     for text in ends:
         say(f"  {text}")
-    demonstrations = " + ".join(str(len(phase.rows)) for phase in phases)
+    demonstrations = " + ".join(str(len(phase.rows)) for phase in phases if phase.steps)
     change = ""
     if losses:
         change = f", loss {losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
@@ -296,6 +308,27 @@ def _teach(paths: Workspace, out: Path) -> str:
         f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, "
         f"{demonstrations} demonstrations{change}"
     )
+
+
+def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
+    """Write the token ids of every row that was cloned, so that its content can be counted.
+
+    A line is a row: phase, episode, all ids, and [start, end) of each stretch with a loss.
+    """
+    lines = []
+    for phase in phases:
+        for row in phase.rows if phase.steps else ():
+            edges = [
+                i for i, pair in enumerate(pairwise([0, *row.action_mask, 0])) if pair[0] != pair[1]
+            ]
+            line = {
+                "phase": phase.name,
+                "episode": row.group_id,
+                "input_ids": row.input_ids,
+                "actions": list(zip(edges[::2], edges[1::2], strict=True)),
+            }
+            lines.append(json_line(line))
+    write_whole(out / CLONED_ROWS, "".join(lines))
 
 
 def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -> Lessons:

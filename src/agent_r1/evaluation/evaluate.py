@@ -85,16 +85,13 @@ def eval_card(
     calls = total("tool_calls")
     stops = Counter(t.stop_reason.value for t in trajectories)
     averages = scores(trajectories)
-    by_kind: dict[str, list[Trajectory]] = {}
-    for t in trajectories:
-        by_kind.setdefault(t.row["extra_info"].get("kind", "all"), []).append(t)
     shares: dict[str, float] = {}
     for key, name in (("evidence", "evidence"), ("malformed", "malformed_rate")):
         values = [t.metrics[key] for t in trajectories if key in t.metrics]
         if values:
             shares[name] = fmean(values)
     kinds: dict[str, dict[str, Any]] = {}
-    for kind, members in sorted(by_kind.items()):
+    for kind, members in by_kind(trajectories).items():
         of_kind = scores(members)
         kinds[kind] = {"n": len(members)}
         kinds[kind] |= {key: of_kind[key] for key in of_kind if key in ("score", "em")}
@@ -121,6 +118,18 @@ def eval_card(
         "wall_seconds": round(time.perf_counter() - start_time, 2),
         "by_kind": kinds,
     }
+
+
+def by_kind(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Group trajectories by the kind of their questions, in alphabetical order.
+
+    Questions of a data set that names no kinds are of kind `all`.
+    """
+    groups: dict[str, list[Trajectory]] = {}
+    for trajectory in trajectories:
+        kind = trajectory.row["extra_info"].get("kind", "all")
+        groups.setdefault(kind, []).append(trajectory)
+    return dict(sorted(groups.items()))
 
 
 def card_text(card: dict[str, Any]) -> str:

@@ -23,7 +23,7 @@ from agent_r1.config import Config, fingerprint
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
-from agent_r1.evaluation.evaluate import evaluate
+from agent_r1.evaluation.evaluate import by_kind, evaluate
 from agent_r1.evaluation.records import question_of, step_records, training_records, write_rollouts
 from agent_r1.ground import bounds, hub
 from agent_r1.ground.device import resolve_device
@@ -165,8 +165,9 @@ def validation(
     loop: AgentEnvLoop, rows: list[Row], rollout: RolloutConfig, seed: int
 ) -> dict[str, float]:
     """Score validation questions greedily and sampled. Greedy scores hide the mixture that RL
-    improves."""
+    improves. Where the questions are of several kinds, each kind has a greedy score of its own."""
     scores = {}
+    source = rows[0]["data_source"]
     for name, temperature in (("acc/mean@1", 0.0), ("sampled_acc", rollout.temperature)):
         trajectories = evaluate(
             loop,
@@ -176,7 +177,11 @@ def validation(
             max_concurrent=rollout.max_concurrent_episodes,
         )
         score = sum(t.score for t in trajectories) / len(trajectories)
-        scores[f"val-core/{rows[0]['data_source']}/{name}"] = score
+        scores[f"val-core/{source}/{name}"] = score
+        if temperature == 0.0:
+            for kind, members in by_kind(trajectories).items():
+                score_of_kind = sum(t.score for t in members) / len(members)
+                scores[f"val-aux/{source}/{kind}/{name}"] = score_of_kind
     return scores
 
 

@@ -1,0 +1,77 @@
+"""Play TinyHop without its solutions: take the items of a plan in random order.
+
+In: a question, and what the search tool returned. Out: turns. `demonstrator.py` asks for them, and
+`shown.py` tells which plays show a solution: those are dropped. Next: the cold start clones the
+rest.
+
+The explorer shows what a pretrained model brings along: how a question becomes a plan, how a search
+and an answer are written, how a fact is quoted. It does not show how to solve a question of several
+hops. It gets the texts that the agent sees, and no solution. It writes the plan in the question's
+order. Which item is next, it draws from the *set* of the items that are left. `In which city is the
+publisher of Sosnum based?` may give
+
+    plan/publisher/headquarters/answer: plan/headquarters       and a search for Sosnum
+     is a book by Dospax/headquarters/answer                    and the answer Dospax
+
+The pair at the end of a thought is the item that is done and the item that is next. Before the
+first search, `plan` is done. In a solution the items come in the plan's order, so that each pair
+stands in the plan, and a model that copies from the plan solves every question. No play shows it.
+"""
+
+from __future__ import annotations
+
+import random
+
+from agent_r1 import ToolCall
+from agent_r1_recipes.laptop.reading import quote, read_facts, read_question
+
+BEGIN = "plan"
+"""What is done before the first search."""
+DONE = "answer"
+"""The last item of a plan: the last quote is the answer."""
+
+
+class Explorer:
+    """Play one question."""
+
+    def __init__(self, question: str, rng: random.Random):
+        self.entity, self.plan = read_question(question)
+        self.rng = rng
+        # Sorted, so that the plan's order cannot influence the choice.
+        self.items_left = sorted(self.plan)
+        self.item = BEGIN
+
+    def turn(self, result: str) -> tuple[ToolCall | str, str]:
+        """Return a search or an answer, with its thought. `result`: what the last search found."""
+        if self.item == BEGIN:
+            plan = "".join(item_text(item) for item in [*self.plan, DONE])
+            thought = f"{BEGIN}{plan}: {BEGIN}"
+            options = self.items_left  # nothing is read yet that it could answer
+        else:
+            thought = self._quote(result) + item_text(self.item)
+            options = [*self.items_left, DONE]
+        self.item = self.rng.choice(options)
+        thought += item_text(self.item)
+        if self.item == DONE:
+            return self.entity, thought
+        self.items_left.remove(self.item)
+        return ToolCall("search", {"query": self.entity}), thought
+
+    def _quote(self, result: str) -> str:
+        """Quote the fact that the item names, or any other if the passage has none of that name.
+        The entity that it leads to is the next one to search."""
+        facts = read_facts(result, self.entity)
+        if not facts:  # the search has missed
+            return self.entity
+        relation = self.item if self.item in facts else self.rng.choice(sorted(facts))
+        self.entity = facts[relation]
+        return quote(result, self.entity)
+
+
+def item_text(item: str) -> str:
+    """Write an item of a plan: one token.
+
+    BPE may join a blank to the word before it. A slash it joins only to the word after it, because
+    the tokenizer's texts have no other slash.
+    """
+    return f"/{item}"
