@@ -24,16 +24,15 @@ from agent_r1 import (
 )
 from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
-    ENTITY_NAME,
     RENAMES,
     Demonstrator,
-    _quote,
     demonstrate_rows,
     demonstrations,
     rename,
     search_turn,
     tokenizer_texts,
 )
+from agent_r1_recipes.laptop.reading import ENTITY_NAME, quote
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS
 from agent_r1_recipes.long_context.context import ASK
 
@@ -162,9 +161,9 @@ def test_the_hasty_planner_has_the_same_plan_and_does_not_look_at_it(play, chat)
 
 def test_a_quote_has_the_words_before_the_name_and_no_other_name():
     text = "Tosran is a film by Laxgum starring Gelpir.\nDostan has capital Kelnir."
-    assert _quote(text, "Gelpir") == " starring Gelpir"
-    assert _quote(text, "Laxgum") == " is a film by Laxgum"
-    assert _quote(text, "Tosran") == "Tosran" and _quote(text, "Gel") == "Gel"
+    assert quote(text, "Gelpir") == " starring Gelpir"
+    assert quote(text, "Laxgum") == " is a film by Laxgum"
+    assert quote(text, "Tosran") == "Tosran" and quote(text, "Gel") == "Gel"
 
 
 def test_planners_are_refused_where_a_question_is_no_chain(micro, chat):
