@@ -4,18 +4,18 @@ In: a question, and what the search tool returned. Out: turns. `demonstrator.py`
 `shown.py` tells which plays show a solution: those are dropped. Next: the cold start clones the
 rest.
 
-The explorer shows what a pretrained model brings along: how a question becomes a plan, how a search
-and an answer are written, how a fact is quoted. It does not show how to solve a question of several
-hops. It gets the texts that the agent sees, and no solution. It writes the plan in the question's
-order. Which item is next, it draws from the *set* of the items that are left. `In which city is the
-publisher of Sosnum based?` may give
+The explorer shows what a pretrained model brings along: to read a question into a plan, to search,
+to quote and to answer. It does not show how to solve a question of several hops. It gets the texts
+that the agent sees, and no solution. It writes the plan in the question's order. Which item is
+next, it draws from the *set* of the items that are left. `In which city is the publisher of Sosnum
+based?` may give
 
     plan/publisher/headquarters/answer: plan/headquarters       and a search for Sosnum
      is a book by Dospax/headquarters/answer                    and the answer Dospax
 
 The pair at the end of a thought is the item that is done and the item that is next. Before the
-first search, `plan` is done. In a solution the items come in the plan's order, so that each pair
-stands in the plan, and a model that copies from the plan solves every question. No play shows it.
+first search, `plan` is done. In a solution the items come in the plan's order, so each pair
+stands in the plan. A model that copies from the plan solves every question. No play shows that.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class Explorer:
         return ToolCall("search", {"query": self.entity}), thought
 
     def _quote(self, result: str) -> str:
-        """Quote the fact that the item names, or any other if the passage has none of that name.
-        The entity that it leads to is the next one to search."""
+        """Quote the fact that the item names, or any other if there is none.
+
+        The entity that it leads to is the next one to search.
+        """
         facts = read_facts(result, self.entity)
         if not facts:  # the search has missed
             return self.entity

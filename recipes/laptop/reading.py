@@ -18,7 +18,7 @@ WORDS_AND_NAME = re.compile(rf"(?<=[a-z])( [a-z ]*({ENTITY_NAME.pattern}))")
 
 
 def read_question(text: str) -> tuple[str, list[str]]:
-    """Read a chain of relations: the entity that it begins with, and the relations in order.
+    """Read a question as a chain: its first entity, and the relations in order.
 
     Raises ValueError if the question is no chain, or has several readings.
     """
@@ -36,7 +36,7 @@ def _read_question(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _read_phrase(text: str, kind: str) -> Iterator[tuple[str, list[str]]]:
-    """Yield each reading of a noun phrase for an entity of the type `kind`; none of no text."""
+    """Yield each reading of a noun phrase for an entity of the type `kind`."""
     if not text:
         return
     if ENTITY_NAME.fullmatch(text):

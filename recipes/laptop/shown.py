@@ -64,7 +64,7 @@ def has_whole_chain(play: Play, row: Row) -> bool:
 
 
 def shows_solution(play: Play, row: Row) -> bool:
-    """Return whether a play of two or more hops is right, or has the whole chain and goes on."""
+    """Return whether a play of several hops is right, or has the whole chain."""
     if row["extra_info"]["hops"] == 1:
         return False
     return is_right(play, row) or has_whole_chain(play, row)
@@ -94,9 +94,9 @@ def margins_of_next_item(play: Play) -> list[float]:
 
 
 def count(plays: Iterable[tuple[Play, Row]]) -> dict[str, Any]:
-    """Count plays by kind, and how often questions of several hops chose the plan's next item.
+    """Count plays by kind, and choices of the plan's next item.
 
-    `margin` is the mean of `margins_of_next_item`, with its 95 % interval: at most 0 if the next
+    Choices are those of questions of several hops. `margin` is the mean of `margins_of_next_item`, with its 95 % interval: at most 0 if the next
     item is chosen no more often than any other.
     """
     kinds: dict[str, dict[str, int]] = {}

@@ -311,16 +311,15 @@ def _teach(paths: Workspace, out: Path) -> str:
 
 
 def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
-    """Write the token ids of every row that was cloned, so that its content can be counted.
+    """Write the token ids of every cloned row, so that its content can be counted.
 
     A line is a row: phase, episode, all ids, and [start, end) of each stretch with a loss.
     """
     lines = []
     for phase in phases:
         for row in phase.rows if phase.steps else ():
-            edges = [
-                i for i, pair in enumerate(pairwise([0, *row.action_mask, 0])) if pair[0] != pair[1]
-            ]
+            changes = enumerate(pairwise([0, *row.action_mask, 0]))
+            edges = [i for i, (before, after) in changes if before != after]
             line = {
                 "phase": phase.name,
                 "episode": row.group_id,
