@@ -19,7 +19,7 @@ from agent_r1.model.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.run import stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
 from agent_r1.watch.log import HOST_FREE, STEP_KEY
-from agent_r1.watch.sentinel import Sign, new_signs, signs
+from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
 
 
 class EndingEnv(LetterEnv):
@@ -270,3 +270,31 @@ def test_a_sampler_that_slows_down_is_reported(speed, length, reported):
 def test_memory_that_is_given_back_is_no_leak(seed, free):
     noise = random.Random(seed)
     assert memory_signs([free(n, noise) for n in range(200)]) == []
+
+
+def agreed(em: list[float]) -> list[dict]:
+    """Lines of a run in whose steps all groups agree, at these scores."""
+    return scored(em, {"groups/zero_advantage": [1.0] * len(em), "reward/em": em})
+
+
+def test_a_run_whose_groups_agree_on_the_right_answer_is_solved_and_has_no_sign():
+    lines = scored([0.4, 0.6], {"groups/zero_advantage": [0.5] * 2}) + agreed([1.0, 0.97, 1.0])
+    lines = [line | {STEP_KEY: n} for n, line in enumerate(lines, start=1)]
+    assert signs(lines) == [] and is_solved(lines) and solved_step(lines) == 5
+    assert not is_solved(lines[:4]) and solved_step(lines[:4]) is None
+
+
+def test_groups_that_agree_on_wrong_answers_are_a_sign_and_not_solved():
+    lines = agreed([0.5, 0.5, 0.5])
+    assert [sign.name for sign in signs(lines)] == ["groups agree"]
+    assert solved_step(lines) is None
+
+
+def test_a_penalty_that_costs_more_than_answers_earn_is_a_sign():
+    """A tenth of the plays run out of turns, at .2 each; two in a hundred are right."""
+    columns = {"reward/em": [0.01] * 5, "reward/format": [-0.02] * 5}
+    [sign] = new_signs(scored([-0.01] * 5, columns))
+    assert (sign.name, sign.collapse) == ("penalty", False)
+    assert sign.seen == ("right answers earned 0.010 per episode, malformed endings cost 0.020")
+    columns["reward/em"] = [0.03] * 5
+    assert new_signs(scored([0.01] * 5, columns)) == []

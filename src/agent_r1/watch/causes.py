@@ -83,6 +83,12 @@ _ROWS = (
         sign="groups agree",
     ),
     Cause(
+        "the penalty costs more than answers earn",
+        "an early answer pays more than a search, so the agent unlearns to search",
+        "Lower env.format_penalty, or set it to 0",
+        sign="penalty",
+    ),
+    Cause(
         "the reward falls",
         "updates were too large, or the policy exploits a part of the reward",
         "Lower actor.lr, or keep the policy near the start model with actor.kl_coef",

@@ -29,7 +29,7 @@ from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.ground.ui import clean, duration
 from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
-from agent_r1.watch.sentinel import Sign, new_signs, signs
+from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
 
 
 class Gauge(NamedTuple):
@@ -103,6 +103,7 @@ class Dashboard:
         self._terminal: list | None = None  # the terminal's settings before the live view
         self._lines = list(history)
         self._signs = {sign.name for sign in signs(self._lines)}  # already shown
+        self._solved = solved_step(self._lines) is not None
         for metrics in self._lines:
             self._remember(with_val_em(metrics))
         self._progress = Progress(
@@ -153,6 +154,12 @@ class Dashboard:
         self._signs |= {sign.name for sign in new}
         for sign in new:
             self.note(str(sign))
+        if not self._solved and is_solved(self._lines):
+            self._solved = True
+            self.note(
+                "solved: all samples of each group have equal scores, and nearly all are right; "
+                "more steps change nothing"
+            )
         return new
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:

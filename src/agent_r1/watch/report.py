@@ -37,7 +37,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
 from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
-from agent_r1.watch.sentinel import Sign, signs
+from agent_r1.watch.sentinel import Sign, signs, solved_step
 from agent_r1.watch.tokens import TOKEN_CSS, tokens_html
 
 JsonObject = dict[str, Any]
@@ -516,12 +516,14 @@ def write_report(run_dir: Path) -> Path:
     page.filters |= {"number": _number, "percent": _percent, "duration": duration, "right": _right}
     pairs = pick_pairs(run.rollouts_before, run.rollouts_after)
     group = pick_group(run.rollouts_train)
-    all_signs = signs([line for line in run.metrics if STEP_KEY in line])
+    steps = [line for line in run.metrics if STEP_KEY in line]
+    all_signs = signs(steps)
     text = page.get_template("report.html.j2").render(
         run=run,
         name=run_dir.resolve().name,
         data=_data_name(run.config.get("data", {}).get("name") or "tinyhop"),
         signs=[(sign, _example(run, sign)) for sign in all_signs],
+        solved=solved_step(steps),
         over=all(sign.over for sign in all_signs),
         machine=next(
             (card["hardware"] for card in reversed(run.cards) if card.get("hardware")), None

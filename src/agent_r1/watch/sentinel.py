@@ -28,6 +28,8 @@ SPAN = 5
 """Steps per compared mean."""
 AGREED_STEPS = 3
 """Steps in a row that may teach nothing."""
+SOLVED = 0.95
+"""Exact match from which groups agree because they are right, and nothing is wrong."""
 NOISE = 3.0
 """A fall between two means of SPAN steps must exceed this many standard errors; chosen by
 lab/experiments/sentinel.py."""
@@ -96,6 +98,7 @@ def new_signs(lines: Sequence[Line]) -> list[Sign]:
     if len(lines) == FIRST:
         all_signs += _why_zero(lines)
     all_signs += _agreement(lines)
+    all_signs += _dear_endings(lines)
     all_signs += _leak(lines)
     all_signs += _slow_sampling(lines)
     if len(lines) >= 2 * SPAN:
@@ -144,13 +147,51 @@ def _why_zero(lines: Sequence[Line]) -> list[Sign]:
 # -------------------------------------------------------------------------------- has it collapsed?
 
 
+def is_solved(lines: Sequence[Line]) -> bool:
+    """Return whether nothing is left to learn: all groups agree, and nearly all are right.
+
+    Only for exact match. What the most is that another reward can pay is not known here.
+    """
+    last = lines[-AGREED_STEPS:]
+    return _all_agree(last) and _mean(last, "reward/em") >= SOLVED
+
+
+def solved_step(lines: Sequence[Line]) -> int | None:
+    """Return the first step at which a run `is_solved`; None if there is none."""
+    for n in range(AGREED_STEPS, len(lines) + 1):
+        if is_solved(lines[n - AGREED_STEPS : n]):
+            return lines[n - 1][STEP_KEY]
+    return None
+
+
+def _all_agree(last: Sequence[Line]) -> bool:
+    agree = all(line.get("groups/zero_advantage") == 1 for line in last)
+    return agree and len(last) == AGREED_STEPS
+
+
+def _dear_endings(lines: Sequence[Line]) -> list[Sign]:
+    """Detect that malformed endings cost more than right answers earn, though some are right.
+
+    The cheapest way to a better reward is then an early answer, so searching is unlearned.
+    """
+    last = lines[-SPAN:]
+    if len(last) < SPAN:
+        return []
+    earned = _mean(last, "reward/em")
+    cost = -_mean(last, "reward/format")
+    if not 0 < earned < cost:
+        return []
+    evidence = f"right answers earned {earned:.3f} per episode, malformed endings cost {cost:.3f}"
+    return [_sign("penalty", evidence, lines[-1][STEP_KEY])]
+
+
 def _agreement(lines: Sequence[Line]) -> list[Sign]:
     last = lines[-AGREED_STEPS:]
-    if len(last) < AGREED_STEPS or any(line.get("groups/zero_advantage") != 1 for line in last):
+    if not _all_agree(last) or is_solved(lines):
         return []
     score = _mean(last, "critic/score/mean")
     evidence = f"in {AGREED_STEPS} consecutive steps, all samples of each group had equal scores"
-    # With the best reward that it has had, the run is solved and has not collapsed.
+    # With the best reward that it has had, the run has not collapsed.
     collapse = score <= 0 or score < _best(lines) - 0.05
     return [_sign("groups agree", evidence, lines[-1][STEP_KEY], collapse=collapse)]
 
