@@ -178,8 +178,10 @@ def validation(
         )
         score = sum(t.score for t in trajectories) / len(trajectories)
         scores[f"val-core/{source}/{name}"] = score
-        if temperature == 0.0:
-            for kind, members in by_kind(trajectories).items():
+        kinds = by_kind(trajectories)
+        # With one kind, its score is the one above.
+        if temperature == 0.0 and len(kinds) > 1:
+            for kind, members in kinds.items():
                 score_of_kind = sum(t.score for t in members) / len(members)
                 scores[f"val-aux/{source}/{kind}/{name}"] = score_of_kind
     return scores

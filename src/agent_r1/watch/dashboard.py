@@ -28,7 +28,7 @@ from rich.text import Text
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
 from agent_r1.ground.ui import clean, duration
-from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
+from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, validation_kinds, with_val_em
 from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
 
 
@@ -92,6 +92,8 @@ class Dashboard:
         terminal = screen.is_terminal and screen.file.isatty() and not screen.is_dumb_terminal
         self.plain = plain or not terminal or screen.no_color or screen.options.ascii_only
         self._live: Live | None = None
+        # A kind of validation questions gets a gauge when it is first scored.
+        self._gauge_list = list(GAUGES)
         self._values: dict[str, list[float]] = {
             gauge.key: [] for gauge in GAUGES
         }  # from a gauge's first value on
@@ -197,7 +199,11 @@ class Dashboard:
 
     def _remember(self, metrics: Mapping[str, Any]) -> None:
         self._last = metrics
-        for key in (gauge.key for gauge in GAUGES):
+        for kind, key in validation_kinds(metrics).items():
+            if key not in self._values:
+                self._values[key] = []
+                self._gauge_list.append(Gauge(key, f"val, {kind}", 2))
+        for key in (gauge.key for gauge in self._gauge_list):
             value = metrics.get(key)
             values = self._values[key]
             # NaN, infinity and a missing evaluation leave the number unchanged: a diverging run
@@ -248,7 +254,7 @@ class Dashboard:
             table.add_column(name, style=style, justify="right")
         for column in table.columns:
             column.no_wrap = True
-        for gauge in GAUGES:
+        for gauge in self._gauge_list:
             if values := self._values[gauge.key]:
                 ago = _figure(gauge, values[-11]) if len(values) > 10 else ""
                 table.add_row(
@@ -276,12 +282,15 @@ def plain_line(metrics: Mapping[str, Any], steps: int, eta: float | None) -> str
     """Format a step as one line of text.
 
     Example: `step  12/100  em 0.41  reward 0.38  calls 1.62  entropy 0.31  kl 0.0020  s 0.61  eta
-    54 s`.
+    54 s`. A step with a validation ends with `val 1-hop 1.00, 2-hop 0.67`.
     """
     values = [(g, metrics[g.key]) for g in GAUGES if g.short and metrics.get(g.key) is not None]
     numbers = "".join(f"  {gauge.short} {_figure(gauge, value)}" for gauge, value in values)
     line = f"step {metrics[STEP_KEY]:>{len(str(steps))}}/{steps}{numbers}"
-    return line if eta is None else f"{line}  eta {duration(eta)}"
+    if eta is not None:
+        line += f"  eta {duration(eta)}"
+    kinds = [f"{kind} {metrics[key]:.2f}" for kind, key in validation_kinds(metrics).items()]
+    return f"{line}  val {', '.join(kinds)}" if kinds else line
 
 
 def _without_marks(screen: IO[str]) -> list | None:

@@ -55,6 +55,15 @@ def with_val_em(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return dict(metrics)
 
 
+def validation_kinds(metrics: Mapping[str, Any]) -> dict[str, str]:
+    """Return the kinds of validation questions: kind -> key of its greedy score."""
+    kinds = {}
+    for key in metrics:
+        if key.startswith("val-aux/") and key.endswith("/acc/mean@1"):
+            kinds[key.split("/")[2]] = key
+    return kinds
+
+
 def with_totals(
     lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
 ) -> Iterator[tuple[dict[str, Any], int, float]]:

@@ -36,7 +36,7 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.ground.ui import clean, duration
-from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, with_val_em
+from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, validation_kinds, with_val_em
 from agent_r1.watch.sentinel import Sign, signs, solved_step
 from agent_r1.watch.tokens import TOKEN_CSS, tokens_html
 
@@ -347,6 +347,23 @@ def training_score(run: RunFiles) -> Points:
     return run.series(keys.get(run.score_name, f"episode/{run.score_name}"))
 
 
+def curves_by_kind(run: RunFiles) -> list[Curve]:
+    """Return a curve for each kind of questions: greedy validation, and the test at both ends."""
+    keys: dict[str, str] = {}
+    for line in run.metrics:
+        keys |= validation_kinds(line)
+    last = max((step for step, _ in run.series(STEP_KEY)), default=1)
+    curves = []
+    for (kind, key), colour in zip(sorted(keys.items()), cycle(LINES), strict=False):
+        points = run.series(key)
+        for step, card in ((0, run.before), (last, run.after)):
+            part = ((card or {}).get("by_kind") or {}).get(kind)
+            if part and step not in dict(points):
+                points.append((step, part["score"]))
+        curves.append(Curve(kind, sorted(points), colour))
+    return curves
+
+
 def charts(run: RunFiles) -> dict[str, Chart]:
     """Draw the charts that this run has points for, by their names in the template."""
     returns = run.series("critic/score/mean")
@@ -382,6 +399,7 @@ def charts(run: RunFiles) -> dict[str, Chart]:
     ]
     drawings = {
         "score": draw(score, marks(run), floor=0, top=1),
+        "by_kind": draw(curves_by_kind(run), floor=0, top=1),
         "reward": draw(rewards, floor=0, top=1),
         "calls": draw(
             [Curve("calls per question", run.series("tool_calls/mean"), "c5", noisy=True)]
