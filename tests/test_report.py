@@ -96,7 +96,9 @@ def test_whole_run_shows_everything(whole):
     assert "learned by imitating a demonstrator. Then " + run.name.upper() in page.text
     assert "On 12 held-out questions about a world that no training question mentions" in page.text
     assert "Parts of this report are missing" not in page.text and "evidence found" not in page.text
-    assert sum(tag == "svg" for tag, _ in page.tags) == 6
+    assert sum(tag == "svg" for tag, _ in page.tags) == 7
+    kinds = json.loads((run / "eval.json").read_text())["by_kind"]
+    assert len(kinds) > 1 and "by kind of question" in page.text
 
 
 def test_page_needs_no_network_and_runs_no_script(whole):

@@ -96,8 +96,8 @@ def margins_of_next_item(play: Play) -> list[float]:
 def count(plays: Iterable[tuple[Play, Row]]) -> dict[str, Any]:
     """Count plays by kind, and choices of the plan's next item.
 
-    Choices are those of questions of several hops. `margin` is the mean of `margins_of_next_item`, with its 95 % interval: at most 0 if the next
-    item is chosen no more often than any other.
+    Choices are those of questions of several hops. `margin` is the mean of `margins_of_next_item`,
+    with its 95 % interval: at most 0 if the next item is chosen no more often than any other.
     """
     kinds: dict[str, dict[str, int]] = {}
     margins: list[float] = []
