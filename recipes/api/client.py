@@ -5,7 +5,7 @@ answers.
 
 Each attempt runs to its end, also if the episode that wants it is cancelled. Its answer is paid
 for, so it must reach the ledger. The API's key is read from the environment. It is in no setting,
-file or message: what a server sends back is searched for it first.
+file or message: what a server sends back is searched for it first (`keys.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import asyncio
 import email.utils
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -29,15 +30,25 @@ from typing import Any
 import httpx
 
 from agent_r1 import AgentR1Error, Config, ConfigError, LostConnection, first_line, send
-from agent_r1_recipes.api.ledger import Ledger, Prices
+from agent_r1_recipes.api.keys import KeyFilter, key_from
+from agent_r1_recipes.api.ledger import Ledger, Prices, is_count
 from agent_r1_recipes.api.settings import ApiSettings
 
 MAX_BYTES = 8 << 20
 """Of one answer."""
+THOUGHTS = ("reasoning_content", "reasoning")
+"""Fields of a message in which servers return the thought."""
 RETRIED_STATUSES = (408, 409, 429, 500, 502, 503, 504, 529)
 """Statuses of a server that may answer later."""
+MAX_REASON = 10_000
+"""Characters of an error's body that are looked at."""
+FULL_STATUSES = (400, 413, 422, 500)
+"""Statuses with which servers refuse a conversation that is too long; llama.cpp sends 500, too."""
 UNCHARGED_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
 """Statuses that no API charges."""
+BYTES_OF_A_TOKEN = 16
+"""At most, on average over a text: English has four to five. A count of fewer tokens than this
+implies is not believed."""
 FIRST_WAIT_S = 0.5
 """Before the second attempt, if the server names no time; then twice as long each time."""
 
@@ -57,6 +68,8 @@ class Failure:
     status: int = 0
     reached: bool = True
     """Whether the request may have reached the server."""
+    is_full: bool = False
+    """Whether the conversation is longer than the model's context."""
 
     @property
     def may_be_charged(self) -> bool:
@@ -72,6 +85,7 @@ class Client:
         self.settings = settings
         self.url = checked_address(settings.api)
         self.key = key_from(settings.api_key)
+        self.filter = KeyFilter(self.key, settings.api_key)
         price_in = settings.api_price_in or 0.0
         cached_price = settings.api_price_cached
         prices = Prices(
@@ -132,7 +146,7 @@ class Client:
 
     def _bound(self, body: dict[str, Any]) -> tuple[int, int]:
         """Return the most tokens of prompt and turn. A token has at least one byte."""
-        return len(json.dumps(body, ensure_ascii=False).encode()), body[self.settings.api_limit]
+        return size_of(body), body[self.settings.api_limit]
 
     async def _within_budget(self, dollars: float) -> None:
         """Wait or stop if this request might exceed the budget. Raise AgentR1Error to stop."""
@@ -172,9 +186,12 @@ class Client:
             result = await self._send(body)
             if isinstance(result, dict):
                 self.answered = True
+                most = most_tokens(bound, size_of(result["message"]))
+                least = least_tokens(body["messages"]), least_tokens([result["message"]])
+                result["usage"] = believed(result["usage"], least, most)
                 record = {"key": key, "usage": result["usage"], "answer": result}
                 if result["usage"] is None:
-                    record["bound"] = bound
+                    record["bound"] = most
                 self.ledger.write(record)
             else:
                 record_of_failure: dict[str, Any] = {"key": key, "failed": result.cause}
@@ -199,26 +216,37 @@ class Client:
                 )
             )
         except httpx.InvalidURL as error:
-            return Failure(self.hide(first_line(error)), False, reached=False)
+            return Failure(self.filter.text(first_line(error)), False, reached=False)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            cause = self.hide(f"no connection ({first_line(error)})")
+            cause = self.filter.text(f"no connection ({first_line(error)})")
             return Failure(cause, True, reached=False)
         except (httpx.HTTPError, TimeoutError, ValueError, OSError) as error:
-            return Failure(self.hide(f"{type(error).__name__}: {first_line(error)}"), True)
-        text = self.hide(response.body.decode("utf-8", "replace"))
+            return Failure(self.filter.text(f"{type(error).__name__}: {first_line(error)}"), True)
+        # In a thread: megabytes of a hostile answer take seconds, and other episodes go on.
+        body = await asyncio.to_thread(self._decode, response.body)
         if response.status != 200:
-            # A 429 of an empty account stays one.
-            empty = "insufficient_quota" in text
+            words = error_words(body)
+            # A 429 of an empty account stays one, and a conversation that is too long stays so.
+            stays = "insufficient_quota" in words or tells_context(words)
             return Failure(
-                f"HTTP {response.status}: {reason_in(text)}",
-                response.status in RETRIED_STATUSES and not empty,
+                f"HTTP {response.status}: {short(words)}",
+                response.status in RETRIED_STATUSES and not stays,
                 wait_in(response.headers),
                 response.status,
+                is_full=response.status in FULL_STATUSES and tells_context(words),
             )
         try:
-            return read_answer(text)
+            return read_answer(body)
         except (ValueError, RecursionError) as error:
             return Failure(f"not an answer: {first_line(error)}", True)
+
+    def _decode(self, content: bytes) -> Any:
+        """Return a body without the key: its JSON, or the text of another one."""
+        text = content.decode("utf-8", "replace")
+        try:
+            return self.filter.value(json.loads(text))
+        except (ValueError, RecursionError):
+            return self.filter.text(text)
 
     def _wait(self, failure: Failure, attempt: int) -> None:
         """Choose the time of the next request. Raise AgentR1Error if it is too far away."""
@@ -236,7 +264,7 @@ class Client:
 
     def _error(self, failure: Failure) -> Exception:
         """Return the error for a request without an answer."""
-        if failure.status in (400, 413, 422) and tells_context(failure.cause):
+        if failure.is_full:
             return ContextFullError(failure.cause)
         what = f"{self.url} refused {self.model!r}: {failure.cause}"
         if failure.status in (401, 403):
@@ -253,16 +281,12 @@ class Client:
                 "rollout.api_limit; a shorter turn is rollout.max_tokens_per_turn",
                 code="api_refused",
             )
+        if not failure.retried:  # it refuses this conversation, and would again
+            return LostConnection(what, code="request_refused")
         return LostConnection(
             f"{self.url} gave no answer in {self.settings.api_attempts} attempts: {failure.cause}",
             code="lost_connection",
         )
-
-    def hide(self, text: str) -> str:
-        """Replace the key in a text from outside, where a server may repeat it."""
-        if len(self.key) < 8:  # none, or "none": a word that texts may have
-            return text
-        return text.replace(self.key, f"[{self.settings.api_key}]")
 
     # ------------------------------------------------------------------------------------ the card
 
@@ -276,6 +300,7 @@ class Client:
         facts["usd_uncertain"] = round(ledger.uncertain_dollars, 6) if has_prices else None
         facts["usd_per_million"] = [settings.api_price_in, settings.api_price_out]
         facts |= {"answers": len(ledger.answers), "failed_attempts": ledger.failures}
+        facts["answers_without_usage"] = ledger.without_usage
         facts |= {"requests": self.requests, "retries": self.retries, "replayed": self.replayed}
         return {"api": self.url, "usage": facts}
 
@@ -326,19 +351,6 @@ def open_model(
         client.ledger.close()
 
 
-def key_from(variable: str) -> str:
-    """Return the API's key; empty for a server without keys. Raise ConfigError if it is broken."""
-    key = os.environ.get(variable, "").strip()
-    if not key.isascii() or not key.isprintable() or " " in key:
-        # Said here, because an HTTP library would print the header, and with it the key.
-        raise ConfigError(
-            f"the environment variable {variable} holds no key: it has blanks or letters that a "
-            "header cannot have",
-            code="bad_key",
-        )
-    return key
-
-
 def checked_address(url: str | None) -> str:
     """Return the address without a slash at its end. Raise ConfigError if it may hold a key."""
     parts = httpx.URL(url or "")
@@ -359,17 +371,16 @@ def checked_address(url: str | None) -> str:
 # ------------------------------------------------------------------------------ what a server sends
 
 
-def read_answer(text: str) -> dict[str, Any]:
+def read_answer(body: Any) -> dict[str, Any]:
     """Read the body of an answer: message, finish_reason, usage (None if it has none).
 
-    Raise ValueError for anything else: HTML, no choices, no message.
+    Raise ValueError for anything else: no choices, no message.
     """
-    body = json.loads(text)
     if not isinstance(body, dict):
-        raise ValueError("the body is not a JSON object")
+        raise ValueError(f"the body is not a JSON object: {short(error_words(body))}")
     choices = body.get("choices")
     if not isinstance(choices, list) or not choices:
-        raise ValueError(f"it has no choices: {reason_in(text)}")
+        raise ValueError(f"it has no choices: {short(error_words(body))}")
     choice = choices[0]
     message = choice.get("message") if isinstance(choice, dict) else None
     if not isinstance(message, dict):
@@ -390,37 +401,94 @@ def read_usage(usage: Any) -> dict[str, int] | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached_tokens = details.get("cached_tokens") if isinstance(details, dict) else 0
-    reported_counts = {
+    counts = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "cached_tokens": cached_tokens or 0,
         "completion_tokens": usage.get("completion_tokens"),
     }
-    counts: dict[str, int] = {}
-    for name, count in reported_counts.items():
-        if type(count) is not int or count < 0:
+    return counts if all(is_count(count) for count in counts.values()) else None
+
+
+def size_of(value: Any) -> int:
+    """Return the bytes of a value as JSON."""
+    return len(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+
+
+def least_tokens(messages: list[dict[str, Any]]) -> int:
+    """Return the least tokens that messages have: of their contents, thoughts and arguments."""
+    texts: list[Any] = []
+    for message in messages:
+        texts += [message.get(name) for name in ("content", *THOUGHTS)]
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else []:
+            function = call.get("function") if isinstance(call, dict) else None
+            texts.append(function.get("arguments") if isinstance(function, dict) else None)
+    size = sum(size_of(text) for text in texts if text)
+    return math.ceil(size / BYTES_OF_A_TOKEN)
+
+
+def most_tokens(bound: tuple[int, int], answer_bytes: int) -> tuple[int, int]:
+    """Return the most tokens of prompt and turn, after an answer of so many bytes.
+
+    A longer answer than the limit allows shows that the server did not keep it.
+    """
+    prompt_tokens, sampled_tokens = bound
+    if answer_bytes > BYTES_OF_A_TOKEN * sampled_tokens + 1000:
+        sampled_tokens = answer_bytes
+    return prompt_tokens, sampled_tokens
+
+
+def believed(
+    usage: dict[str, int] | None, least: tuple[int, int], most: tuple[int, int]
+) -> dict[str, int] | None:
+    """Return the usage, or None if its counts are outside `least` and `most`."""
+    if usage is None:
+        return None
+    counts = (usage["prompt_tokens"], usage["completion_tokens"])
+    for count, low, high in zip(counts, least, most, strict=True):
+        if not low <= count <= high:
             return None
-        counts[name] = count
-    return counts
+    if usage["cached_tokens"] > usage["prompt_tokens"]:
+        return usage | {"cached_tokens": 0}
+    return usage
 
 
-def reason_in(text: str) -> str:
-    """Return the message of an error body, in one line of at most 200 characters."""
-    try:
-        body = json.loads(text)
-        error = body.get("error", body)
-        words = error.get("message") if isinstance(error, dict) else error
-        code = error.get("code") if isinstance(error, dict) else None
-    except (ValueError, AttributeError, RecursionError):
-        words = re.sub(r"<[^>]*>", " ", text)  # a page of HTML
-        code = None
-    line = " ".join(str(words or text).split())[:200] or "an empty body"
-    return f"{line} ({code})" if code else line
+def error_words(body: Any) -> str:
+    """Return message, code and type of an error body, or the beginning of another body."""
+    if isinstance(body, list) and body:  # Gemini's errors
+        body = body[0]
+    error = body.get("error", body) if isinstance(body, dict) else body
+    if isinstance(error, dict):
+        message = str(error.get("message") or json.dumps(error))[:MAX_REASON]
+        marks = [error.get(name) for name in ("code", "type")]
+        return " ".join([message, *(f"({mark})"[:60] for mark in marks if mark)])
+    return re.sub(r"<[^>]*>", " ", str(error)[:MAX_REASON])  # perhaps a page of HTML
+
+
+def short(words: str) -> str:
+    """Return words in one line of at most 200 characters."""
+    return " ".join(words.split())[:200] or "an empty body"
+
+
+CONTEXT_WORDS = (
+    "context_length",  # OpenAI's code, and the gateway's
+    "context length",  # vLLM, OpenAI
+    "context window",  # Anthropic, SGLang
+    "context size",  # llama.cpp
+    "exceed_context_size",  # llama.cpp's type
+    "prompt is too long",  # Anthropic
+    "maximum number of tokens",  # Gemini
+    "input token count",  # Gemini
+    "`inputs` must have less than",  # TGI
+    "`max_new_tokens` must be <=",  # TGI
+)
+"""What servers write when a conversation is longer than the model's context, in small letters."""
 
 
 def tells_context(cause: str) -> bool:
     """Return whether an API says that the conversation is too long."""
     cause = cause.lower()
-    return "context_length" in cause or "context length" in cause or "context window" in cause
+    return any(words in cause for words in CONTEXT_WORDS)
 
 
 def wait_in(headers: dict[str, str]) -> float | None:

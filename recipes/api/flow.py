@@ -37,13 +37,14 @@ from agent_r1 import (
     Task,
     Trajectory,
 )
-from agent_r1_recipes.api.client import Client, ContextFullError
+from agent_r1_recipes.api.client import BYTES_OF_A_TOKEN, THOUGHTS, Client, ContextFullError
 from agent_r1_recipes.api.settings import ApiSettings
 
-THOUGHTS = ("reasoning_content", "reasoning")
-"""Fields of a message in which servers return the thought."""
 NO_LIMIT = 10**8
 """Of our own: the API counts the tokens of a context, and its requests have their deadlines."""
+LONGEST_TURN = 1 << 16
+"""Characters of a turn, if its limit of tokens is small. A turn of 7 MB, a byte a token, would hold
+all other episodes for most of a minute."""
 TOOLS = """\
 You can call these tools. A line is a tool's schema:
 {schemas}
@@ -181,6 +182,12 @@ class ApiEpisode(AgentEnvLoop, Policy):
         self.turns += 1
         message = answer["message"]
         text, call_ids, sent_message = read_message(message, self.rollout.api_thoughts)
+        longest = max(LONGEST_TURN, BYTES_OF_A_TOKEN * sampling.max_tokens)
+        if len(text) > longest:  # the server did not keep the limit, so it is kept here
+            text = text[:longest]
+            call_ids = []
+            sent_message = {"role": "assistant", "content": text}
+            answer = answer | {"finish_reason": "length"}
         here.call_ids = call_ids if self.native else []
         here.messages.append(sent_message)
         here.texts.append({"role": "assistant", "content": text})
@@ -263,7 +270,7 @@ def text_of(content: Any) -> str:
 
 
 def function_of(call: Any) -> tuple[str, str]:
-    """Return name and arguments of a call as text, empty if they are no text."""
+    """Return name and arguments of a call as text."""
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
         return "", ""
@@ -272,7 +279,8 @@ def function_of(call: Any) -> tuple[str, str]:
     if isinstance(arguments, dict):  # some servers parse them
         arguments = json.dumps(arguments, ensure_ascii=False)
     name = name if isinstance(name, str) else ""
-    return name, arguments if isinstance(arguments, str) else ""
+    arguments = arguments if isinstance(arguments, str) else ""
+    return name, arguments if arguments.strip() else "{}"  # of a call without arguments
 
 
 def as_text_messages(messages: list[Message]) -> list[Message]:

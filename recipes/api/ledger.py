@@ -14,11 +14,16 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from agent_r1 import AgentR1Error
+
+COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
+MOST_TOKENS = 10**9
+"""Of one answer. No request has as many bytes, so a larger count is damage."""
 
 
 @dataclass(frozen=True)
@@ -41,16 +46,21 @@ class Ledger:
     """The answers of one evaluation, in a file that only grows."""
 
     def __init__(self, path: Path, prices: Prices):
-        """Open or continue `path`. Raise AgentR1Error if another process writes to it."""
+        """Open or continue `path`. Raise AgentR1Error if another process writes to it.
+
+        A line that cannot be read is named by its number, and left out.
+        """
         self.prices = prices
         self.answers: dict[str, dict[str, Any]] = {}
         """Key of a request -> its answer."""
-        self.tokens = {"prompt_tokens": 0, "cached_tokens": 0, "completion_tokens": 0}
+        self.tokens = dict.fromkeys(COUNTS, 0)
         self.dollars = 0.0
         """Of the answers, by the usage that the API reported."""
         self.uncertain_dollars = 0.0
         """Upper bound for attempts that brought no usage: the API may have charged them."""
         self.failures = 0
+        self.without_usage = 0
+        """Answers whose usage was not reported, or not believed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a+b")
         try:
@@ -62,30 +72,34 @@ class Ledger:
                 code="file_in_use",
             ) from None
         self._file.seek(0)
-        whole = self._file.read()
-        for line in whole.splitlines():
-            self._enter(line)
-        if whole and not whole.endswith(b"\n"):  # the process was killed in the middle of a line
+        content = self._file.read()
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                self._enter(read_record(line))
+            except (ValueError, RecursionError) as error:
+                print(
+                    f"{path}: line {number} cannot be read ({str(error)[:100]}) and is left out: "
+                    "its request is sent again, and what it cost is not counted",
+                    file=sys.stderr,
+                )
+        if content and not content.endswith(b"\n"):  # a kill in the middle of a line
             self._file.write(b"\n")
 
-    def _enter(self, line: bytes) -> None:
-        try:
-            record = json.loads(line)
-        except ValueError:  # half a line
-            return
+    def _enter(self, record: dict[str, Any]) -> None:
+        usage = record.get("usage")
         if "answer" in record:
             self.answers[record["key"]] = record["answer"]
+            self.without_usage += not usage
         if record.get("failed"):
             self.failures += 1
-        if record.get("usage"):
-            self._count(record["usage"])
+        if usage:
+            for name in COUNTS:
+                self.tokens[name] += usage[name]
+            self.dollars += self.prices.of(usage)
         elif record.get("bound"):
             self.uncertain_dollars += self.cost_of_bound(*record["bound"])
-
-    def _count(self, usage: dict[str, int]) -> None:
-        for name in self.tokens:
-            self.tokens[name] += usage[name]
-        self.dollars += self.prices.of(usage)
 
     @property
     def spent(self) -> float:
@@ -98,11 +112,45 @@ class Ledger:
         return self.prices.of(usage | {"completion_tokens": sampled_tokens})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Append one line, and count it. Raise OSError if the disk is full."""
-        line = json.dumps(record).encode() + b"\n"
-        self._file.write(line)
+        """Count one record, and append its line. Raise OSError if the disk is full."""
+        line = json.dumps(record).encode()
+        self._enter(read_record(line))
+        self._file.write(line + b"\n")
         self._file.flush()
-        self._enter(line)
 
     def close(self) -> None:
         self._file.close()
+
+
+def read_record(line: bytes) -> dict[str, Any]:
+    """Read one line. Raise ValueError unless it has the form that `Ledger.write` writes."""
+    record = json.loads(line)
+    if not isinstance(record, dict) or not isinstance(record.get("key"), str):
+        raise ValueError("it is not a record with a key")
+    if "answer" not in record and "failed" not in record:
+        raise ValueError("it has neither an answer nor a failure")
+    if "answer" in record:
+        answer = record["answer"]
+        is_answer = isinstance(answer, dict) and isinstance(answer.get("message"), dict)
+        if not is_answer or not isinstance(answer.get("finish_reason"), str):
+            raise ValueError("its answer has no message or no finish_reason")
+    usage = record.get("usage")
+    if usage is not None and not _is_usage(usage):
+        raise ValueError("its usage has no three counts of tokens")
+    bound = record.get("bound")
+    if bound is not None and not _is_bound(bound):
+        raise ValueError("its bound has no two counts of tokens")
+    return record
+
+
+def _is_usage(value: Any) -> bool:
+    return isinstance(value, dict) and all(is_count(value.get(name)) for name in COUNTS)
+
+
+def _is_bound(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_count, value))
+
+
+def is_count(value: Any) -> bool:
+    """Return whether `value` is a number of tokens that one answer may have."""
+    return type(value) is int and 0 <= value <= MOST_TOKENS

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat
 
-from agent_r1 import ConfigError, OutsideFingerprint, RolloutConfig
+from agent_r1 import ConfigError, OutsideFingerprint, RolloutConfig, VariableName
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -19,7 +20,7 @@ class ApiSettings(RolloutConfig):
     `demonstrate --api` set it."""
     api_records: OutsideFingerprint[str | None] = None
     """Folder in which every answer is kept; `--out` sets it."""
-    api_key: OutsideFingerprint[str] = "OPENAI_API_KEY"
+    api_key: OutsideFingerprint[VariableName] = "OPENAI_API_KEY"
     """Name of the environment variable with the key. The key itself is never a setting."""
     api_calls: OutsideFingerprint[Literal["auto", "native", "text"]] = "auto"
     """native: the API's own tool calls. text: calls in the dialect's words, for a server without
@@ -65,6 +66,20 @@ class ApiSettings(RolloutConfig):
                 code="exclusive_options",
             )
         has_prices = rollout.api_price_in is not None and rollout.api_price_out is not None
+        default_key = type(rollout).model_fields["api_key"].default
+        if rollout.api_key != default_key and rollout.api_key not in os.environ:
+            yield ConfigError(
+                "rollout.api_key names an environment variable, and there is none of this name; "
+                "export it with the key. The name is not shown here, because it may be a key",
+                code="no_variable",
+            )
+        if rollout.api_budget is not None and rollout.api_limit in rollout.api_omit:
+            yield ConfigError(
+                f"a budget needs the limit of a turn, and rollout.api_omit leaves out "
+                f"{rollout.api_limit!r}: without it a turn may cost anything. Leave one of them "
+                "out, or rename the limit with rollout.api_limit",
+                code="missing_limit",
+            )
         if rollout.api_budget is not None and not has_prices:
             yield ConfigError(
                 "a budget needs prices: set rollout.api_price_in and rollout.api_price_out, in US "

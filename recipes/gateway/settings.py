@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field
 
-from agent_r1 import ConfigError, NamesCode, OutsideFingerprint, RolloutConfig, Trusted
+from agent_r1 import (
+    ConfigError,
+    NamesCode,
+    OutsideFingerprint,
+    RolloutConfig,
+    Trusted,
+    VariableName,
+)
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -27,7 +34,7 @@ class GatewaySettings(RolloutConfig):
     away, failed episode). More stops the run."""
     agent_processes: OutsideFingerprint[Annotated[int, Field(ge=1)]] = 32
     """Agents that run at the same time; each is a process."""
-    agent_environment: list[str] = []
+    agent_environment: list[VariableName] = []
     """Names of variables such as MY_API_KEY that the agent may see, though they look like keys."""
 
     @property

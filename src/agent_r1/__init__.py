@@ -71,6 +71,7 @@ AUTHORS = {
         "Price",
         "RolloutConfig",
         "Trusted",
+        "VariableName",
     ),
     "data.json_files": ("json_records",),
     "data.storage": ("Passage",),

@@ -90,7 +90,7 @@ def test_a_call_in_the_text_and_a_native_one(play):
     assert [m["role"] for m in api.asked[1]["messages"]] == ["user", "assistant", "tool", "user"]
 
 
-@pytest.mark.parametrize("arguments", ['{"query": ', "", '["a"]', '{"query": "\ud800"}'])
+@pytest.mark.parametrize("arguments", ['{"query": ', '["a"]', '{"query": "\ud800"}'])
 def test_an_invalid_call_is_the_models_fault(play, arguments):
     [trajectory], api, flow = play([answer(None, [("search", arguments)]), END])
     surrogate = "ud800" in ascii(arguments)
@@ -190,6 +190,77 @@ def test_a_full_context_is_an_overflow(play):
     body = b'{"error": {"message": "too long", "code": "context_length_exceeded"}}'
     [trajectory], _, _ = play([CALL, Wrong(400, body)])
     assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW and len(trajectory.steps) == 1
+
+
+FULL = {
+    "llama.cpp": (
+        400,
+        {"error": {"code": 400, "message": "the request exceeds the available context size"}},
+    ),
+    "llama.cpp, type": (
+        400,
+        {"error": {"code": 400, "message": "no room", "type": "exceed_context_size_error"}},
+    ),
+    "llama.cpp, older": (500, {"error": {"message": "Context size has been exceeded."}}),
+    "Anthropic": (
+        400,
+        {
+            "type": "error",
+            "error": {"message": "prompt is too long: 210000 tokens > 200000"},
+        },
+    ),
+    "Gemini": (
+        400,
+        [{"error": {"message": "The input token count (12) exceeds the maximum number of tokens"}}],
+    ),
+    "TGI": (
+        422,
+        {"error": "Input validation error: `inputs` must have less than 1024 tokens. Given: 2048"},
+    ),
+    "TGI, both": (
+        422,
+        {"message": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 2048."},
+    ),
+    "vLLM": (
+        400,
+        {"object": "error", "message": "This model's maximum context length is 4096 tokens."},
+    ),
+    "late words": (400, {"error": {"message": "x" * 300 + " maximum context length"}}),
+}
+"""What servers answer when a conversation is too long, as their source or documents have it."""
+
+
+@pytest.mark.parametrize("server", FULL)
+def test_a_full_context_is_told_in_many_words(play, server):
+    status, body = FULL[server]
+    [trajectory], api, flow = play([CALL, Wrong(status, json.dumps(body).encode())])
+    assert trajectory.stop_reason is StopReason.CONTEXT_OVERFLOW and len(trajectory.steps) == 1
+    assert len(api.asked) == 2 and flow.client.retries == 0
+
+
+def test_a_refused_conversation_is_no_lost_server(play):
+    """A 400 is not sent again, and its sentence says what was refused."""
+
+    def script(request, number):
+        refused = "Vexlor 3?" in request["messages"][0]["content"]
+        return Wrong(400, b'{"error": {"message": "bad words"}}') if refused else END
+
+    played, api, _ = play(script, "rollout.api_concurrent=1", tasks=20)
+    [lost] = [t for t in played if t.stop_reason is StopReason.ERROR]
+    assert (
+        "refused 'some-model': HTTP 400: bad words" in lost.error and "attempts" not in lost.error
+    )
+    assert len(api.asked) == 20
+
+
+@pytest.mark.parametrize("arguments", ["", " \n", None, {}, "{}"])
+def test_a_call_without_arguments_is_a_call(play, chat, arguments):
+    [trajectory], api, _ = play([answer(None, [("search", arguments)]), END])
+    text = chat.turn_text(trajectory.steps[0].action_ids)
+    assert text == '<tool_call>\n{"name": "search", "arguments": {}}\n</tool_call>'
+    assert "query" in api.asked[1]["messages"][-1]["content"]  # the tool asks for its argument
+    sent = api.asked[1]["messages"][1]["tool_calls"][0]["function"]
+    assert sent == {"name": "search", "arguments": "{}"}
 
 
 def test_a_cut_off_turn_runs_no_call(play):

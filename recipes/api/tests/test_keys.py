@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import html
 import json
 import os
+import re
 import signal
 import subprocess
 import time
 from collections import Counter
+from urllib.parse import unquote
 
 import pytest
-from api_servers import Wrong, answer, scripted_api
+from api_servers import Wrong, answer, api_flow, scripted_api
 from runs import AGENT, TINY, main
 
 SECRET = "sk-secret-9f31c2a7d0"
@@ -51,6 +55,78 @@ def test_after_success_and_after_401(indexed_home, capfd):
     printed = capfd.readouterr()
     assert "was refused" in printed.err and "[OPENAI_API_KEY]" in printed.err
     assert_unwritten(indexed_home, printed.out, printed.err)
+
+
+def spellings(key):
+    """The key as JSON, PHP, a URL and HTML may write it, and JSON in JSON."""
+    as_numbers = "".join(f"\\u{ord(letter):04x}" for letter in key)
+    yield as_numbers
+    yield as_numbers.upper().replace("\\U", "\\u")
+    yield f"\\u{ord(key[0]):04x}{key[1:]}"
+    yield key.replace("/", "\\/")
+    yield as_numbers.replace("\\", "\\\\")
+    yield as_numbers.replace("\\", "\\u005c")
+    yield "".join(f"%{ord(letter):02X}" for letter in key)
+    yield "".join(f"&#{ord(letter)};" for letter in key)
+    yield "".join(f"&#x{ord(letter):x};" for letter in key)
+
+
+PLACES = [
+    '{"choices": [{"message": {"content": "KEY"}, "finish_reason": "stop"}]}',
+    '{"choices": [{"message": {"content": "", "reasoning_content": "KEY"}}]}',
+    '{"choices": [{"message": {"content": "x"}, "finish_reason": "KEY"}]}',
+    '{"choices": [{"message": {"content": "x", "KEY": {"KEY": ["KEY"]}}}]}',
+    '{"choices": [{"message": {"content": null, "tool_calls": [{"id": "KEY", "function": '
+    '{"name": "KEY", "arguments": "{\\"query\\": \\"KEY\\"}"}}]}}]}',
+    '{"error": {"message": "no KEY", "code": "KEY", "type": "KEY"}}',
+    "<html><b>KEY</b></html>",
+    '["KEY"]',
+]
+
+
+def decoded(text):
+    """A text as the next reader of JSON, of HTML or of an address may see it."""
+    seen = {text}
+    for _ in range(4):
+        text = re.sub(r"\\u([0-9a-fA-F]{4})", lambda m: chr(int(m[1], 16)), text)
+        text = text.replace("\\/", "/").replace("\\\\", "\\")
+        seen |= {text, html.unescape(text), unquote(text)}
+    return seen
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("status", [200, 400])
+def test_a_key_in_any_spelling_is_not_kept(place, status, tmp_path, monkeypatch, chat):
+    key = "sk/secret/9f31c2a7d0"
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    forms = list(spellings(key))
+    replies = [Wrong(status, place.replace("KEY", form).encode()) for form in forms]
+    errors = []
+    with (
+        scripted_api(replies) as api,
+        api_flow(api.url, tmp_path, chat, None, "rollout.api_attempts=1") as flow,
+    ):
+        for number in range(len(forms)):
+            body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 9}
+            try:
+                asyncio.run(flow.client.ask(str(number), body))
+            except Exception as error:
+                errors.append(str(error))
+        assert len(api.asked) == len(forms)
+    written = (tmp_path / "calls.jsonl").read_text()
+    assert written.count("\n") == len(forms) and "[OPENAI_API_KEY]" in written
+    for text in [*errors, *written.splitlines()]:
+        assert not [form for form in decoded(text) if key in form], text
+
+
+@pytest.mark.parametrize("value", ["sk-x-4711", "AKIA/4711", "sk_4711", "A" * 65, "4711"])
+@pytest.mark.parametrize("setting", ["rollout.api_key=VALUE", "rollout.agent_environment=[VALUE]"])
+def test_a_key_instead_of_its_name_is_refused_and_not_shown(value, setting, capfd):
+    words = ["--api", "http://127.0.0.1:9/v1", *NAME, setting.replace("VALUE", f"'{value}'")]
+    assert main("eval", *TINY, *words) == 2
+    printed = capfd.readouterr()
+    assert "name of an environment variable" in printed.err
+    assert value not in printed.err + printed.out
 
 
 def test_compare_with_the_card_of_another_model(indexed_home, capfd):

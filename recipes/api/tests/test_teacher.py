@@ -59,6 +59,27 @@ def test_what_scored_is_cloned_and_a_recorded_teacher_is_free(indexed_home, capf
     assert main("cold-start", *TINY, *short, f"cold_start.episodes={out}") == 0
 
 
+def test_the_shortest_of_equal_plays_is_kept(indexed_home):
+    """Both plays of one question score 1; the first takes a detour of two searches."""
+    [row] = Workspace(load_config("small", SETTINGS)).load_rows("train")[:1]
+    turns = []
+
+    def script(request, number):
+        turns.append(number)
+        if len(turns) < 3:
+            return answer("", [("search", json.dumps({"query": f"detour {number}"}))])
+        return answer(f"<answer>{row['reward_model']['ground_truth'][0]}</answer>")
+
+    out = indexed_home / "shortest.jsonl"
+    words = ["demonstrate", "--preset", "small", *SETTINGS, "--model", "big", "--limit", "1"]
+    words += ["--out", str(out), "--samples", "2", "rollout.api_concurrent=1"]
+    with scripted_api(script) as api:
+        assert main(*words, "--api", api.url) == 0
+    assert len(turns) == 4  # three turns of the first play, and one of the second
+    [kept] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert "detour" not in json.dumps(kept)
+
+
 def test_a_dialect_with_tools_in_its_prompt_is_refused(indexed_home):
     words = ["--model", "big", "--api", "http://127.0.0.1:9/v1", "--out", str(indexed_home / "x")]
     react = [*SETTINGS, "env.name=react", "env.tools=[search]"]

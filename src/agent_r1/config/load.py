@@ -475,6 +475,8 @@ def _explain(error: ValidationError) -> ConfigError:
         choices = re.findall("'(.*?)'", context["expected"])
         return ConfigError.unknown(key, value, choices)
     text = first["msg"]
+    if kind == "no_variable":
+        return ConfigError(f"{key}: {text}", code="no_variable")
     message = f"{key}={value!r}: {context.get('error') or text[0].lower() + text[1:]}"
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
         return ConfigError(message, code="out_of_range")

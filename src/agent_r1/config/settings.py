@@ -6,10 +6,20 @@ fills it. Pydantic refuses unknown names, wrong types and values outside their b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, PrivateAttr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PrivateAttr,
+)
+from pydantic_core import PydanticCustomError
 
 from agent_r1.ground.errors import ConfigError
 
@@ -42,6 +52,20 @@ NamesFile = Annotated[T, "may name a file"]
 Trusted = Annotated[T, "trusted by naming"]
 """A command to run, or an address that receives the agent's text: used only if the user named it
 (`plugins.check_trusted`)."""
+
+
+def _check_variable(name: str) -> str:
+    if re.fullmatch("[A-Z_][A-Z0-9_]*", name) and len(name) <= 64:
+        return name
+    raise PydanticCustomError(
+        "no_variable",
+        "this is not the name of an environment variable, which has capital letters, digits and _; "
+        "it is not shown here, because it may be a key",
+    )
+
+
+VariableName = Annotated[str, AfterValidator(_check_variable)]
+"""Name of an environment variable with a key. The key itself would be written to cards and runs."""
 
 
 class Section(BaseModel):

@@ -237,10 +237,11 @@ def refuse_failures(trajectories: list[Trajectory]) -> None:
 
 
 def refuse_lost(causes: list[str], episodes: int) -> None:
-    """Raise AgentR1Error if more than MAX_LOST_SHARE of the episodes lost their model server."""
+    """Raise AgentR1Error if more than MAX_LOST_SHARE of the episodes got no answer."""
     if len(causes) > max(1, MAX_LOST_SHARE * episodes):
         raise AgentR1Error(
-            f"{len(causes)} of {episodes} episodes lost the model server, the first: {causes[0]}",
+            f"{len(causes)} of {episodes} episodes got no answer of the model server, the first: "
+            f"{causes[0]}",
             code="server_gone",
         )
 
