@@ -14,7 +14,7 @@ from agent_r1.cold_start import demonstrate
 from agent_r1.config import from_yaml, load_config, plugins, to_yaml
 from agent_r1.core import StopReason
 from agent_r1.env.hermes import Hermes
-from agent_r1.training.run_dir import OWN_SETTINGS, RunDir, check_same_settings
+from agent_r1.training.run_dir import OWN_SETTINGS, RunDir, check_same_settings, open_run
 
 ENVIRONMENT = '''
 from agent_r1 import Hermes
@@ -106,6 +106,64 @@ def test_naming_the_code_is_the_permission(forgetful):
 def test_eval_with_other_settings_says_that_it_takes_the_runs_own(forgetful, capsys, setting):
     text = error_of(capsys, "eval", "--run", "lamp", "--trust-run", setting, "--limit", "2")
     assert "an evaluation takes the run's own settings" in text
+
+
+@pytest.fixture
+def begun(tmp_path, monkeypatch):
+    """Begin a run of a user's recipe, with paths in three of its settings. Return its folder."""
+    home = tmp_path / "home folder"
+    folder = home / "my-task"
+    (home / "model").mkdir(parents=True)
+    folder.mkdir()
+    (folder / "world.py").write_text(ENVIRONMENT)
+    (folder / "rows.jsonl").write_text("{}")
+    (folder / "preset.yaml").write_text(
+        "extends: smoke\n"
+        "env: {name: world.py:Lamp, tools: []}\n"
+        "data: {name: rows, source: rows.jsonl}\n"
+    )
+    (home / "link").symlink_to(folder)
+    for name in ("AGENT_R1_HOME", "HOME"):
+        monkeypatch.setenv(name, str(home))
+    monkeypatch.chdir(home)
+    config = load_config("my-task/preset.yaml", ["model.path=model"])
+    for name in ("mine", "my-task-grpo"):
+        run = RunDir(home / "runs" / name)
+        open_run(run, config)
+        run.metrics.path.write_text("")
+    monkeypatch.setattr(plugins, "_trusted_names", set())
+    return folder
+
+
+SPELLINGS = ["my-task", "./my-task/", "../home folder/my-task", "link", "~/my-task", "ABSOLUTE"]
+
+
+@pytest.mark.parametrize("place", SPELLINGS)
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--run=mine"],
+        ["--run=mine", "--limit=2"],
+        ["--run=mine", "data.source=link/rows.jsonl", "model.path=./model/"],
+        ["--run=my-task-grpo", "grpo"],
+        ["--run=mine", "env.name=~/link/world.py:Lamp"],
+    ],
+)
+def test_a_run_is_found_again_by_any_spelling_of_its_paths(begun, capsys, place, words):
+    """It is the same run, so what is missing is its training, and not its settings."""
+    place = str(begun) if place == "ABSOLUTE" else place
+    for recipe in ([f"--recipe={place}"], [f"--preset={place}/preset.yaml"]):
+        text = error_of(capsys, "eval", *recipe, *words)
+        assert "has not finished its" in text, text
+
+
+def test_another_recipe_of_the_same_name_is_another_run(begun, capsys):
+    other = begun.parent / "other" / "my-task"
+    other.mkdir(parents=True)
+    for file in begun.iterdir():
+        (other / file.name).write_text(file.read_text())
+    text = error_of(capsys, "eval", "--recipe=other/my-task", "--run=mine", "--trust-run")
+    assert f"preset: {begun / 'preset.yaml'} there, {other / 'preset.yaml'} now" in text
 
 
 def test_eval_of_a_run_with_changed_code_or_weights_never_advises_deletion(forgetful, capsys):

@@ -42,6 +42,7 @@ from agent_r1.config import (
     Config,
     apply_overrides,
     from_yaml,
+    keep_spelling,
     load_config,
     plugins,
     tables,
@@ -180,14 +181,14 @@ def _config_of_run(a: Namespace) -> Config:
     if a.preset:
         # Its code is trusted, since the user named the preset. Its other values may have changed.
         load_config(a.preset)
-    config = from_yaml(file)
+    stored_config = from_yaml(file)
     overrides = _overrides(a) + _agent_settings(a)
     if a.preset:
-        overrides.append(f"preset={a.preset}")
+        overrides.append(f"preset={json.dumps(a.preset)}")  # a folder may have a blank or a colon
     if a.seed is not None:
         overrides.append(f"seed={a.seed}")
     overrides += [f"algorithm={word}" for word in a.settings if "=" not in word]
-    config = apply_overrides(config, overrides)
+    config = keep_spelling(apply_overrides(stored_config, overrides), stored_config)
     code = dict(user_code_names(config))
     for setting, place in trusted_settings(config).items():
         code[place] = setting

@@ -17,6 +17,7 @@ LAZY_NAMES = (
     "fingerprint",
     "from_yaml",
     "keep_choices",
+    "keep_spelling",
     "load_config",
     "user_code_names",
     "preset_names",

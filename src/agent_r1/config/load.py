@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -68,8 +69,7 @@ def load_config(
         overriding["seed"] = seed
     preset = preset or recipes.DEFAULT
     files = _read_preset(preset)
-    if _is_file(preset):
-        preset = str(Path(preset).resolve())
+    preset = _resolve_preset(preset, Path.cwd())
     data_name, algorithm = _final_names(_merge(*with_implied([*files, overriding])))
     layers: list[dict[str, Any]] = []
     for file in files:
@@ -204,7 +204,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
             code="unknown_preset",
         )
     if _is_file(name):
-        path = Path(name)
+        path = Path(name).expanduser()
         add(path.parent / "recipe.toml")
     else:
         path = recipes.preset_files()[name]
@@ -246,6 +246,8 @@ def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
     """
     layer = copy_sections(layer)
     settings = all_settings()
+    if "preset" in layer:
+        layer["preset"] = _resolve_preset(layer["preset"], folder)
     for key in (*settings.code, *settings.files, *settings.trusted_fields):
         section, name = key.split(".")
         values = layer.get(section)
@@ -274,9 +276,21 @@ def _resolve_code(name: Any, folder: Path) -> Any:
 
 def _resolve_file(name: Any, folder: Path) -> Any:
     """Return the path from `folder` if there is such a file; otherwise `name` itself."""
-    if isinstance(name, str) and (folder / name).exists():
-        return str(folder / name)
-    return name
+    if not isinstance(name, str):
+        return name
+    # Links stay: what a link in the hub's cache points to has no suffix, which tells the format.
+    path = os.path.abspath(folder / os.path.expanduser(name))
+    return path if os.path.exists(path) else name
+
+
+def _resolve_preset(preset: Any, folder: Path) -> Any:
+    """Return a preset's file as an absolute path without links; a name does not change.
+
+    A run is found again by this path, however the user spells it.
+    """
+    if not (isinstance(preset, str) and _is_file(preset)):
+        return preset
+    return str((folder / os.path.expanduser(preset)).resolve())
 
 
 def _strings(value: Any) -> list[str]:
@@ -450,6 +464,27 @@ def keep_choices(config: Config, other: Config) -> Config:
         if values:
             config = config.model_copy(update={name: part.model_copy(update=values)})
     return config
+
+
+def keep_spelling(value: Any, stored: Any) -> Any:
+    """Return `value` with the paths of `stored` where both name the same place.
+
+    Both are a configuration, a section or a setting. `model.path=out/m` and `model.path=./out/m/`
+    are one model, but two fingerprints, and artefacts have the names of fingerprints.
+    """
+    if isinstance(value, BaseModel):
+        kept = {}
+        for name in type(value).model_fields:
+            kept[name] = keep_spelling(getattr(value, name), getattr(stored, name))
+        return value.model_copy(update=kept)
+    if isinstance(value, str) and isinstance(stored, str) and _is_same_place(value, stored):
+        return stored
+    return value
+
+
+def _is_same_place(one: str, other: str) -> bool:
+    places = [os.path.realpath(os.path.expanduser(path)) for path in (one, other)]
+    return places[0] == places[1] and os.path.exists(places[0])
 
 
 def _explain(error: ValidationError) -> ConfigError:

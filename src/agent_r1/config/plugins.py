@@ -13,6 +13,7 @@ import ast
 import hashlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import traceback
@@ -55,7 +56,7 @@ def absolute(name: str, folder: Path) -> str:
     place, _, attribute = name.rpartition(":")
     if not place.endswith(".py"):
         return name
-    return f"{(folder / place).resolve()}:{attribute}"
+    return f"{(folder / os.path.expanduser(place)).resolve()}:{attribute}"
 
 
 def trust(names: Iterable[str]) -> None:

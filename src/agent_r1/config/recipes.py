@@ -50,14 +50,14 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
     if recipe:
         preset = preset_of(recipe)
     if preset and preset.endswith((".yaml", ".yml")):
-        add(Path(preset).parent / "recipe.toml")
+        add(Path(preset).expanduser().parent / "recipe.toml")
     return preset
 
 
 def preset_of(recipe: str) -> str:
     """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises
     ConfigError."""
-    file = Path(recipe) / "preset.yaml"
+    file = Path(recipe).expanduser() / "preset.yaml"
     name = recipe.replace("_", "-")
     if file.is_file():
         for preset, built_in in preset_files().items():

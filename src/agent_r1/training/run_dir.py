@@ -26,6 +26,7 @@ from agent_r1.config import (
     fingerprint_values,
     from_yaml,
     keep_choices,
+    keep_spelling,
     plugins,
     to_yaml,
     user_code,
@@ -139,7 +140,7 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
     if old_config is None:
         return
     # `auto` takes what the run has chosen. A run that was only evaluated may still choose.
-    config = keep_choices(config, old_config)
+    config = keep_spelling(keep_choices(config, old_config), old_config)
     old_config = keep_choices(old_config, config)
     if fingerprint(old_config) != fingerprint(config):
         raise AgentR1Error(
