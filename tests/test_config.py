@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -19,10 +20,12 @@ from agent_r1.config import (
     from_yaml,
     load_config,
     preset_names,
+    shareable,
     to_yaml,
 )
 from agent_r1.config import settings as core
 from agent_r1.config.renamed import RENAMED_SETTINGS, translate_card
+from agent_r1.evaluation.provenance import train_command
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
@@ -378,3 +381,66 @@ def test_every_setting_in_the_docs_is_known():
             load_config("small", [said])
         except ConfigError as error:
             assert "unknown configuration key" not in str(error), said
+
+
+SECRETS = {
+    "env.mcp.f": [
+        "env SHOP_KEY=sk-4711 python server.py",
+        "/usr/bin/env -i shop_key=sk-4711 python server.py",
+        "sh -c 'SHOP_KEY=sk-4711 python server.py'",
+        "docker run -e SHOP_KEY=sk-4711 image",
+        "docker run --env=SHOP_KEY=sk-4711 image",
+        "python server.py --api-key sk-4711",
+        "python server.py --token=sk-4711",
+        "http://user:sk-4711@127.0.0.1:9/mcp",
+        "https://x.org/mcp?v=1&api_key=sk-4711",
+    ],
+    "rollout.agent": ["env SHOP_KEY=sk-4711 python agent.py"],
+}
+
+
+@pytest.mark.parametrize(
+    ("setting", "command"), [(key, one) for key, commands in SECRETS.items() for one in commands]
+)
+def test_a_command_with_a_key_is_refused_and_not_shown(setting, command):
+    with fails_with("key_in_command", "name the variable") as error:
+        load_config("small", [f"{setting}={json.dumps(command)}"])
+    assert "4711" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python server.py --max-tokens 5 --tokenizer x --key-file keys.txt mode=fast",
+        "env -i python server.py",
+        "http://127.0.0.1:9/mcp?profile=shop",
+        "npx -y @scope/server /home/me",
+    ],
+)
+def test_a_command_without_a_key_is_a_command(command):
+    assert load_config("small", [f"env.mcp.f={json.dumps(command)}"]).env.mcp == {"f": command}
+
+
+def test_what_others_see_has_no_command_and_no_folder(tmp_path):
+    """Names of files are kept, so that a reader knows which preset and which class it was."""
+    folder = tmp_path / "my-task"
+    folder.mkdir()
+    for name in ("preset.yaml", "rows.jsonl", "world.py"):
+        (folder / name).write_text("")
+    (folder / "preset.yaml").write_text(
+        "extends: small\nenv: {name: world.py:Lamp, tools: [world.py:look, files]}\n"
+        "data: {name: rows, source: rows.jsonl}\n"
+    )
+    commands = ["env.mcp.files=python server.py", "env.mcp_per_episode=[files]"]
+    models = [f"model.path={tmp_path}/start"]
+    config = load_config(str(folder / "preset.yaml"), [*commands, *models])
+    shown = shareable(config)
+    assert str(tmp_path) not in to_yaml(shown) and "server.py" not in to_yaml(shown)
+    names = [shown.preset, shown.env.name, shown.data.source, shown.model.path, *shown.env.tools]
+    assert names == ["my-task/preset.yaml", "world.py:Lamp", "rows.jsonl", "start", "world.py:look",
+                     "files"]  # fmt: skip
+    assert shown.env.mcp == {} and config.env.mcp == {"files": "python server.py"}
+    assert str(tmp_path) not in train_command(config)
+    file = tmp_path / "agent_r1.yaml"
+    file.write_text(to_yaml(shown))
+    assert from_yaml(file) == shown  # so the exported settings can be read

@@ -30,7 +30,7 @@ import re
 import shlex
 import tempfile
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from agent_r1 import (
@@ -91,11 +91,13 @@ class McpTool(BaseTool):
         result = await asyncio.wrap_future(
             self.session.ask(lambda client: client.call_tool(self.remote_name, args))
         )
-        text = "\n".join(_text(part) for part in result.content)
-        if not result.content and result.structured_content is not None:
-            text = json.dumps(result.structured_content, ensure_ascii=False)
+        texts = [_text(part) for part in result.content]
+        structured = result.structured_content
+        if structured is not None and not _holds("\n".join(texts), structured):
+            texts.append(json.dumps(structured, ensure_ascii=False))
+        text = "\n".join(texts)
         if result.is_error:  # by the protocol the agent reads this, to correct itself
-            raise InvalidArgumentsError(text)
+            raise InvalidArgumentsError(text if text.strip() else "the tool failed, without a word")
         return ToolOutput(text)
 
     def for_episode(self, shared: dict[Any, Any]) -> BaseTool:
@@ -103,7 +105,8 @@ class McpTool(BaseTool):
             return self
         tool = copy.copy(self)
         if self.session not in shared:
-            shared[self.session] = McpSession(self.session.name, self.session.place)
+            old = self.session
+            shared[old] = McpSession(old.name, old.place, old.variables, old.token)
         tool.session = shared[self.session]
         return tool
 
@@ -116,21 +119,34 @@ def servers(env: McpSettings) -> dict[str, Callable[[str], list[BaseTool]]]:
     openers = {}
     for name, place in env.mcp.items():
         per_episode = name in env.mcp_per_episode
-        openers[name] = functools.partial(mcp_tools, name, place, session_an_episode=per_episode)
+        openers[name] = functools.partial(
+            mcp_tools,
+            name,
+            place,
+            session_an_episode=per_episode,
+            variables=env.mcp_variables,
+            token=env.mcp_tokens.get(name),
+        )
     return openers
 
 
 def mcp_tools(
-    name: str, place: str, tool_name: str = "", session_an_episode: bool = False
+    name: str,
+    place: str,
+    tool_name: str = "",
+    session_an_episode: bool = False,
+    variables: Sequence[str] = (),
+    token: str | None = None,
 ) -> list[BaseTool]:
     """Return all tools of the server at `place`, or only `tool_name`.
 
-    `place` is a command line or a URL. Raises AgentR1Error if it cannot be reached, and ConfigError
+    `place` is a command line, which sees these `variables`, or a URL, which gets the bearer token
+    in the variable `token`. Raises AgentR1Error if it cannot be reached, and ConfigError
     for a missing tool or a wrong schema.
     """
     with extra("mcp", "env.mcp"):
         import mcp  # noqa: F401
-    session = McpSession(name, place)
+    session = McpSession(name, place, variables, token)
     try:
         remote_tools = session.ask(_list_tools).result()
         if not remote_tools:
@@ -180,6 +196,49 @@ def _text(part: types.ContentBlock) -> str:
     return f"[{part.type}, which cannot be shown]"
 
 
+def _holds(text: str, structured: Any) -> bool:
+    """Return whether a text has every value of a structured result.
+
+    Servers are advised to write such a text. One that only sums up would hide the rest.
+    """
+    left = [structured]
+    while left:
+        value = left.pop()
+        if isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, list):
+            left += value
+        else:
+            forms = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)[1:-1]}
+            if not isinstance(value, str):
+                forms = {str(value), json.dumps(value)}
+            if not any(_has_word(text, form) for form in forms):
+                return False
+    return True
+
+
+def _has_word(text: str, word: str) -> bool:
+    """Return whether a text has a word that no further letter or digit continues."""
+    start = text.find(word)
+    while start >= 0:
+        around = text[start - 1 : start] + text[start + len(word) : start + len(word) + 1]
+        if not any(letter.isalnum() for letter in around):
+            return True
+        start = text.find(word, start + 1)
+    return False
+
+
+def _variable(name: str, setting: str) -> str:
+    """Return a variable of the environment. Raise AgentR1Error if there is none."""
+    value = os.environ.get(name)
+    if not value:
+        raise AgentR1Error(
+            f"{setting} names the environment variable {name}, which is not set; export it",
+            code="no_variable",
+        )
+    return value
+
+
 # ----------------------------------------------------------------------------------------- sessions
 
 
@@ -189,9 +248,15 @@ class McpSession:
     The first call opens it, and a call after its end reopens it.
     """
 
-    def __init__(self, name: str, place: str):
+    def __init__(
+        self, name: str, place: str, variables: Sequence[str] = (), token: str | None = None
+    ):
         self.name = name
         self.place = place
+        self.variables = variables
+        self.token = token
+        self._refusal = ""
+        """Status of the last answer over HTTP that asked for a token."""
         self.is_closed = False
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
@@ -240,7 +305,7 @@ class McpSession:
                 raise InvalidArgumentsError(error.message) from None
             # A server over HTTP was started anew. It has done nothing yet, so asking again is safe.
             server_is_new = error.message == "Session terminated"
-            reason = error.message
+            reason = self._refusal or error.message or f"error {error.code}, without a word"
             if error.code == CONNECTION_CLOSED:
                 reason = self._read_last_message() or error.message
             if server_is_new or error.code == CONNECTION_CLOSED:
@@ -311,6 +376,7 @@ class McpSession:
         from mcp.client.streamable_http import streamable_http_client
 
         async def bound(response: httpx2.Response) -> None:
+            self._refusal = self._why_refused(response.status_code)
             body: Any = response.stream
 
             class Bounded(httpx2.AsyncByteStream):
@@ -334,8 +400,11 @@ class McpSession:
                 )
             response.stream = Bounded()
 
+        headers = {"Accept-Encoding": "identity"}
+        if self.token:
+            headers["Authorization"] = f"Bearer {_variable(self.token, 'env.mcp_tokens')}"
         http_client = httpx2.AsyncClient(
-            headers={"Accept-Encoding": "identity"},
+            headers=headers,
             timeout=httpx2.Timeout(30, read=300),
             event_hooks={"response": [bound]},
         )
@@ -345,14 +414,24 @@ class McpSession:
         ):
             yield streams
 
+    def _why_refused(self, status: int) -> str:
+        """Return why an answer over HTTP is a refusal, in words; "" if it is none."""
+        if status not in (401, 403):
+            return ""
+        remedy = f"export a bearer token and name it: env.mcp_tokens.{self.name}=VARIABLE"
+        if self.token:
+            remedy = f"it does not accept the token in {self.token}"
+        return f"HTTP {status}, the server asks for authorisation; {remedy}"
+
     @contextlib.asynccontextmanager
     async def _stdio(self) -> AsyncIterator[Any]:
         """Start a process, and keep its standard error for `_read_last_message`."""
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         command, *arguments = shlex.split(self.place)
+        seen = {name: _variable(name, "env.mcp_variables") for name in self.variables}
         with tempfile.TemporaryFile("w+") as self._stderr:
-            parameters = StdioServerParameters(command=command, args=arguments)
+            parameters = StdioServerParameters(command=command, args=arguments, env=seen)
             async with stdio_client(parameters, self._stderr) as streams:
                 self._answers = streams[0]
                 try:
@@ -384,7 +463,7 @@ class McpSession:
             return f"{error.strerror}: {error.filename}"
         if getattr(error, "code", None) == CONNECTION_CLOSED and self._last_message:
             return self._last_message
-        return first_line(error)
+        return self._refusal or first_line(error)
 
 
 OPEN: dict[asyncio.Task[None], McpSession] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, Field
 
-from agent_r1 import ConfigError, EnvConfig, Trusted
+from agent_r1 import ConfigError, EnvConfig, Trusted, VariableName
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -31,19 +31,26 @@ class McpSettings(EnvConfig):
     mcp: Trusted[dict[Name, CommandOrUrl]] = {}
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or
     NAME=http://HOST:PORT/mcp."""
+    mcp_variables: list[VariableName] = []
+    """Names of environment variables, such as SHOP_API_KEY, that the servers' commands may see."""
+    mcp_tokens: dict[Name, VariableName] = {}
+    """Server over HTTP -> name of the environment variable with its bearer token."""
     mcp_per_episode: list[str] = []
     """Servers that keep state: each episode opens its own session with them."""
 
     def without_commands(self) -> Self:
-        return super().without_commands().model_copy(update={"mcp": {}, "mcp_per_episode": []})
+        nothing = {"mcp": {}, "mcp_per_episode": [], "mcp_variables": [], "mcp_tokens": {}}
+        return super().without_commands().model_copy(update=nothing)
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         env = config.env
-        for name in env.mcp_per_episode:
+        named = [("mcp_per_episode", name) for name in env.mcp_per_episode]
+        named += [("mcp_tokens", name) for name in env.mcp_tokens]
+        for setting, name in named:
             if name not in env.mcp:
                 yield ConfigError(
-                    f"env.mcp_per_episode names {name!r}, which env.mcp lacks; it has "
+                    f"env.{setting} names {name!r}, which env.mcp lacks; it has "
                     f"{', '.join(env.mcp) or 'no servers'}",
                     code="unknown_mcp_server",
                 )

@@ -66,6 +66,7 @@ def spellings(key):
     yield key.replace("/", "\\/")
     yield as_numbers.replace("\\", "\\\\")
     yield as_numbers.replace("\\", "\\u005c")
+    yield as_numbers.replace("\\", "\\\\u005c")
     yield "".join(f"%{ord(letter):02X}" for letter in key)
     yield "".join(f"&#{ord(letter)};" for letter in key)
     yield "".join(f"&#x{ord(letter):x};" for letter in key)

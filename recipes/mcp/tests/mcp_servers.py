@@ -82,6 +82,7 @@ TOOLS.append(
         "outputSchema": {**OBJECT, "properties": {"x": {"type": "string", "pattern": "^(a+)+$"}}},
     }
 )
+TOOLS += [{"name": name, "inputSchema": OBJECT} for name in ("shop", "silent", "variable")]
 TOOLS.append({"name": "flaky", "inputSchema": OBJECT, "annotations": {"readOnlyHint": True}})
 
 
@@ -129,11 +130,34 @@ def by_hand(kind: str, file: str) -> None:
                 open(file, "w").close()
                 os._exit(4)
             answer(request, "at last")
+        elif tool == "shop":  # text and structured result, as the test wants them
+            wanted = request["params"]["arguments"]
+            answer(request, wanted["text"], structuredContent=wanted["structured"])
+        elif tool == "silent":
+            answer(request, "", isError=True)
+        elif tool == "variable":
+            answer(request, str(os.environ.get("SHOP_API_KEY")))
         elif tool == "evil":
             answer(request, "x", structuredContent={"x": "a" * 40 + "!"})
     if file:
         with open(file, "a") as out:
             out.write(f"bye {os.getpid()}\n")
+
+
+def with_token(token: str):
+    """A server over HTTP that answers those with a bearer token, and 401 to all others."""
+    server = with_sessions(set())
+    inner = server.RequestHandlerClass
+
+    class Guarded(inner):
+        def do_POST(self):
+            if self.headers.get("authorization") == f"Bearer {token}":
+                return super().do_POST()
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_error(401)
+
+    server.RequestHandlerClass = Guarded
+    return server
 
 
 def with_sessions(sessions: set[str]):

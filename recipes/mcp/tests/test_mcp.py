@@ -305,9 +305,70 @@ def test_a_server_that_does_not_list_its_tools_holds_the_start_up_no_longer_than
 
 
 def test_a_result_is_checked_within_bounds(opened):
-    assert (
-        ask(opened(), "evil").content == "x"
-    )  # its schema's pattern would take hours, in the thread of all sessions
+    # Its schema's pattern would take hours, in the thread of all sessions.
+    assert ask(opened(), "evil").content.startswith("x\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "structured", "shown"),
+    [
+        ("see structured content", {"price": 12}, True),
+        ("It costs 112 euros.", {"price": 12}, True),
+        ("", {"price": 12}, True),
+        ("It costs 12 euros.", {"price": 12}, False),
+        ('{"price": 12}', {"price": 12}, False),
+        ("3", {"result": 3}, False),
+        ("lamp\nrope", {"result": ["lamp", "rope"]}, False),
+        ("lamp", {"result": ["lamp", "rope"]}, True),
+        ('{"names": ["K\\u00e4the \\"K\\""], "n": null, "ok": true}',
+         {"names": ['Käthe "K"'], "n": None, "ok": True}, False),
+        ("done", {"ok": {"all": [{"stock": 4}]}}, True),
+    ],
+)  # fmt: skip
+def test_a_text_that_sums_up_hides_no_structured_result(opened, text, structured, shown):
+    content = ask(opened(), "shop", text=text, structured=structured).content
+    appended = json.dumps(structured, ensure_ascii=False)
+    assert (appended in content.splitlines()[-1] and content != text) == shown, content
+    assert content.startswith(text)
+
+
+def test_an_error_without_words_is_told_in_words(opened):
+    result = ask(opened(), "silent")
+    assert not result.ok and "the tool failed, without a word" in result.content
+
+
+def test_a_command_sees_the_variables_that_the_settings_name(opened, monkeypatch):
+    monkeypatch.setenv("SHOP_API_KEY", "sk-shop-4711")
+    assert ask(opened(), "variable").content == "None"
+    named = opened(mcp_variables=["SHOP_API_KEY"])
+    assert ask(named, "variable").content == "sk-shop-4711"
+    each = opened(mcp_variables=["SHOP_API_KEY"], mcp_per_episode=["hand"])["variable"]
+    tool = each.for_episode({})
+    assert ask({"variable": tool}, "variable").content == "sk-shop-4711"
+    tool.session.close()
+    monkeypatch.delenv("SHOP_API_KEY")
+    with pytest.raises(AgentR1Error, match="SHOP_API_KEY, which is not set"):
+        opened(mcp_variables=["SHOP_API_KEY"])
+
+
+def test_a_server_that_wants_a_token(monkeypatch):
+    server = mcp_servers.with_token("t-4711")
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}/mcp"
+    with pytest.raises(AgentR1Error, match="HTTP 401, .*env.mcp_tokens.shop=VARIABLE"):
+        tools_of("shop", env=McpSettings(mcp={"shop": place}))
+    guarded = McpSettings(mcp={"shop": place}, mcp_tokens={"shop": "SHOP_TOKEN"})
+    with pytest.raises(AgentR1Error, match="SHOP_TOKEN, which is not set"):
+        tools_of("shop", env=guarded)
+    monkeypatch.setenv("SHOP_TOKEN", "t-wrong")
+    with pytest.raises(AgentR1Error, match="it does not accept the token in SHOP_TOKEN") as error:
+        tools_of("shop", env=guarded)
+    assert "t-wrong" not in str(error.value)
+    monkeypatch.setenv("SHOP_TOKEN", "t-4711")
+    tools = tools_of("shop", env=guarded)
+    assert ask(tools, "pid").content == "pid"
+    tools["pid"].session.close()
+    server.shutdown()
 
 
 def test_a_server_that_does_not_come_up(opened, monkeypatch):
@@ -335,6 +396,8 @@ def test_a_server_that_does_not_come_up(opened, monkeypatch):
         (["env.mcp.f=''"], "give the command that starts the server, or its URL"),
         (["env.mcp.two words=python"], "env.mcp"),
         (["env.mcp_per_episode=[f]"], "names 'f', which env.mcp lacks; it has no servers"),
+        (["env.mcp_tokens.f=TOKEN"], "names 'f', which env.mcp lacks; it has no servers"),
+        (["env.mcp.f=python", "env.mcp_variables=[sk-4711]"], "name of an environment variable"),
     ],
 )
 def test_settings_that_make_no_sense(overrides, says):

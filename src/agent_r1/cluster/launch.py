@@ -52,7 +52,7 @@ from agent_r1.cluster.watchdog import (
     run_processes,
     size_of,
 )
-from agent_r1.config import Config, fingerprint, keep_choices, tables
+from agent_r1.config import Config, fingerprint, keep_choices, shareable, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
@@ -115,7 +115,9 @@ def train_with_verl(
         count_from_first_start(sources.folder / "config.yaml")
         about = f"preset {config.preset} · {config.algorithm} · verl · {device}"
         with (
-            trackers(config.trainer.loggers, run.path, config.model_dump(), step + 1) as track,
+            trackers(
+                config.trainer.loggers, run.path, shareable(config).model_dump(), step + 1
+            ) as track,
             Dashboard(
                 run.path.name,
                 about,

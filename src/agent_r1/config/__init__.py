@@ -22,6 +22,7 @@ LAZY_NAMES = (
     "user_code_names",
     "preset_names",
     "preset_title",
+    "shareable",
     "to_yaml",
     "trusted_settings",
     "user_code",

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
-from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_AUTO, Engine
+from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_AUTO, Engine, Section
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -403,6 +403,7 @@ def _validate(values: Any, trains: bool = True) -> Config:
         raise _explain(error) from None
     config = _resolve_auto(config)
     _check_names(config)
+    _check_commands(config)
     for conflict in _all_conflicts(config, trains):
         if isinstance(conflict, ConfigError):
             raise conflict
@@ -485,6 +486,71 @@ def keep_spelling(value: Any, stored: Any) -> Any:
 def _is_same_place(one: str, other: str) -> bool:
     places = [os.path.realpath(os.path.expanduser(path)) for path in (one, other)]
     return places[0] == places[1] and os.path.exists(places[0])
+
+
+def shareable(config: Config) -> Config:
+    """Return `config` as a tracker or the reader of a model card may see it.
+
+    Commands and addresses are left out, because they may hold keys. Of a path on this machine only
+    the name of the file or folder is kept.
+    """
+    sections = {}
+    for name in type(config).model_fields:
+        part = getattr(config, name)
+        sections[name] = part.without_commands() if isinstance(part, Section) else part
+    for key, field in all_settings().trusted_fields.items():
+        section, name = key.split(".")
+        default = field.get_default(call_default_factory=True)
+        sections[section] = sections[section].model_copy(update={name: default})
+    return _without_folders(config.model_copy(update=sections))
+
+
+def _without_folders(value: Any) -> Any:
+    """Return a configuration, a section or a setting with the names of its paths only."""
+    if isinstance(value, BaseModel):
+        names = type(value).model_fields
+        return value.model_copy(update={n: _without_folders(getattr(value, n)) for n in names})
+    if isinstance(value, list):
+        return [_without_folders(entry) for entry in value]
+    if isinstance(value, dict):
+        return {key: _without_folders(entry) for key, entry in value.items()}
+    if not isinstance(value, str):
+        return value
+    scheme, place = plugins.split_scheme(value)  # gym:/home/me/game.py:Game
+    if not place.startswith(("/", "~")):
+        return value
+    path = Path(place)
+    place = path.name
+    if path.stem == "preset":  # its folder has the name
+        place = f"{path.parent.name}/{path.name}"
+    return f"{scheme}:{place}" if scheme else place
+
+
+SECRET_WORDS = re.compile(
+    r"""(?:^|[\s'"=]|\s-e)(?P<variable>[A-Z_][A-Z0-9_]*)=[^\s'"]  # env KEY=x, docker run -eKEY=x
+    |(?:^|[\s'"/])env\s+(?:-\S+\s+)*(?P<any>\w+)=[^\s'"]  # env key=x
+    |(?:^|[\s'"])(?P<option>--?(?:api[-_]?key|(?:access[-_]|auth[-_])?token|password|secret))(?:=|\s+)[^-\s]
+    |[?&](?P<query>[\w-]*(?:key|token|secret|passw)[\w-]*)=[^&\s]
+    |://(?P<user>[^/\s@]*)@""",
+    re.VERBOSE,
+)
+"""Where a command or an address holds a value that may be a key."""
+
+
+def _check_commands(config: Config) -> None:
+    """Raise ConfigError for a command or an address that holds a key."""
+    for setting, place in trusted_settings(config).items():
+        match = SECRET_WORDS.search(place)
+        if match is None:
+            continue
+        kind = match.lastgroup
+        name = "the user" if kind == "user" else match[str(kind)]
+        raise ConfigError(
+            f"{setting} holds the value of {name}, which may be a key, and config.yaml would keep "
+            "it. Export it as a variable, and name the variable in env.mcp_variables, "
+            "env.mcp_tokens or rollout.agent_environment",
+            code="key_in_command",
+        )
 
 
 def _explain(error: ValidationError) -> ConfigError:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import __version__
-from agent_r1.config import Config, fingerprint, load_config, preset_names, tables
+from agent_r1.config import Config, fingerprint, load_config, preset_names, shareable, tables
 from agent_r1.ground import bounds
 from agent_r1.ground.files import sha256
 from agent_r1.ground.machine import describe_machine
@@ -112,6 +112,7 @@ def _revision(model: Path) -> str | None:
 def train_command(config: Config, *program: str) -> str:
     """Return the command that trains this model again, with every setting that differs.
 
+    Commands are left out, and of paths the names are kept: the command may be published.
     `program`: another one that takes these options, such as `agent-r1 data`.
     """
 
@@ -126,11 +127,20 @@ def train_command(config: Config, *program: str) -> str:
         return settings
 
     plain = flat(load_config(config.preset, algorithm=config.algorithm, seed=config.seed))
-    settings = [
-        f"{key}={json.dumps(value)}" for key, value in flat(config).items() if plain[key] != value
-    ]
+    shown = flat(shareable(config))
+    settings = []
+    for key, value in flat(config).items():
+        if plain[key] != value and plain[key] != shown[key]:
+            settings.append(f"{key}={json.dumps(shown[key])}")
     program = program or ("bash", "speedrun-nodocker.sh")
-    words = [*program, config.algorithm, "--preset", config.preset, "--seed", str(config.seed)]
+    words = [
+        *program,
+        config.algorithm,
+        "--preset",
+        str(shown["preset"]),
+        "--seed",
+        str(config.seed),
+    ]
     return shlex.join(words + settings)
 
 

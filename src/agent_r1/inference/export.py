@@ -22,7 +22,7 @@ from torch import Tensor
 
 from agent_r1.chat.probe import TOOLS
 from agent_r1.chat.tokenizer import load_chat
-from agent_r1.config import Config, tables, to_yaml
+from agent_r1.config import Config, shareable, tables, to_yaml
 from agent_r1.evaluation.provenance import train_command, weights_hash
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
@@ -192,7 +192,7 @@ def _rows(checkpoint: Path) -> list[TokenRow]:
 
 def _write_settings(part: Path, config: Config) -> None:
     """Write the configuration for `agent-r1`, and the sampling settings for other programs."""
-    (part / SETTINGS_FILE).write_text(to_yaml(config))
+    (part / SETTINGS_FILE).write_text(to_yaml(shareable(config)))
     chat = load_chat(part)
     file = part / "generation_config.json"
     generation_config = bounds.read_json(file) if file.is_file() else {}
@@ -304,6 +304,7 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
     has_card = checkpoint.name == last and (run / "eval.json").is_file()
     card = bounds.read_json(run / "eval.json") if has_card else {}
     scheme = tables.scheme_of(config.model.path)
+    shown = shareable(config)
     table = [
         "| evaluation | |",
         "|---|---|",
@@ -313,12 +314,12 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         name=run.name if has_card else checkpoint.name,
         gap=gap,
         tokens=tokens,
-        tools=", ".join(config.env.tools) or "none",
+        tools=", ".join(shown.env.tools) or "none",
         algorithm=config.algorithm,
         steps=config.trainer.steps,
-        preset=config.preset,
+        preset=shown.preset,
         seed=config.seed,
-        start=config.model.path or "a cold start of a tiny model made from scratch",
+        start=shown.model.path or "a cold start of a tiny model made from scratch",
         package=PACKAGE_SENTENCE.format(**scheme.describe(config.model.path)) if scheme else "",
         evaluation="\n".join(table) if has_card else "This checkpoint was not evaluated.",
         command=train_command(config),

@@ -19,7 +19,7 @@ from typing import Any
 from agent_r1.chat.fit import check_dialect
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import load_chat, save_tokenizer
-from agent_r1.config import Config, fingerprint
+from agent_r1.config import Config, fingerprint, shareable
 from agent_r1.config.settings import ActorConfig, CriticConfig, RolloutConfig, TrainerConfig
 from agent_r1.core import Row, Trajectory
 from agent_r1.env import dialect_of, make_env
@@ -95,7 +95,10 @@ def run_training(
         )
         with (
             trackers(
-                config.trainer.loggers, run.path, config.model_dump(), learner.step + 1
+                config.trainer.loggers,
+                run.path,
+                shareable(config).model_dump(),
+                learner.step + 1,
             ) as track,
             Dashboard(
                 run.path.name,
