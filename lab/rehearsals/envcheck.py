@@ -20,7 +20,7 @@ import planted  # noqa: E402
 WORLDS = (
     "small",
     "laptop",
-    "shop",
+    "restock",
     "support",
     "tinyquest",
     "tinymath",

@@ -21,7 +21,7 @@ PRESETS = (
     "smoke",
     "sprint",
     "laptop",
-    "shop",
+    "restock",
     "support",
     "two-tools",
     "tinymath",

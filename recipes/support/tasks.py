@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from agent_r1_recipes.shop.demonstrator import WARES
+from agent_r1_recipes.restock.demonstrator import WARES
 from agent_r1_recipes.tinymath.draw import distinct, split_numbers
 
 COMPLAINTS = {

@@ -206,7 +206,7 @@ def test_a_declared_floor_of_a_class_is_read():
     [
         (["env"], "the only action is check"),
         (["env", "check"], "takes one name"),
-        (["env", "check", "tinyquest", "shop"], "takes one name"),
+        (["env", "check", "tinyquest", "restock"], "takes one name"),
         (["env", "check", "tinyquest", "--questions", "0"], "are above 0"),
     ],
 )
@@ -228,5 +228,5 @@ def test_settings_may_follow_options(monkeypatch):
 
     seen = []
     monkeypatch.setattr(Check, "report", lambda self: seen.append(self.plan) or 0)
-    assert main("env", "check", "shop", "--questions", "3", "env.max_turns=4") == 0
-    assert seen[0]["name"] == "shop" and seen[0]["settings"] == ["env.max_turns=4"]
+    assert main("env", "check", "restock", "--questions", "3", "env.max_turns=4") == 0
+    assert seen[0]["name"] == "restock" and seen[0]["settings"] == ["env.max_turns=4"]

@@ -9,13 +9,13 @@ from pathlib import Path
 from building import demonstrated, row_of, tools_of, trust
 
 from agent_r1 import load_config
-from agent_r1_recipes.shop.demonstrator import questions
+from agent_r1_recipes.restock.demonstrator import questions
 
 FOLDER = Path(__file__).parents[1]
 
 
 def test_an_order_of_the_difference_is_paid_and_the_demonstrator_is_sometimes_right():
-    config = load_config("shop")
+    config = load_config("restock")
     trust(*config.env.tools)
     rows = [
         row_of(question, config.env.name) for question in questions("train", 200, random.Random(0))
