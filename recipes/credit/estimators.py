@@ -117,7 +117,7 @@ def reinforce_plus_plus(batch: Batch, advantage: AdvantageConfig) -> tuple[Tenso
 
 
 @dataclass
-class _Steps:
+class Steps:
     """Hold the S steps of a batch, concatenated by trajectory."""
 
     first_BT: Tensor
@@ -139,7 +139,7 @@ def first_tokens(mask_BT: Tensor, steps_BT: Tensor) -> Tensor:
     return step_BT > F.pad(step_BT, (1, -1), value=-1).cummax(dim=1).values
 
 
-def _steps_of(batch: Batch) -> _Steps:
+def steps_of(batch: Batch) -> Steps:
     mask_BT = batch.mask_BT.bool()
     first_BT = first_tokens(batch.mask_BT, batch.steps_BT)
     index_B, _ = batch.number_trajectories()
@@ -148,7 +148,7 @@ def _steps_of(batch: Batch) -> _Steps:
     trajectory_S = index_B[first_BT.nonzero()[:, 0]]
     rewards_A = batch.rewards_BT[mask_BT].float()
     reward_S = rewards_A.new_zeros(len(trajectory_S)).index_add_(0, of_A, rewards_A)
-    return _Steps(first_BT, of_A, trajectory_S, reward_S)
+    return Steps(first_BT, of_A, trajectory_S, reward_S)
 
 
 @partial(
@@ -177,7 +177,7 @@ def steppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
             "steppo needs the values of a critic; pass values_BT, or use gigpo, which needs none",
             code="needs_critic",
         )
-    steps = _steps_of(batch)
+    steps = steps_of(batch)
     value_S = batch.values_BT[steps.first_BT].detach().float()
     truncated_S = None
     if batch.truncated_B is not None:
@@ -207,7 +207,7 @@ def gigpo(batch: Batch, advantage: CreditAdvantage) -> tuple[Tensor, Tensor]:
     (`Observation.extra`). If samples of one prompt reach the same state and continue differently,
     these continuations are compared, without a critic. A state that occurs once gives 0.
     """
-    steps = _steps_of(batch)
+    steps = steps_of(batch)
     episode_BT, returns_BT = grpo(batch, advantage)
     return_S = gae(
         steps.reward_S, torch.zeros_like(steps.reward_S), steps.trajectory_S, advantage.gamma, 1.0

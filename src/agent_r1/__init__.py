@@ -88,6 +88,7 @@ AUTHORS = {
     "rollout.columns": ("Column",),
     "model.decoder": ("Decoder", "DecoderShape", "attend"),
     "model.policies": ("token_logprobs",),
+    "evaluation.reliability": ("student_quantile",),
     "rollout.rollouts": ("Rollouts",),
     "chat.tokenizer": ("save_tokenizer", "train_tokenizer"),
     "search.index": ("Hit",),
