@@ -49,6 +49,15 @@ def play_logprobs(model: Decoder, batch: Batch, temperature: float) -> Tensor:
     return total_N
 
 
+def token_logprobs_of(model: Decoder, batch: Batch, temperature: float) -> Tensor:
+    """Compute log pi of the action tokens of all rows, float64 [B, T]."""
+    out_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64)
+    for rows_B, part in micro_batches_of(batch, MICRO_TOKENS):
+        logprobs_BT = action_logprobs(model, part, temperature)
+        out_BT[rows_B, : logprobs_BT.shape[1]] = logprobs_BT.double()
+    return out_BT
+
+
 def push(model: Decoder, batch: Batch, weights_BT: Tensor, temperature: float) -> Tensor:
     """Compute the sum over action tokens of weight times grad log pi, as one vector."""
     model.zero_grad(set_to_none=True)

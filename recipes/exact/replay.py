@@ -74,7 +74,13 @@ class Replay(Policy):
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
         """Return the next known turn. Raise ConfigError if its prompt is not the recorded one."""
-        script = self.scripts[session]
+        script = self.scripts.get(session or "")
+        if script is None:
+            raise ConfigError(
+                "the flow asks the policy in a session of its own, so its turns cannot be "
+                "replayed; enumerate with the generic loop (unset rollout.flow)",
+                code="unfit_flow",
+            )
         number = script.position
         script.position += 1
         if number < len(script.turns):
@@ -161,7 +167,7 @@ class Player:
         replay.scripts[session] = script
         sampling = Sampling(self.max_tokens, self.temperature)
         try:
-            trajectory = await self.flow.play(Task(row, question, session, seed), sampling)
+            trajectory = await self.flow.run(Task(row, question, session, seed), sampling)
         except Stopped as stop:
             return stop.prompt
         finally:

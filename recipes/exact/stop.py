@@ -8,13 +8,16 @@ with six turns.
 The world shows what hurts an estimator that compares turns of equal number. An episode that has a
 turn 4 has chosen `go` three times, so those turns are no sample of the policy's chances.
 
-In: nothing. Out: an `Agent` with a transformer of 21,600 weights, and rows. Next: `table.py`.
+In: nothing. Out: an `Agent` with a transformer of 21,408 weights, and rows. Next: `table.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from agent_r1 import (
@@ -38,7 +41,7 @@ TURNS = 6
 PAY = 0.2
 BEST = (TURNS - 1) * PAY + 1.0
 ANSWERS = ("one", "two", "three")
-QUESTIONS = 12
+QUESTIONS = 6
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}"
@@ -49,7 +52,10 @@ FREQUENCIES = {"go": 0.4, "one": 0.2, "two": 0.15, "three": 0.15}
 
 
 class Stop(AgentEnv):
-    """One episode."""
+    """One episode. With `pay` 0 there are two returns, 0 and 1."""
+
+    def __init__(self, pay: float = PAY):
+        self.pay = pay
 
     def reset(self, row: Row) -> Observation:
         self.answer = row["reward_model"]["ground_truth"][0]
@@ -61,7 +67,7 @@ class Stop(AgentEnv):
         self.turn += 1
         word = action.text.strip()
         goes_on = word == "go"
-        reward = PAY if goes_on else float(word == self.answer)
+        reward = self.pay if goes_on else float(word == self.answer)
         if not goes_on or self.turn == TURNS:
             return StepResult(None, reward, done=True, stop_reason=StopReason.ANSWERED)
         reply = self.answer if self.turn >= self.clue_turn else "nothing"
@@ -111,7 +117,7 @@ def stop_config() -> Config:
     )  # fmt: skip
 
 
-def stop_agent(seed: int = 0, clone_steps: int = 150) -> Agent:
+def stop_agent(seed: int = 0, clone_steps: int = 60) -> Agent:
     """Make the start: a random transformer, cloned to play as `FREQUENCIES` says."""
     chat = stop_chat()
     shape = DecoderShape(
@@ -125,7 +131,8 @@ def stop_agent(seed: int = 0, clone_steps: int = 150) -> Agent:
             if "norm" not in name:
                 torch.nn.init.normal_(weight, std=0.08)
     agent = Agent(model, chat, {}, stop_config(), make_env=lambda row: Stop())
-    _clone(agent, clone_steps)
+    if clone_steps:
+        _clone(agent, clone_steps)
     return agent
 
 
@@ -152,11 +159,24 @@ def _clone(agent: Agent, steps: int) -> None:
     names = agent.chat.tokenizer.convert_ids_to_tokens(range(agent.model.shape.vocab_size))
     other = (1 - sum(FREQUENCIES.values())) / (len(names) - len(FREQUENCIES))
     target_V = torch.tensor([FREQUENCIES.get(name, other) for name in names])
-    optimizer = torch.optim.Adam(agent.model.parameters(), lr=3e-3)
-    for _ in range(steps):
+
+    def loss() -> Tensor:
         hidden_AD, _, _ = batch.before_actions(agent.model)
-        logprobs_AV = agent.model.logits(hidden_AD).log_softmax(-1)
-        loss = -(logprobs_AV @ target_V).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+        return -(agent.model.logits(hidden_AD).log_softmax(-1) @ target_V).mean()
+
+    minimize(agent.model, loss, steps)
+
+
+def minimize(model: Decoder, loss: Callable[[], Tensor], steps: int, lr: float = 3e-3) -> None:
+    """Take steps of Adam (1412.6980). PyTorch's imports its compiler first, for seconds."""
+    weights = list(model.parameters())
+    means = [torch.zeros_like(weight) for weight in weights]
+    squares = [torch.zeros_like(weight) for weight in weights]
+    for step in range(1, steps + 1):
+        grads = torch.autograd.grad(loss(), weights)
+        with torch.no_grad():
+            for weight, grad, mean, square in zip(weights, grads, means, squares, strict=True):
+                mean.lerp_(grad, 0.1)
+                square.lerp_(grad**2, 0.001)
+                root = (square / (1 - 0.999**step)).sqrt() + 1e-8
+                weight -= lr * mean / (1 - 0.9**step) / root

@@ -42,8 +42,9 @@ def expectation(tree: Tree, measure: Measure, least: float, most: float) -> Trut
     """Compute the mean of `measure`, in [least, most], over a question's plays."""
     inside = math.fsum(math.exp(p.logprob) * measure(p.trajectory) for p in tree.plays)
     rest = tree.rest
-    low = inside + rest * least
-    high = inside + rest * most
+    # Without a rest the range does not matter; it may be unknown, that is infinite.
+    low = inside + rest * least if rest else inside
+    high = inside + rest * most if rest else inside
     values = [measure(play.trajectory) for play in tree.rest_plays]
     if not values:
         return Truth(low, high, inside, math.nan if rest else 0.0)
@@ -65,7 +66,7 @@ def average(truths: Sequence[Truth]) -> Truth:
     )
 
 
-# ---------------------------------------------------------------------------------- success and k
+# ------------------------------------------------------------------------------------ success and k
 
 
 def is_success(threshold: float | None) -> Callable[[Trajectory], float]:

@@ -204,6 +204,13 @@ def test_a_success_is_a_score_of_one_or_of_the_threshold(trees):
     assert is_success(2.5)(best) == 0
 
 
+def test_an_unknown_range_bounds_nothing_but_a_whole_tree(trees):
+    whole = expectation(trees[0], reward, -math.inf, math.inf)
+    assert whole.low == whole.high == whole.estimate
+    cut = expectation(Tree(trees[0].row, "cut", trees[0].plays[:60]), reward, -math.inf, math.inf)
+    assert (cut.low, cut.high) == (-math.inf, math.inf)
+
+
 # ---------------------------------------------------------------------------------- what is refused
 
 
@@ -239,6 +246,11 @@ def test_a_world_that_cannot_be_enumerated_is_refused(agent, monkeypatch, world,
     monkeypatch.setattr(agent, "make_env", lambda row: world())
     with fails_with(code, text):
         stop_trees(agent, stop_rows()[:2])
+
+
+def test_a_flow_with_sessions_of_its_own_is_refused(agent):
+    with fails_with("unfit_flow", "a session of its own"):
+        asyncio.run(agent.player().flow.policy.generate([1], Sampling(1), "another"))
 
 
 def test_no_samples_means_no_rest(agent):
