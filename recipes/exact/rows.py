@@ -1,0 +1,443 @@
+"""Compare the direction of an estimator with the true gradient.
+
+In: the plays of some questions, with their probabilities, and an estimator. Out: an
+`EstimatorRow`: what it weighs, where it errs, and what one step gains. Next: `table.py` prints
+rows.
+
+An estimator is given batches as in training: questions, and groups of plays drawn with their exact
+probabilities. Its advantages are averaged per play and token over all batches, and one backward
+pass turns the average into its mean direction. So thousands of batches cost little more than one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from statistics import fmean, stdev
+
+import torch
+from torch import Tensor
+
+from agent_r1 import (
+    AdvantageConfig,
+    AgentR1Error,
+    Batch,
+    Decoder,
+    Estimator,
+    collate,
+    trajectory_rows,
+)
+from agent_r1_recipes.exact.gradient import (
+    Plays,
+    at_offset,
+    cosine,
+    play_logprobs,
+    push,
+    token_logprobs_of,
+)
+
+KL = 0.01
+"""KL of a play's distribution before and after a step, in nats. Each estimator's step has it."""
+SINGLE_BATCHES = 8
+"""Batches whose own gradient is computed, for cosine, variance and steps."""
+FOLDS = 8
+"""Independent parts of the batches, whose differences are the noise of the bias."""
+STEPS = 5
+"""Of them, batches after which a step is taken."""
+
+
+@dataclass
+class World:
+    """The plays that estimators are given, and everything that is true of them."""
+
+    name: str
+    model: Decoder
+    temperature: float
+    plays: Plays
+    greedy_Q: list[float]
+    """Reward of each question's greedy play."""
+    critic_BT: Tensor
+    """Values of a frozen critic at the action tokens of the plays' rows."""
+    noise_ratio: float = 0.0
+    """Of the true gradient: `TrueGradient.noise_ratio`."""
+    group_size: int = 8
+    questions_per_batch: int = 8
+    truth_Q: list[Tensor] = field(init=False)
+    """The true gradient of each question."""
+    logprob_N: Tensor = field(init=False)
+    """Of each play."""
+    exact_BT: Tensor = field(init=False)
+    """V at each action token, added up over all plays with that beginning."""
+
+    def __post_init__(self):
+        plays = self.plays
+        self.questions_per_batch = min(self.questions_per_batch, plays.questions)
+        self.truth_Q = []
+        for question in range(plays.questions):
+            weights_BT = plays.score_weights(plays.question_N == question)
+            self.truth_Q.append(self.push(weights_BT))
+        self.exact_BT = exact_values(plays)
+        with torch.no_grad():
+            self.logprob_N = play_logprobs(self.model, plays.batch, self.temperature)
+        for trajectory, question in zip(plays.trajectories, plays.question_N, strict=True):
+            trajectory.extra["greedy_score"] = self.greedy_Q[int(question)]
+
+    def push(self, weights_BT: Tensor) -> Tensor:
+        """Return the direction of these weights of action tokens, as one vector."""
+        return push(self.model, self.plays.batch, weights_BT, self.temperature)
+
+    @property
+    def truth(self) -> Tensor:
+        """The gradient of the mean reward over questions."""
+        return torch.stack(self.truth_Q).mean(0)
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the true gradient is within two standard errors of zero."""
+        return self.noise_ratio > 0.5
+
+
+def exact_values(plays: Plays) -> Tensor:
+    """Compute V before each action token: [B, T], the mean reward from there on."""
+    batch = plays.batch
+    rewards_BT = batch.rewards_BT.double()
+    index_B, N = batch.number_trajectories()
+    total_N = torch.zeros(N, dtype=torch.float64).index_add(0, index_B, rewards_BT.sum(1))
+    below: dict[tuple, list[float]] = {}
+    places: list[tuple[int, int, tuple]] = []
+    earlier: dict[int, float] = {}
+    for row, play in enumerate(batch.trajectory_B.tolist()):
+        ids = batch.ids_BT[row].tolist()
+        to_go = float(total_N[index_B[row]]) - earlier.get(play, 0.0)
+        key = (batch.groups[row],)
+        start = 0
+        for position in batch.mask_BT[row].nonzero()[:, 0].tolist():
+            # Nested keys: a token's beginning is that of the token before, and what came since.
+            key = (hash(key), *ids[start:position])
+            start = position
+            chance = float(plays.chance_N[play])
+            entry = below.setdefault(key, [0.0, 0.0])
+            entry[0] += chance
+            entry[1] += chance * to_go
+            places.append((row, position, key))
+            to_go -= float(rewards_BT[row, position])
+        earlier[play] = earlier.get(play, 0.0) + float(rewards_BT[row].sum())
+    values_BT = torch.zeros(batch.mask_BT.shape)
+    for row, position, key in places:
+        chance, reward = below[key]
+        values_BT[row, position] = reward / chance
+    return values_BT
+
+
+def fit_critic(model: Decoder, plays: Plays, episodes: int, seed: int) -> tuple[Tensor, float]:
+    """Fit a linear value head on the policy's own states, to returns of sampled episodes.
+
+    Returns its values at all action tokens [B, T], and the share of the exact values' variance that
+    it explains.
+    """
+    batch = plays.batch
+    generator = torch.Generator().manual_seed(seed)
+    chances = plays.chance_N / plays.questions
+    count_N = torch.multinomial(chances, episodes, True, generator=generator).bincount(
+        minlength=len(chances)
+    )
+    exact_BT = exact_values(plays)
+    mask_BT = batch.mask_BT.bool()
+    to_go_BT = batch.rewards_BT.flip(1).cumsum(1).flip(1)
+    states = []
+    with torch.no_grad():
+        for first in range(0, len(batch), 128):
+            part = batch[torch.arange(first, min(first + 128, len(batch)))]
+            states.append(part.before_actions(model)[0].double())
+    hidden_AD = torch.cat(states)
+    hidden_AD = torch.cat((hidden_AD, torch.ones(len(hidden_AD), 1, dtype=torch.float64)), 1)
+    weight_A = count_N[batch.trajectory_B][:, None].expand_as(mask_BT)[mask_BT].double()
+    # Ridge regression: few episodes, and 129 weights.
+    gram = hidden_AD.T @ (weight_A[:, None] * hidden_AD)
+    gram += 1e-3 * weight_A.sum() * torch.eye(len(gram), dtype=torch.float64)
+    right = hidden_AD.T @ (weight_A * to_go_BT[mask_BT].double())
+    value_A = hidden_AD @ torch.linalg.solve(gram, right)
+    chance_A = chances[batch.trajectory_B][:, None].expand_as(mask_BT)[mask_BT]
+    exact_A = exact_BT[mask_BT].double()
+    mean = (chance_A * exact_A).sum() / chance_A.sum()
+    residual = (chance_A * (value_A - exact_A) ** 2).sum()
+    share = 1 - float(residual / (chance_A * (exact_A - mean) ** 2).sum())
+    return batch.at_actions(value_A.float()), share
+
+
+# ---------------------------------------------------------------------------------------- one batch
+
+
+class Sampler:
+    """Draws batches of a world for one estimator, with the columns that it declares."""
+
+    def __init__(self, world: World, estimator: Estimator, values_BT: Tensor, seed: int):
+        self.world = world
+        self.generator = torch.Generator().manual_seed(seed)
+        rows = []
+        for number, trajectory in enumerate(world.plays.trajectories):
+            rows += trajectory_rows(trajectory, number, estimator.columns)
+        self.table = collate(rows, columns=estimator.columns)
+        self.table.values_BT = values_BT
+        plays = world.plays
+        self.rows_of: list[list[int]] = [[] for _ in plays.trajectories]
+        for row, play in enumerate(self.table.trajectory_B.tolist()):
+            self.rows_of[play].append(row)
+        self.plays_of = [
+            (plays.question_N == question).nonzero()[:, 0] for question in range(plays.questions)
+        ]
+
+    def draw(self) -> tuple[Batch, Tensor]:
+        """Return a batch, and the row of the table of each of its rows."""
+        world = self.world
+        order = torch.randperm(world.plays.questions, generator=self.generator)
+        rows: list[int] = []
+        trajectories: list[int] = []
+        groups: list[str] = []
+        count = 0
+        for question in order[: world.questions_per_batch].tolist():
+            places = self.plays_of[question]
+            chances = world.plays.chance_N[places]
+            sample = torch.multinomial(chances, world.group_size, True, generator=self.generator)
+            for play in places[sample].tolist():
+                rows += self.rows_of[play]
+                trajectories += [count] * len(self.rows_of[play])
+                groups += [str(question)] * len(self.rows_of[play])
+                count += 1
+        index_B = torch.tensor(rows)
+        batch = replace(
+            self.table[index_B], groups=groups, trajectory_B=torch.tensor(trajectories), metrics={}
+        )
+        return batch, index_B
+
+
+Weigh = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def episode_sum(advantages_BT: Tensor, mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
+    """Divide by the number of episodes (`seq-mean-token-sum`): no token's weight is random."""
+    return advantages_BT * mask_BT / len(trajectory_B.unique())
+
+
+def token_mean(advantages_BT: Tensor, mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
+    """Divide by the batch's action tokens (`actor.loss_aggregation=token-mean`)."""
+    return advantages_BT * mask_BT / mask_BT.sum()
+
+
+def episode_mean(advantages_BT: Tensor, mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
+    """Divide by the episode's action tokens (`seq-mean-token-mean`, GRPO's own)."""
+    episodes, index_B = trajectory_B.unique(return_inverse=True)
+    tokens_N = torch.zeros(len(episodes)).index_add(0, index_B, mask_BT.sum(1))
+    return advantages_BT * mask_BT / tokens_N[index_B][:, None] / len(episodes)
+
+
+def direction_weights(
+    sampler: Sampler, estimator: Estimator, advantage: AdvantageConfig, weigh: Weigh
+) -> Tensor:
+    """Draw one batch. Return the weight of each action token of the table: [B, T]."""
+    batch, index_B = sampler.draw()
+    mask_BT = batch.mask_BT.clone()
+    advantages_BT, _ = estimator(batch, advantage)
+    if advantages_BT.shape != mask_BT.shape or not torch.isfinite(advantages_BT).all():
+        raise AgentR1Error(
+            f"the estimator returned advantages of shape {list(advantages_BT.shape)} for a batch "
+            f"of shape {list(mask_BT.shape)}, or numbers that are not finite; return one finite "
+            "number per token",
+            code="bad_advantages",
+        )
+    weights_BT = weigh(advantages_BT.double(), mask_BT.double(), batch.trajectory_B)
+    out_BT = torch.zeros(sampler.table.mask_BT.shape, dtype=torch.float64)
+    out_BT[:, : mask_BT.shape[1]].index_add_(0, index_B, weights_BT)
+    return out_BT
+
+
+# ------------------------------------------------------------------------------------------ the row
+
+
+@dataclass
+class EstimatorRow:
+    """What is known of one estimator in one world."""
+
+    name: str
+    weights: list[tuple[float, float]]
+    """(mean reward of the question, weight that the estimator gives it), by reward. Weights have
+    the mean 1. A question whose true gradient is zero has none."""
+    bias: float
+    """Norm of what no weights explain, over the norm of the mean direction."""
+    bias_noise: float
+    """The bias that one standard error would look like."""
+    mean_cosine: float
+    """Cosine of the mean direction with the gradient of the mean reward. nan: not defined."""
+    batch_cosine: float
+    """The same of one batch, on average."""
+    variance: float
+    """Mean squared distance of one batch's direction from the mean, over the latter's square."""
+    gains: dict[str, tuple[float, float]]
+    """By kind of question: the exact change of the mean reward after one step, and its standard
+    error over batches."""
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether the bias is at least .05, and its square four standard errors above zero."""
+        return self.bias > max(0.05, 2 * self.bias_noise)
+
+
+def make_row(
+    world: World,
+    name: str,
+    estimator: Estimator,
+    advantage: AdvantageConfig,
+    *,
+    weigh: Weigh = episode_sum,
+    values_BT: Tensor | None = None,
+    batches: int = 200,
+    seed: int = 0,
+) -> EstimatorRow:
+    """Compute the row of an estimator. `values_BT`: the critic's (default: the world's)."""
+    critic_BT = world.critic_BT if values_BT is None else values_BT
+    sampler = Sampler(world, estimator, critic_BT, seed)
+    per_fold = max(math.ceil(batches / FOLDS), math.ceil(SINGLE_BATCHES / FOLDS))
+    folds: list[Tensor] = []
+    singles: list[Tensor] = []
+    for _ in range(FOLDS):
+        total_BT = torch.zeros(sampler.table.mask_BT.shape, dtype=torch.float64)
+        for _ in range(per_fold):
+            weights_BT = direction_weights(sampler, estimator, advantage, weigh)
+            total_BT += weights_BT / per_fold
+            if len(singles) < SINGLE_BATCHES:
+                singles.append(world.push(weights_BT))
+        folds.append(total_BT)
+    mean = torch.stack([world.push(fold_BT) for fold_BT in folds])
+    weights, truths = fit_weights(world, torch.stack(folds).mean(0))
+    bias, bias_noise = bias_of(mean - truths)
+    mean = mean.mean(0)
+    norm = float(mean.norm()) or math.nan
+    gains = [step_gain(world, single) for single in singles[:STEPS]]
+    gain_of = {}
+    for kind in sorted(gains[0]):
+        values = [gain[kind] for gain in gains]
+        gain_of[kind] = (fmean(values), stdev(values) / math.sqrt(len(values)))
+    cosines = [cosine(single, world.truth) for single in singles if single.norm()]
+    return EstimatorRow(
+        name,
+        weights,
+        bias / norm,
+        bias_noise / norm,
+        math.nan if world.is_noise else cosine(mean, world.truth),
+        math.nan if world.is_noise or not cosines else fmean(cosines),
+        fmean(float((single - mean).norm() ** 2) for single in singles) / norm**2,
+        gain_of,
+    )
+
+
+def fit_weights(world: World, weights_BT: Tensor) -> tuple[list[tuple[float, float]], Tensor]:
+    """Fit a weight to the true gradient of each question.
+
+    Returns (mean reward, weight relative to the mean), by reward, and the weighted sum of the true
+    gradients. That sum is the gradient of the objective that the weights define.
+    """
+    plays = world.plays
+    question_B = plays.question_N[plays.batch.trajectory_B]
+    largest = max(float(truth.norm()) for truth in world.truth_Q)
+    weight_of: dict[int, float] = {}
+    truths = torch.zeros_like(world.truth)
+    for question, truth in enumerate(world.truth_Q):
+        # A question that is nearly solved, or never, has no direction to compare with.
+        if float(truth.norm()) <= 1e-3 * largest:
+            continue
+        part = world.push(torch.where((question_B == question)[:, None], weights_BT, 0.0))
+        weight_of[question] = float(part @ truth / (truth @ truth))
+        truths += weight_of[question] * truth
+    if not weight_of:
+        return [], truths
+    scale = fmean(weight_of.values()) or 1.0
+    rewards = plays.value_Q().tolist()
+    return sorted((rewards[q], weight / scale) for q, weight in weight_of.items()), truths
+
+
+def bias_of(residuals: Tensor) -> tuple[float, float]:
+    """Return the norm of the mean of independent residuals [FOLDS, parameters], and its noise.
+
+    Products of different folds are used, because the square of one would count its noise. The
+    second number is the norm at one standard error, by the jackknife.
+    """
+    products = residuals.double() @ residuals.double().T
+    square = (float(products.sum()) - float(products.trace())) / (FOLDS * (FOLDS - 1))
+    without = []
+    for fold in range(FOLDS):
+        others = [i for i in range(FOLDS) if i != fold]
+        block = products[others][:, others]
+        without.append((float(block.sum()) - float(block.trace())) / ((FOLDS - 1) * (FOLDS - 2)))
+    middle = fmean(without)
+    error = math.sqrt((FOLDS - 1) / FOLDS * sum((x - middle) ** 2 for x in without))
+    return math.sqrt(max(0.0, square)), math.sqrt(error)
+
+
+def step_gain(world: World, direction: Tensor) -> dict[str, float]:
+    """Take one step of gradient ascent with the KL `KL`; return gains by kind."""
+    plays = world.plays
+    kinds = sorted(set(plays.kinds))
+    norm = float(direction.norm())
+    if not norm:
+        return dict.fromkeys([*kinds, "all"], 0.0)
+    size = 0.01 / norm
+    for attempt in range(5):
+        with at_offset(world.model, direction, size), torch.no_grad():
+            change_N = play_logprobs(world.model, plays.batch, world.temperature) - world.logprob_N
+        # Without a term that is 0 if the plays are all; with it, no part of the sum is negative.
+        per_play_N = plays.chance_N * (torch.expm1(change_N) - change_N)
+        kl = float(per_play_N.sum()) / plays.questions
+        if abs(kl / KL - 1) < 0.02 or attempt == 4:
+            break
+        # The KL is about quadratic in the step; a factor of 30 at most, for it is so only nearby.
+        size *= min(30.0, math.sqrt(KL / max(kl, 1e-12)))
+    gain_Q = plays.value_Q(plays.chance_N * change_N.exp()) - plays.value_Q()
+    gains = {"all": float(gain_Q.mean())}
+    for kind in kinds:
+        members = [gain for gain, k in zip(gain_Q.tolist(), plays.kinds, strict=True) if k == kind]
+        gains[kind] = fmean(members)
+    return gains
+
+
+# ------------------------------------------------------------------------------------------- the KL
+
+
+def kl_rows(world: World, reference: Decoder) -> dict[str, tuple[float, float]]:
+    """Compare k1, k2 and k3 with the true gradient of the KL.
+
+    Each is used as a reward and as a loss. No batch is drawn: the expected gradients are added up
+    over all plays. Returns the cosine with the true gradient of KL(pi || reference), and the ratio
+    of norms.
+    """
+    plays = world.plays
+    with torch.no_grad():
+        now_BT = token_logprobs_of(world.model, plays.batch, world.temperature)
+        then_BT = token_logprobs_of(reference, plays.batch, world.temperature)
+    apart_BT = (now_BT - then_BT).detach()
+    total_N = torch.zeros(len(plays.trajectories), dtype=torch.float64)
+    index_B = plays.batch.trajectory_B
+
+    def as_reward(kl_BT: Tensor) -> Tensor:
+        play_N = total_N.index_add(0, index_B, kl_BT.sum(1))
+        return plays.on_tokens(plays.chance_N * play_N)
+
+    def as_loss(slope_BT: Tensor) -> Tensor:
+        return plays.on_tokens(plays.chance_N) * slope_BT
+
+    truth = world.push(as_reward(apart_BT))
+    back_BT = torch.exp(-apart_BT)
+    weights = {
+        "k1 reward": as_reward(apart_BT),
+        "k2 reward": as_reward(apart_BT**2 / 2),
+        "k3 reward": as_reward(back_BT - 1 + apart_BT),
+        # The derivatives of d, d^2 / 2 and exp(-d) - 1 + d by log pi.
+        "k1 loss": as_loss(torch.ones_like(apart_BT)),
+        "k2 loss": as_loss(apart_BT),
+        "k3 loss": as_loss(1 - back_BT),
+    }
+    rows = {}
+    for name, weights_BT in weights.items():
+        direction = world.push(weights_BT)
+        rows[name] = (cosine(direction, truth), float(direction.norm() / truth.norm()))
+    return rows
