@@ -32,9 +32,15 @@ STEPS_OF = {"stop-start": 0, "stop-middle": 25}
 
 
 def load_frozen(name: str) -> tuple[Agent, dict[str, Any]]:
-    """Return a frozen agent and its facts. Raise AgentR1Error for changed files."""
-    facts = json.loads((FOLDER / f"{name}.json").read_text())
+    """Return a frozen agent and its facts. Raise AgentR1Error for missing or changed files."""
     weights = FOLDER / f"{name}.safetensors"
+    if not weights.is_file():
+        raise AgentR1Error(
+            f"{weights} does not exist; make the frozen checkpoints, in a minute: "
+            "python -m agent_r1_recipes.exact.frozen",
+            code="missing_checkpoint",
+        )
+    facts = json.loads((FOLDER / f"{name}.json").read_text())
     digest = hashlib.sha256(weights.read_bytes()).hexdigest()
     if facts["version"] != VERSION or facts["sha256"] != digest:
         raise AgentR1Error(
