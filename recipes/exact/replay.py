@@ -167,7 +167,7 @@ class Player:
         replay.scripts[session] = script
         sampling = Sampling(self.max_tokens, self.temperature)
         try:
-            trajectory = await self.flow.run(Task(row, question, session, seed), sampling)
+            trajectory = await self.flow.play(Task(row, question, session, seed), sampling)
         except Stopped as stop:
             return stop.prompt
         finally:
