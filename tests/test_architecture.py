@@ -200,8 +200,9 @@ def test_no_circle():
 
 # ---------------------------------------------------------------------------------- R1: the closure
 
-MOST_FILES = 30
-"""Files that one has to be able to read to run the training loop."""
+MOST_FILES = 27
+"""Files with code that one has to be able to read to run the training loop. (30 when packages with
+only a docstring counted, of which there were three.)"""
 MOST_LINES = 2870
 """Their code lines: what the formatter leaves, and 5 %."""
 PATH_LINES = 1545
@@ -256,7 +257,8 @@ def closure(package: Path, start: str) -> dict[str, int]:
 
 def test_the_loop_needs_few_files():
     found = closure(PACKAGE, "training.loop")
-    assert len(found) <= MOST_FILES and sum(found.values()) <= MOST_LINES, sorted(found.items())
+    files = [name for name, lines in found.items() if lines]
+    assert len(files) <= MOST_FILES and sum(found.values()) <= MOST_LINES, sorted(found.items())
 
 
 def reading_path() -> list[Path]:
@@ -621,7 +623,7 @@ NAMES_OF = {
     title: [name for names in group.values() for name in names] for title, group in FACES.items()
 }
 PUBLIC_NAMES = {"__version__", *NAMES_OF["users"], *NAMES_OF["authors"]}
-MOST_NAMES = {"users": 60, "authors": 50}
+MOST_NAMES = {"users": 60, "authors": 53}
 """What can be imported from `agent_r1`. A name for a recipe is no reason to show it to users."""
 
 
@@ -730,6 +732,6 @@ def test_what_it_would_say(tmp_path, inside):
         (tmp_path / name).write_text(text)
     line = 3 if inside else 2
     assert upward(tmp_path) == [
-        f"core.py:{line}: ground imports training.loop, which lies above (learner)"
+        f"core.py:{line}: ground imports training.loop, which lies above (training)"
     ]
     assert set(circle(tmp_path)) == {"core", "training.loop"}

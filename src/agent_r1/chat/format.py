@@ -29,14 +29,11 @@ import functools
 import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from agent_r1.chat.template import PLACEHOLDER, Template
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
-
-if TYPE_CHECKING:
-    from agent_r1.env.dialect import Dialect
 
 MESSAGE_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
 """Control token that ends a message, if a turn may have several -> the tokens that end the turn.
@@ -46,6 +43,17 @@ them.
 """
 OTHER_ENDS = ("<|eom_id|>",)
 """Control tokens that also end a turn, where the template writes another (Llama 3 after a call)."""
+
+
+class TurnForm(Protocol):
+    """What a dialect tells about the form of a turn (`env/dialect.py`), which lies above."""
+
+    @property
+    def tag_words(self) -> frozenset[str]: ...
+
+    def tag_places(self, text: str) -> list[tuple[int, int]]: ...
+
+    def end_token(self, text: str) -> str | None: ...
 
 
 class ChatFormat:
@@ -195,7 +203,7 @@ class ChatFormat:
         ids = self._backend.encode(self._fence + text, add_special_tokens=False).ids
         return ids[bool(self._fence) :]
 
-    def turn_ids(self, text: str, dialect: Dialect) -> list[int]:
+    def turn_ids(self, text: str, dialect: TurnForm) -> list[int]:
         """Encode a turn that a demonstrator wrote or that was recorded, and its end token.
 
         Only the tags that give the turn its form (`Dialect.tag_places`) become control tokens. The
@@ -211,7 +219,7 @@ class ChatFormat:
         end = dialect.end_token(text)
         return [*ids, self.control_ids.get(end, self.turn_end_id)]
 
-    def foreign_token(self, text: str, dialect: Dialect) -> str | None:
+    def foreign_token(self, text: str, dialect: TurnForm) -> str | None:
         """Return the first control token that a turn of this dialect must not spell, or None."""
         places = set(dialect.tag_places(text))
         for match in self.template.control.finditer(text):
@@ -219,7 +227,7 @@ class ChatFormat:
                 return match[0]
         return None
 
-    def _encode_turn(self, text: str, dialect: Dialect) -> list[int]:
+    def _encode_turn(self, text: str, dialect: TurnForm) -> list[int]:
         spans = [match.span() for match in self.template.control.finditer(text)]
         places = [span for span in dialect.tag_places(text) if span in spans]
         tags = [self.control_ids[text[begin:end]] for begin, end in places]

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.chat.renderer import RenderError, renderer_of
-from agent_r1.chat.tools_template import tools_template
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError, first_line
 
@@ -41,9 +40,9 @@ Tools = Sequence[dict[str, Any]] | None
 Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
-OUR_SOURCES = {tools_template()}
-"""Templates that came with this project. Any other is a stranger's program, and is rendered in a
-process of its own (`renderer.py`)."""
+OUR_SOURCES: set[str] = set()
+"""Templates that came with this project (`tokenizer.py`). Any other is a stranger's program, and is
+rendered in a process of its own (`renderer.py`)."""
 _NOW = datetime.datetime.now()
 """One date for the whole process: the prompt of a long run must not change at midnight."""
 

@@ -30,6 +30,7 @@ from transformers import PreTrainedTokenizerFast
 from agent_r1.chat.facts import check_tools, make_studied_chat
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.template import KNOWN_FACTS, OUR_SOURCES, Facts, template_key
+from agent_r1.chat.tools_template import tools_template
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
@@ -84,7 +85,7 @@ CHAT_TEMPLATE = """\
 
 
 # A test studies it; each other template is studied when its model is loaded.
-OUR_SOURCES.add(CHAT_TEMPLATE)
+OUR_SOURCES.update((CHAT_TEMPLATE, tools_template()))
 KNOWN_FACTS[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
 
 
@@ -215,7 +216,5 @@ def chat_with_tools(folder: Path) -> ChatFormat:
                 f"{min(missing)}",
                 code="missing_control_tokens",
             ) from None
-    from agent_r1.chat.tools_template import tools_template
-
     tokenizer.chat_template = tools_template()
     return make_studied_chat(tokenizer)
