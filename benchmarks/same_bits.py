@@ -25,6 +25,8 @@ from typing import Any
 RUNS = [*(f"small-{seed}" for seed in range(5)), "small-0-ppo", "small-1-ppo"]
 RUNS += ["laptop-0", "laptop-1", "sprint-0", "sprint-1", "smoke-0"]
 CLOCKS = ("timing_s/", "perf/")
+NEWER = ("val-aux/",)
+"""Prefixes of metrics that older recordings lack: validation by kind. Its mean is compared."""
 NOT_COMPARED = {
     "seconds", "wall_seconds", "time_to_agent", "date", "machine", "versions", "config_hash",
     "data", "index", "code", "model", "start_model", "retriever",
@@ -75,7 +77,7 @@ def _clean(value: Any) -> Any:
         kept = {
             key: item
             for key, item in value.items()
-            if key not in NOT_COMPARED and not key.startswith(CLOCKS)
+            if key not in NOT_COMPARED and not key.startswith(CLOCKS + NEWER)
         }
         return {key: _clean(item) for key, item in kept.items()}
     return [_clean(item) for item in value] if isinstance(value, list) else value

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, NonNegativeFloat
 
-from agent_r1 import ColdStartConfig, DataConfig
+from agent_r1 import ColdStartConfig, ConfigError, DataConfig
 
 DEMO_AGENT = Path(__file__).with_name("agent")
 """A trained agent; its model card is README.md."""
@@ -31,7 +32,16 @@ class TinyHopSettings(DataConfig):
     """Entities in the world of the cold start. Many, because copying is learnt from the variety of
     names."""
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
-    """Share of each kind of question."""
+    """Share of each kind of question: 1-hop to 5-hop, yes-no, which. Chains of four hops need
+    env.max_turns=5, and chains of five 6."""
+
+    @staticmethod
+    def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
+        from agent_r1_recipes.laptop.tinyhop import KINDS  # not in each command's start
+
+        for kind in config.data.mix:
+            if kind not in KINDS:
+                yield ConfigError.unknown("data.mix", kind, KINDS)
 
 
 class DemonstratorSettings(ColdStartConfig):

@@ -1,4 +1,4 @@
-"""Make TinyHop: a small random world, and questions that need one, two or three searches.
+"""Make TinyHop: a small random world, and questions that need one to five searches.
 
 In: a random generator and sizes. Out: a `World` (its passages are the corpus) and `Question`s, each
 with the lookups of an ideal agent. Its words are in `tinyhop_words.py`. Next: `build.py` writes
@@ -199,7 +199,7 @@ class Question:
     kind: str
     """One of KINDS."""
     hops: int
-    """Relations on the chain, 1 to 3; yes-no and which compare two passages and count as 2."""
+    """Relations on the chain, 1 to 5; yes-no and which compare two passages and count as 2."""
     lookups: list[Lookup]
     """In order. A which-question whose first candidate is right needs only that one."""
 
@@ -402,6 +402,9 @@ KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
     "3-hop": _bridges(3),
     "yes-no": _yes_no,
     "which": _which,
+    # In no preset: how far does an agent come that was trained on fewer?
+    "4-hop": _bridges(4),
+    "5-hop": _bridges(5),
 }
 """Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked
 for are made."""

@@ -54,7 +54,7 @@ class TinyHop(Source):
             splits[split] = [_to_row(question) for question in questions]
             corpus += world.passages()
             counts = Counter(question.kind for question in questions)
-            kinds = {kind: counts[kind] for kind in KINDS}
+            kinds = {kind: counts[kind] for kind in KINDS if counts[kind]}
             manifest[split] = {"questions": count, "entities": world.size, "kinds": kinds}
         return Made(splits, corpus, {"splits": manifest})
 

@@ -21,7 +21,7 @@ from building import build_data, manifest_of, passages_in, rows_in
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import ConfigError, Passage
+from agent_r1 import ConfigError, Passage, load_config
 from agent_r1_recipes.laptop import tinyhop
 from agent_r1_recipes.laptop.settings import TinyHopSettings
 from agent_r1_recipes.laptop.tinyhop import (
@@ -418,3 +418,11 @@ def test_impossible_sizes_are_refused(tmp_path, config, message):
     with pytest.raises(ConfigError, match=message):
         build_data(config, tmp_path / "data")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["data", "train"])
+def test_a_kind_that_does_not_exist_is_refused_before_anything_is_made(command):
+    """A dry run asks for the configuration only, so it has to refuse what the data refuse."""
+    with pytest.raises(ConfigError, match=r"data.mix='6-hop' is unknown.*choose from 1-hop"):
+        load_config("discover", ["data.mix={6-hop: 1}"], trains=command == "train")
+    assert load_config("discover", ["data.mix={4-hop: 1, 5-hop: 1}"]).data.mix["4-hop"] == 1
