@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from dataclasses import replace
@@ -282,6 +283,16 @@ def test_a_run_whose_groups_agree_on_the_right_answer_is_solved_and_has_no_sign(
     lines = [line | {STEP_KEY: n} for n, line in enumerate(lines, start=1)]
     assert signs(lines) == [] and is_solved(lines) and solved_step(lines) == 5
     assert not is_solved(lines[:4]) and solved_step(lines[:4]) is None
+
+
+def test_a_recorded_run_of_sprint_is_solved_and_nothing_went_wrong():
+    """Seed 0 at ee27c2e3: in steps 96 to 98 all groups agree, at reward 1.00."""
+    columns = json.loads((ROOT / "tests" / "sprint_run.json").read_text())
+    lines = scored(columns["critic/score/mean"], columns)
+    assert signs(lines) == [] and solved_step(lines) == 98
+    # With the same agreement at half the reward it would be a sign.
+    halves = [line | {"reward/em": 0.5 * line["reward/em"]} for line in lines]
+    assert [sign.name for sign in signs(halves)] == ["groups agree"]
 
 
 def test_groups_that_agree_on_wrong_answers_are_a_sign_and_not_solved():
