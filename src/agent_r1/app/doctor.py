@@ -245,6 +245,7 @@ def check_template(config: Config) -> Finding:
         from agent_r1.chat.start import describe_start_chat
 
         text = describe_start_chat(config, use_cache=False)
+        text += _compare_folder(config, text)
     except AgentR1Error as error:
         detail, _, remedy = str(error).rpartition("; ")
         return Finding("fail", detail, remedy)
@@ -256,6 +257,22 @@ def check_template(config: Config) -> Finding:
         detail = f"{config.preset}: its model and chat template were {text}"
         return Finding("warn", detail, "connect to the network and try again")
     return Finding("ok", f"{config.preset}: chat template: {text}")
+
+
+def _compare_folder(config: Config, template: str) -> str:
+    """Compare the start model's folder with `transformers`; "" if it is not at hand."""
+    from agent_r1.chat.start import chat_folder
+    from agent_r1.training.folder_check import check_folder
+
+    folder = None
+    if config.model.path and not template.startswith("not seen"):
+        folder = chat_folder(config)
+    if folder is None:
+        return ""
+    has_weights = any(folder.glob("*.safetensors"))
+    if not has_weights:
+        return "; its weights are compared when they are fetched"
+    return f"; {check_folder(folder, weights=config.engine == 'local', use_cache=False)}"
 
 
 def check_gpus(facts: Facts) -> Finding:

@@ -74,6 +74,10 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self._backend = tokenizer.backend_tokenizer
+        # tokenizer.json may say that texts are cut at 512 tokens, or filled up. `transformers`
+        # ignores that until it is told otherwise, and so do we.
+        self._backend.no_truncation()
+        self._backend.no_padding()
         added_tokens = tokenizer.added_tokens_decoder.items()
         self.control_ids: dict[str, int] = {token.content: index for index, token in added_tokens}
         """Every special or added token. Encoded data never contains one."""

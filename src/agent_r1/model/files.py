@@ -49,6 +49,8 @@ MOST_ANGLES = 2**28
 """Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide
 heads."""
 
+TYPES = ("F32", "BF16", "F16")
+"""Types of weights in safetensors that are read as numbers. Others need a scale."""
 SHARDS = "model_world_size_*_rank_*.pt"
 """The files in which verl writes a model, one a rank (training/fsdp_merge.py merges them)."""
 
@@ -162,6 +164,7 @@ def read_shape(folder: Path) -> DecoderShape:
     for what, there in {
         f"RoPE scaling {scaling_kind!r}": scaling_kind not in ("default", "llama3"),
         "a sliding window": raw.get("use_sliding_window"),
+        "weights of another precision (quantization_config)": raw.get("quantization_config"),
         f"the activation {raw.get('hidden_act')!r}": raw.get("hidden_act", "silu") != "silu",
         "a bias in attention's output or in the MLP": raw.get("attention_bias")
         or raw.get("mlp_bias"),
@@ -286,6 +289,34 @@ def sizes_in(files: list[Path]) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="pt") as weights:
             sizes |= {name: tuple(weights.get_slice(name).get_shape()) for name in weights.keys()}  # noqa: SIM118
     return sizes
+
+
+def names_of(folder: Path) -> set[str]:
+    """Return the names of the weights that `load_model` reads."""
+    with torch.device("meta"):  # shapes without memory
+        return set(to_hf(Decoder(read_shape(folder))))
+
+
+def check_weights(folder: Path) -> None:
+    """Compare names, shapes and types of the weights with config.json, and read none.
+
+    Raises AgentR1Error for a difference.
+    """
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        _fit(read_shape(folder), files)
+        for file in files:
+            with safe_open(file, framework="pt") as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    kind = weights.get_slice(name).get_dtype()
+                    if kind not in TYPES:
+                        raise RuntimeError(f"{name} is of type {kind}")
+    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
+        raise AgentR1Error(
+            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or "
+            "download the model again",
+            code="damaged_model",
+        ) from None
 
 
 def _fit(shape: DecoderShape, files: list[Path]) -> None:

@@ -43,6 +43,7 @@ from agent_r1.training.checkpoint import (
     refuse_weights,
     save_checkpoint,
 )
+from agent_r1.training.folder_check import check_folder
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
@@ -382,5 +383,8 @@ def check_network(config: Config, model: Path) -> None:
             f"rollout.max_context={context} is more than the model's {longest} positions",
             code="context_exceeds_model",
         )
-    if config.engine == "local":
+    is_local = config.engine == "local"
+    if is_local:
         model_files.check_head(model)  # raises for an architecture that the loop lacks, too
+    if config.model.path:
+        check_folder(model, weights=is_local)

@@ -1,0 +1,121 @@
+"""A model folder is compared with `transformers`: ids, rows, log-probabilities, and the key under
+which a result is kept."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import fails_with
+from safetensors.torch import load_file, save_file
+
+from agent_r1.chat.tokenizer import load_chat
+from agent_r1.training import folder_check
+from agent_r1.training.folder_check import check_folder
+
+AGENT = Path(__file__).parents[1] / "recipes" / "laptop" / "agent"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shutil.copytree(AGENT, tmp_path / "model")
+    return tmp_path / "model"
+
+
+def change(file: Path, **keys) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+
+
+def test_a_sound_folder_is_compared_once(folder, monkeypatch):
+    text = check_folder(folder, weights=True)
+    assert (
+        "ids of texts are those of transformers" in text and "16 tokens differ by at most" in text
+    )
+    monkeypatch.setattr(folder_check, "check_ids", lambda *_: pytest.fail("compared again"))
+    assert check_folder(folder, weights=True) == text
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"truncation": {"direction": "Right", "max_length": 12, "strategy": "LongestFirst",
+                        "stride": 0}},
+        {"padding": {"strategy": {"Fixed": 40}, "direction": "Right", "pad_to_multiple_of": None,
+                     "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>"}},
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_cuts_or_fills_does_neither_here(folder, state):
+    text = "Roslir is a film by Kirdum, and it is starring Pirkel in the city of Tulo."
+    before = load_chat(folder).encode_data(text)
+    change(folder / "tokenizer.json", **state)
+    chat = load_chat(folder)
+    assert chat.encode_data(text) == before
+    # ... also after transformers switched it in the same object.
+    chat.tokenizer(text, truncation=True, max_length=5, padding=False)
+    chat.tokenizer(text)
+    assert chat.encode_trusted(text) == before
+    check_folder(folder, weights=False)
+
+
+def test_more_ids_than_rows_are_refused(folder):
+    weights = load_file(folder / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    weights["model.embed_tokens.weight"] = embedding[:-9].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    change(folder / "config.json", vocab_size=len(embedding) - 9)
+    with fails_with("more_ids_than_rows"):
+        check_folder(folder, weights=True)
+
+
+def test_weights_that_are_read_otherwise_are_refused_with_the_cause(folder):
+    weights = load_file(folder / "model.safetensors")
+    older = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+    save_file(older, folder / "older.safetensors", metadata={"format": "pt"})
+    with fails_with("other_weights", "no index"):
+        check_folder(folder, weights=True)
+
+
+def test_other_ids_are_refused(folder):
+    """Without `auto_map`, transformers rebuilds a tokenizer of its own for this config."""
+    file = folder / "tokenizer_config.json"
+    settings = json.loads(file.read_text())
+    del settings["auto_map"]
+    file.write_text(json.dumps(settings | {"tokenizer_class": "Qwen2Tokenizer"}))
+    with fails_with("other_ids"):
+        check_folder(folder, weights=False)
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors",
+             "chat_template.jinja", "generation_config.json"],
+)  # fmt: skip
+def test_each_change_of_a_folder_forces_a_new_check(folder, name):
+    before = folder_check._cache_file(folder, True)
+    data = bytearray((folder / name).read_bytes())
+    data[-2] ^= 1
+    (folder / name).write_bytes(data)
+    assert folder_check._cache_file(folder, True) != before
+
+
+def test_other_versions_or_code_force_a_new_check(folder, monkeypatch, tmp_path):
+    before = folder_check._cache_file(folder, True)
+    monkeypatch.setattr(folder_check.metadata, "version", lambda package: "0")
+    assert folder_check._cache_file(folder, True) != before
+    monkeypatch.undo()
+    monkeypatch.setattr(folder_check, "_CODE", folder_check._CODE[1:])
+    assert folder_check._cache_file(folder, True) != before
+
+
+def test_a_large_model_is_not_compared_and_its_types_are(folder, monkeypatch):
+    monkeypatch.setattr(folder_check, "LARGEST_COMPARED", 1000)
+    assert "not compared" in check_folder(folder, weights=True)
+    weights = load_file(folder / "model.safetensors")
+    name = "model.norm.weight"
+    weights[name] = weights[name].to(torch.float8_e4m3fn)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with fails_with("damaged_model"):
+        check_folder(folder, weights=True)
