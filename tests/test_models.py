@@ -287,7 +287,7 @@ def test_a_state_may_be_zero():
 # ------------------------------------------------------------------------------- export and server
 
 
-def test_an_export_keeps_all_templates_and_what_the_authors_generate_with(tmp_path):
+def test_an_export_keeps_all_templates_and_samples_as_the_training_did(tmp_path):
     family, text = family_of("qwen2_5"), packaged_templates("trl")["qwen2_5"]
     tokenizer = tokenizer_of(family, {"default": text, "tool_use": text})
     folder = tmp_path / "checkpoint"
@@ -297,7 +297,8 @@ def test_an_export_keeps_all_templates_and_what_the_authors_generate_with(tmp_pa
     end = tokenizer.convert_tokens_to_ids("<|endoftext|>")
     edited(
         folder, "generation_config.json",
-        eos_token_id=[end], repetition_penalty=1.05, top_k=20, temperature=0.6,
+        eos_token_id=[end], repetition_penalty=1.05, top_k=20, temperature=0.6, min_p=0.1,
+        no_repeat_ngram_size=3, max_length=77,
     )  # fmt: skip
     config = config_of(folder, "rollout.temperature=0.9")
     target = export(folder, config, tmp_path / "export")
@@ -305,7 +306,9 @@ def test_an_export_keeps_all_templates_and_what_the_authors_generate_with(tmp_pa
     assert set(theirs.chat_template) == {"default", "tool_use"}
     assert load_chat(target).stop_ids == load_chat(folder).stop_ids
     made = GenerationConfig.from_pretrained(target)
-    assert made.repetition_penalty == 1.05 and (made.temperature, made.top_k) == (0.9, 0)
+    assert (made.temperature, made.top_k, made.top_p, made.max_length) == (0.9, 0, 1.0, 77)
+    assert made.repetition_penalty == 1.0 and not made.min_p and not made.no_repeat_ngram_size
+    assert '"repetition_penalty": 1.05' in (target / "README.md").read_text()
     assert set(made.eos_token_id) >= {end, tokenizer.eos_token_id}
 
 
@@ -325,13 +328,16 @@ def test_an_export_whose_template_differs_is_not_kept(llama, tmp_path, monkeypat
     assert not (tmp_path / "export").exists()
 
 
-def test_training_keeps_the_start_models_generation_settings(llama, tmp_path):
+def test_training_writes_neutral_generation_settings_and_notes_the_authors(llama, tmp_path):
     from agent_r1.training.run import write_model
 
     folder = copied(llama, tmp_path / "model")
-    edited(folder, "generation_config.json", repetition_penalty=1.1)
+    edited(folder, "generation_config.json", repetition_penalty=1.1, top_p=0.8, min_p=0.1)
     write_model(load_model(folder), load_chat(folder), tmp_path / "out")
-    assert GenerationConfig.from_pretrained(tmp_path / "out").repetition_penalty == 1.1
+    made = GenerationConfig.from_pretrained(tmp_path / "out")
+    assert (made.repetition_penalty, made.top_p, made.top_k, made.min_p) == (1.0, 1.0, 0, None)
+    noted = json.loads((tmp_path / "out" / "authors_sampling.json").read_text())
+    assert noted == {"repetition_penalty": 1.1, "top_p": 0.8, "min_p": 0.1}
 
 
 def parsers(model: Path, dialect: str) -> str | None:

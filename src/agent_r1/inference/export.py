@@ -16,6 +16,7 @@ import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import read_jsonl, whole, writing
 from agent_r1.ground.ui import say
 from agent_r1.inference.agent import SETTINGS_FILE, model_folder
+from agent_r1.model import files as model_files
 from agent_r1.model.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.fsdp_merge import find_shards, write_merged
@@ -101,9 +103,11 @@ def export(
                 "does not have the checkpoint's weights",
                 code="wrong_conversion",
             )
+        authors = _read_authors(source, part)
         if config is not None:
             _write_settings(part, config)
-        (part / "README.md").write_text(_card(checkpoint, config, f"{largest:.1e}", len(gaps)))
+        card = _card(checkpoint, config, f"{largest:.1e}", len(gaps), authors)
+        (part / "README.md").write_text(card)
         record = {
             "checkpoint": "/".join(
                 checkpoint.resolve().parts[-3:]
@@ -198,18 +202,14 @@ def _write_settings(part: Path, config: Config) -> None:
     generation_config = bounds.read_json(file) if file.is_file() else {}
     ends = generation_config.get("eos_token_id") or []
     ends = ends if isinstance(ends, list) else [ends]
-    # Other programs need what the model's authors wrote, such as a repetition penalty; the sampling
-    # is that of the training.
-    generation = generation_config | {
-        "do_sample": True,
+    # Other programs sample as the training did. What the start model's authors wrote, such as a
+    # repetition penalty, stands in the card.
+    generation = model_files.neutral_generation(generation_config) | {
         "temperature": config.rollout.temperature,
-        "top_p": 1.0,
         "max_new_tokens": config.rollout.max_tokens_per_turn,
         "eos_token_id": sorted({*ends, *chat.stop_ids}),
         "pad_token_id": chat.tokenizer.pad_token_id,
     }
-    if "top_k" in generation_config:
-        generation["top_k"] = 0  # the training sampled from all tokens
     file.write_text(json.dumps(generation, indent=2) + "\n")
 
 
@@ -269,10 +269,14 @@ started from {start}.{package}
 
 `agent_r1.yaml` holds the environment, its limits and the sampling settings of the training; the
 commands above read it. The chat template in this folder is the one that the model was trained with.
-
+{authors}
 ## Train it again
 
     {command}
+"""
+AUTHORS = """
+generation_config.json samples as the training did. The authors of the start model sample with
+`{fields}`.
 """
 PACKAGE_SENTENCE = (
     " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
@@ -296,7 +300,19 @@ CARD_KEYS = (
 """Keys of the eval card that the model card has, too."""
 
 
-def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str:
+def _read_authors(source: Path, part: Path) -> dict[str, Any]:
+    """Return the sampling fields of the start model's authors, which no file of the export has."""
+    noted = source / model_files.AUTHORS_FILE
+    if noted.is_file():
+        return bounds.read_json(noted)
+    # verl keeps the start model's file as it is.
+    file = part / "generation_config.json"
+    return model_files.authors_sampling(bounds.read_json(file)) if file.is_file() else {}
+
+
+def _card(
+    checkpoint: Path, config: Config | None, gap: str, tokens: int, authors: dict[str, Any]
+) -> str:
     """Write the model card. Only measurements of this very checkpoint count as its evaluation."""
     if config is None:
         return (HEAD + NO_RUN_NOTE).format(name=checkpoint.name, gap=gap, tokens=tokens)
@@ -323,4 +339,5 @@ def _card(checkpoint: Path, config: Config | None, gap: str, tokens: int) -> str
         package=PACKAGE_SENTENCE.format(**scheme.describe(config.model.path)) if scheme else "",
         evaluation="\n".join(table) if has_card else "This checkpoint was not evaluated.",
         command=train_command(config),
+        authors=AUTHORS.format(fields=json.dumps(authors)) if authors else "",
     )

@@ -51,6 +51,49 @@ heads."""
 
 TYPES = ("F32", "BF16", "F16")
 """Types of weights in safetensors that are read as numbers. Others need a scale."""
+NEUTRAL = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+    "length_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "num_beam_groups": 1,
+    "min_length": 0,
+}
+"""Sampling fields of generation_config.json -> the value with which training samples."""
+LEFT_OUT = (
+    "min_p",
+    "top_h",
+    "penalty_alpha",
+    "guidance_scale",
+    "bad_words_ids",
+    "force_words_ids",
+    "sequence_bias",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "min_new_tokens",
+    "constraints",
+    "watermarking_config",
+    "renormalize_logits",
+    "remove_invalid_values",
+    "stop_strings",
+)
+"""Sampling fields whose neutral value is their absence."""
+AUTHORS_FILE = "authors_sampling.json"
+"""The sampling fields of the start model's authors, for the card of an export."""
 SHARDS = "model_world_size_*_rank_*.pt"
 """The files in which verl writes a model, one a rank (training/fsdp_merge.py merges them)."""
 
@@ -69,8 +112,9 @@ def save_model(
     """Write config.json, generation_config.json and model.safetensors in the format of
     `transformers`.
 
-    `start_generation`: keys of the start model's generation_config.json, which stay where ours say
-    nothing. Raises OSError or SafetensorError if the folder cannot be written.
+    `start_generation`: the start model's generation_config.json. Its sampling fields become
+    neutral, and are noted for the card. Raises OSError or SafetensorError if the folder cannot be
+    written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     s = model.shape
@@ -90,15 +134,38 @@ def save_model(
     if isinstance(s.rope_scaling, RopeScaling):
         config["rope_scaling"] = {"rope_type": "llama3", **dataclasses.asdict(s.rope_scaling)}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
-    generation = (start_generation or {}) | {
+    generation = neutral_generation(start_generation or {}) | {
         "eos_token_id": eos_token_id,
         "pad_token_id": pad_token_id,
-        "do_sample": True,
-        "temperature": 1.0,
     }
+    if authors := authors_sampling(start_generation or {}):
+        (folder / AUTHORS_FILE).write_text(json.dumps(authors, indent=2) + "\n")
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n")
     tensors = {name: t.contiguous().cpu() for name, t in to_hf(model).items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def neutral_generation(generation: dict[str, Any]) -> dict[str, Any]:
+    """Return generation settings that sample as training does: from all tokens, as they are.
+
+    A repetition penalty of the start model's authors would make a client of the trained model
+    sample from another distribution than training and evaluation did.
+    """
+    kept = {key: value for key, value in generation.items() if key not in LEFT_OUT}
+    neutral = {key: NEUTRAL[key] for key in generation if key in NEUTRAL}
+    # Without a word on top_k, `transformers` takes 50.
+    always = {"do_sample": True, "temperature": 1.0, "top_p": 1.0, "top_k": 0}
+    return kept | neutral | always
+
+
+def authors_sampling(generation: dict[str, Any]) -> dict[str, Any]:
+    """Return the sampling fields that are not neutral."""
+    fields = {}
+    for key, value in generation.items():
+        is_field = key in NEUTRAL or key in LEFT_OUT
+        if is_field and value is not None and value != NEUTRAL.get(key):
+            fields[key] = value
+    return fields
 
 
 def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
