@@ -270,7 +270,7 @@ def make_questions(
     questions.
     """
     questions: list[Question] = []
-    for kind, number in _split(count, mix).items():
+    for kind, number in make_shares(count, mix).items():
         questions_of_kind = list(itertools.islice(KINDS[kind](world, rng), number))
         if len(questions_of_kind) < number:
             raise ConfigError(
@@ -286,7 +286,7 @@ def make_questions(
     return questions
 
 
-def _split(count: int, mix: dict[str, float]) -> dict[str, int]:
+def make_shares(count: int, mix: dict[str, float]) -> dict[str, int]:
     """Split `count` by the proportions of `mix` into whole numbers (largest remainders)."""
     for kind in mix:
         if kind not in KINDS:

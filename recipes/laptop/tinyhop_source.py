@@ -14,7 +14,7 @@ from typing import Any
 
 from agent_r1 import Asked, ConfigError, DataConfig, Made, Passage, Source
 from agent_r1_recipes.laptop.settings import TinyHopSettings
-from agent_r1_recipes.laptop.tinyhop import KINDS, Question, make_questions, make_world
+from agent_r1_recipes.laptop.tinyhop import KINDS, Question, make_questions, make_shares, make_world
 
 
 class TinyHop(Source):
@@ -24,6 +24,10 @@ class TinyHop(Source):
     """`cold` is for the cold start: RL must not meet questions whose answers have been
     demonstrated."""
     ability = "multi-hop-qa"
+
+    def check_settings(self, config: TinyHopSettings, seed: int) -> None:
+        for split in self.splits:
+            make_shares(1, _mix(config, split))
 
     def title(self, config: DataConfig) -> str:
         return "a world made from nothing"

@@ -32,6 +32,7 @@ from agent_r1.config import (
 from agent_r1.config.recipes import recipe_code
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Row
+from agent_r1.data.names import describe_new_names
 from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import Dialect, dialect_of, wants_answers
@@ -186,7 +187,15 @@ class Workspace:
 
         stage(f"data: {title}", self.data, make)
         verify(self.data)
-        rows = [row for split in SPLITS for row in self.load_rows(split)]
+        by_split = {split: self.load_rows(split) for split in SPLITS}
+        rows = [row for split in SPLITS for row in by_split[split]]
+        if config.data.data_source == "rows":
+            train, test = (
+                [row["prompt"][-1]["content"] for row in by_split[split]]
+                for split in ("train", "test")
+            )
+            if line := describe_new_names(train, test):
+                say(f"  {line}")
         scored_by_text = wants_answers(config.env.name) and not config.env.reward
         if scored_by_text and has_only_numbers(rows):
             say(
@@ -339,7 +348,7 @@ class Workspace:
                     "your own env.reward or env.name",
                     code="question_without_answer",
                 )
-        refuse_long_context(rows, config.rollout.max_context)
+        refuse_long_context(rows, config.rollout.max_context, split)
         return rows
 
     def learned_question(self, model: Path) -> int | None:
@@ -476,12 +485,12 @@ def has_only_numbers(rows: list[Row]) -> bool:
     return bool(answers) and all(NUMBER.fullmatch(answer) for answer in answers)
 
 
-def refuse_long_context(rows: list[Row], max_context: int) -> None:
+def refuse_long_context(rows: list[Row], max_context: int, split: str) -> None:
     """Raise AgentR1Error for a question whose own text leaves no room for the agent."""
-    for row in rows:
-        place = row["extra_info"].get("source_line")
+    for number, row in enumerate(rows, 1):
         size = len(row["prompt"][-1]["content"])
-        if place and size > CHARACTERS_A_TOKEN * max_context:
+        if size > CHARACTERS_A_TOKEN * max_context:
+            place = row["extra_info"].get("source_line") or f"question {number} of {split}"
             raise AgentR1Error(
                 f"{place}: the question and its context have {size} characters, about "
                 f"{size // CHARACTERS_A_TOKEN} tokens, and rollout.max_context={max_context}; "

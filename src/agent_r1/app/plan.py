@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from agent_r1.app.engine import engine_of
 from agent_r1.config import Config, tables, to_yaml
+from agent_r1.data.source import source_of
 from agent_r1.env import dialect_of
 from agent_r1.env.hermes import Hermes
 from agent_r1.ground import hub
@@ -47,6 +48,8 @@ def print_plan(
     from agent_r1.workspace import Workspace
 
     workspace = Workspace(config)
+    if not workspace.data.exists():
+        source_of(config.data).check_settings(config.data, config.seed)
     run = RunDir(workspace.run(run_name))
     engine = engine_of(config)
     page = engine.plan(config, gpu_hour)

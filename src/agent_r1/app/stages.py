@@ -19,6 +19,7 @@ import io
 import json
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -142,10 +143,24 @@ def evaluate_run(
     model = model_to_evaluate(config, name, before)
     paths.make_task()
     if not before:
-        return run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
+        card = run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
+        print_change(run, card, condition)
+        return card
     card = run_eval(config, model, run.path / "eval_before.json", "evaluate before RL", condition)
     open_run(run, config)
     return card
+
+
+def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> None:
+    """Print the paired difference to the evaluation before RL, if there is one of its questions."""
+    from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
+
+    name = "eval_before.json"
+    if condition:
+        name = f"eval_before_{re.sub('[ -]', '_', condition)}.json"
+    if (run.path / name).is_file():
+        with suppress(AgentR1Error):  # another version's card, or other questions
+            print_comparison(compare_cards(read_card(run.path / name), card), "after minus before")
 
 
 def model_to_evaluate(config: Config, name: str, before: bool) -> Path:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -28,14 +29,24 @@ from agent_r1.config.settings import DataConfig
 from agent_r1.data.json_files import Text, json_records, parse_records
 from agent_r1.data.source import SPLITS, Asked
 from agent_r1.data.spellings import question_key
-from agent_r1.data.splits import RecordSource
+from agent_r1.data.splits import RecordSource, split_one
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.fields import describe_counts
+from agent_r1.ground.ui import say
 
 MAX_WHOLE_DIGITS = 400
 """Digits of a whole number that was written as a float: the largest float has 309."""
+MAX_EXACT = 2.0**53
+"""Below it, every whole number has a float of its own."""
 CONTEXT = "[context]\n{context}\n[end of context]\n\n{question}"
 """What the agent reads: the marks keep a question inside the context apart from the question."""
+HARMLESS = {
+    "__index_level_0__": "pandas' row number",
+    "Unnamed: 0": "pandas' row number",
+    "index": "a row number",
+}
+"""Columns of question files whose values are not read -> what they are."""
 QUESTION_EXAMPLE = '{"question": "What is 6 * 7?", "answer": "42"}'
 
 
@@ -215,6 +226,9 @@ def splits_of(
         name: read_questions(path, config.skip_bad, omissions, places)
         for name, path in files.items()
     }
+    for entries in questions.values():
+        for question in entries:
+            question.metadata = _whole_floats_as_integers(question.metadata)
     give_metadata_one_type(questions)
     if "own" in questions:
         return questions
@@ -236,10 +250,15 @@ def read_questions(
     `places` has the places of all earlier questions by their keys, which must not be repeated.
     """
 
+    counts: Counter[str] = Counter()
+
     def parse(value: tuple[str, Any]) -> OwnQuestion:
         place, record = value
         if isinstance(record, ValueError):
             raise record
+        if isinstance(record, dict):
+            for column in HARMLESS.keys() & record.keys():
+                counts[column] += record.pop(column) is not None
         question = OwnQuestion.model_validate(record)
         if question.key in places:
             raise ValueError(f"the same question as {places[question.key]}")
@@ -251,7 +270,12 @@ def read_questions(
     keys = ", ".join(OwnQuestion.model_fields)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE}; its keys are {keys})"
     values_with_places = ((place, (place, value)) for place, value in values)
-    return list(parse_records(values_with_places, parse, str(path), skip_bad, omissions, remedy))
+    questions = list(
+        parse_records(values_with_places, parse, str(path), skip_bad, omissions, remedy)
+    )
+    if counts:
+        say(f"  {path.name}: {describe_counts(counts, HARMLESS)}")
+    return questions
 
 
 def give_metadata_one_type(questions: dict[str, list[OwnQuestion]]) -> None:
@@ -304,6 +328,21 @@ def _types(value: Any, key: str) -> Iterator[tuple[str, str]]:
         yield key, "text"
     else:
         yield key, type(value).__name__
+
+
+def _whole_floats_as_integers(value: Any) -> Any:
+    """Return the value of a file with 3 for 3.0, as for the other columns of a question.
+
+    pandas writes integers with a gap as floats. `give_metadata_one_type` makes them floats again
+    where a key has others.
+    """
+    if isinstance(value, dict):
+        return {key: _whole_floats_as_integers(element) for key, element in value.items()}
+    if isinstance(value, list):
+        return [_whole_floats_as_integers(element) for element in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < MAX_EXACT:
+        return int(value)
+    return value
 
 
 def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
@@ -401,6 +440,16 @@ class OwnRows(RecordSource):
 
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
         return {part: [path] for part, path in source_files(config).items()}
+
+    def check_settings(self, config: DataConfig, seed: int) -> None:
+        """Read the questions of a file, and divide them. A function is not called."""
+        files = self.local_files(config)
+        if not files:
+            return
+        omissions: list[str] = []
+        parts = self.parts(config, files, seed, omissions)
+        if "own" in parts:
+            split_one(config, f"{seed}/own", parts["own"], omissions)
 
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]

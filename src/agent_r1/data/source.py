@@ -49,6 +49,9 @@ class Source(ABC):
     def make(self, config: DataConfig, seed: int) -> Made:
         """Make questions and passages; the same for the same configuration, seed and files."""
 
+    def check_settings(self, config: DataConfig, seed: int) -> None:  # noqa: B027 (optional)
+        """Raise ConfigError for settings that `make` would refuse. The plan of a run asks."""
+
     def title(self, config: DataConfig) -> str:
         """Name the origin of the questions."""
         return f"{config.name} from {config.source or 'the hub'}"

@@ -10,6 +10,7 @@ splits.
 
 from __future__ import annotations
 
+import json
 import random
 from abc import abstractmethod
 from collections import Counter
@@ -49,6 +50,10 @@ class RecordSource(Source):
     @abstractmethod
     def asked(self, config: DataConfig, record: Any) -> Asked:
         """Make a question from a record."""
+
+    def check_settings(self, config: DataConfig, seed: int) -> None:
+        """Look for the files that the settings name."""
+        self.local_files(config)
 
     def make(self, config: DataConfig, seed: int) -> Made:
         files = self.local_files(config)
@@ -120,12 +125,51 @@ def split_one(
             code="no_validation_set",
         )
     sizes = {split: getattr(config, split) for split in SPLITS}
+    if config.split_by != "auto":
+        return _split_by_groups(config.split_by, sizes, seed, records)
     sample = _draw(records, sum(sizes.values()), seed, "train, val and test")
     splits = {}
     start = 0
     for split, count in sizes.items():
         splits[split] = sample[start : start + count]
         start += count
+    return splits
+
+
+def _split_by_groups(
+    key: str, sizes: dict[str, int], seed: str, records: list[Any]
+) -> dict[str, list[Any]]:
+    """Divide records so that the splits share no value of their metadata's `key`.
+
+    Raises ConfigError for a record without it, or for too few groups.
+    """
+    groups: dict[str, list[Any]] = {}
+    for record in records:
+        metadata = getattr(record, "metadata", {})
+        if key not in metadata:
+            raise ConfigError(
+                f"data.split_by={key}: the question {record.question[:80]!r} has no {key!r} in its "
+                f"metadata (it has: {', '.join(metadata) or 'none'})",
+                code="missing_column",
+            )
+        groups.setdefault(json.dumps(metadata[key], sort_keys=True), []).append(record)
+    order = sorted(groups)
+    rng = random.Random(f"{seed}/groups")
+    rng.shuffle(order)
+    splits: dict[str, list[Any]] = {split: [] for split in sizes}
+    for group in order:
+        # The split that lacks the largest share of its size gets the next group.
+        split = min(splits, key=lambda name: len(splits[name]) / sizes[name])
+        splits[split] += groups[group]
+    for split, count in sizes.items():
+        if len(splits[split]) < count:
+            raise ConfigError(
+                f"data.split_by={key}: {len(groups)} values give {split} "
+                f"{len(splits[split])} questions, and data.{split}={count}; lower data.train, "
+                "data.val and data.test, or name a key with more values",
+                code="too_few_questions",
+            )
+        splits[split] = rng.sample(splits[split], count)
     return splits
 
 

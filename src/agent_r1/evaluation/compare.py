@@ -124,7 +124,7 @@ def evaluate_models(
             write_whole(out / f"{number}.json", card_text(card))
         if other:
             comparison = compare_cards(other, card)
-            _print_comparison(comparison)
+            print_comparison(comparison)
             _write(out and out / f"{number}-against.json", comparison)
         cards.append(card)
         trajectories.append(done)
@@ -134,7 +134,7 @@ def evaluate_models(
         first = [score_of(trajectory, name) for trajectory in first_samples(trajectories[0])]
         second = [score_of(trajectory, name) for trajectory in first_samples(trajectories[1])]
         comparison = compare(first, second, name)
-        _print_comparison(comparison)
+        print_comparison(comparison)
         if samples > 1:
             comparison["reliability"] = _compare_reliability(cards, samples)
         _write(out and out / "comparison.json", comparison)
@@ -342,7 +342,8 @@ def _write(path: Path | None, value: dict) -> None:
         write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
-def _print_comparison(c: dict[str, Any]) -> None:
+def print_comparison(c: dict[str, Any], title: str = "second minus first") -> None:
+    """Print the difference of two evaluations of the same questions."""
     name = c["score_name"]
     if name == "em":
         name = "EM"
@@ -351,7 +352,7 @@ def _print_comparison(c: dict[str, Any]) -> None:
         test = f"exact sign test p = {c['p_sign']:.2g}; better"
     low, high = c["ci95"]
     say(
-        f"second minus first: {name} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
+        f"{title}: {name} {c['difference']:+.3f} (95 % {low:+.3f} to {high:+.3f}), "
         f"{test} only in the first {c['only_first']}, only in the second "
         f"{c['only_second']}, of {c['n']}"
     )

@@ -30,6 +30,7 @@ from rich.console import Console
 
 from agent_r1.config import Config, tables
 from agent_r1.core import Row, Step
+from agent_r1.data.names import NAME, names_in
 from agent_r1.data.source import SPLITS
 from agent_r1.data.storage import read_corpus
 from agent_r1.evaluation.records import evaluation_records, question_of
@@ -66,7 +67,7 @@ UNKNOWN_WORDS = (
     "the answer"
 )
 WORD = re.compile(r"\b[^\W\d_A-Z]{2,}")
-"""A word in small letters: names and numbers of a question are new in most tasks."""
+"""A word in small letters. `names_in` finds the names; numbers are new in most tasks."""
 
 
 # ------------------------------------------------------------------------------------- the commands
@@ -174,7 +175,8 @@ class Repl:
         if self.world and not follows and not any(name in question for name in self.world):
             self.screen.note(OUTSIDE)
         elif self.known_words:
-            unknown_words = [w for w in WORD.findall(question) if w not in self.known_words]
+            words = WORD.findall(question) + sorted(names_in(question) - set(self.world))
+            unknown_words = [word for word in words if word not in self.known_words]
             if unknown_words:
                 self.screen.note(UNKNOWN_WORDS.format(words=", ".join(unknown_words[:5])))
         exchange = self._runner.run(self.conversation.ask(question))
@@ -303,7 +305,7 @@ def only_world(agent: Agent) -> set[str]:
 
 
 def known_words(agent: Agent) -> set[str]:
-    """Return all words in small letters of the run's questions.
+    """Return all words in small letters, and all names, of the run's questions.
 
     A model that starts from nothing knows no others. For another model, return none.
     """
@@ -313,6 +315,7 @@ def known_words(agent: Agent) -> set[str]:
             with contextlib.suppress(AgentR1Error):
                 for row in Workspace(agent.config).load_rows(split):
                     words.update(WORD.findall(question_of(row)))
+                    words.update(NAME.findall(question_of(row)))
     return words
 
 

@@ -117,19 +117,19 @@ _ROWS = (
         "the sampler lacks the trainer's weights or rounds very differently, and the ratios "
         "measure that",
         "Compare temperature, top-p, weights and trainer.dtype of both, and whether text is "
-        "encoded again; verl.tis_cap=2 bounds the effect",
+        "encoded again",
         sign="sampler",
     ),
     Cause(
         "host memory leaks",
-        "a process leaks memory (verl#6468 is such a leak)",
+        "a process leaks memory",
         "Find the growing process; trainer.max_hours and --resume restart all processes",
         sign="host memory",
     ),
     Cause(
         "sampling became slow",
-        "the sampler or the machine became slower (verl#7029 is such a case), or others use it",
-        "Look for other programs; --resume starts vLLM anew",
+        "the sampler or the machine became slower, or other programs use its cores",
+        "Look for other programs; --resume starts all processes of the run anew",
         sign="slow sampling",
     ),
     # ------------------------------------------------------------- only recorded episodes show it

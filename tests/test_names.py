@@ -1,0 +1,103 @@
+"""What a test of own data measures: new names, groups that stay together, columns of pandas."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import fails_with
+
+from agent_r1.config import load_config
+from agent_r1.data.names import count_new_names, describe_new_names, names_in
+from agent_r1.data.own_rows import HARMLESS, ROWS, give_metadata_one_type, read_questions
+from agent_r1.reward.scorers import exact_match
+
+
+def test_names_are_capitalised_words_inside_of_a_sentence():
+    text = "How many of the Zorro bell are left? Ask Kim (or Lee): Really. I know A."
+    assert names_in(text) == {"Zorro", "Kim", "Lee"}
+
+
+def test_new_names_are_counted():
+    train = ["Where is the Zorro bell?", "Kestro has it"]
+    assert count_new_names(train, ["Is the Zorro here?", "Is Kestro?"]) == (0, 2)
+    assert "0 of 2: this score says nothing" in describe_new_names(train, ["Has Kestro a Zorro?"])
+    assert describe_new_names(train, ["Is Marn here?"]).endswith("1 of 1")
+    assert describe_new_names(train, ["is it?"]) == ""
+
+
+def write(tmp_path, *records) -> str:
+    path = tmp_path / "q.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return str(path)
+
+
+def made(source, *settings):
+    words = [f"data.source={source}", "data.name=rows", "env.tools=[]", *settings]
+    return ROWS.make(load_config("small", words).data, 0).splits
+
+
+def test_split_by_keeps_groups_apart(tmp_path):
+    records = [
+        {"question": f"{item}{n}?", "answer": "x", "metadata": {"item": item}}
+        for item in "abcdefghij"
+        for n in range(4)
+    ]
+    sizes = ("data.train=16", "data.val=4", "data.test=4")
+    splits = made(write(tmp_path, *records), *sizes, "data.split_by=item")
+    items = {split: {one.question[0] for one in asked} for split, asked in splits.items()}
+    assert {split: len(asked) for split, asked in splits.items()} == {
+        "train": 16,
+        "val": 4,
+        "test": 4,
+    }
+    assert not (items["train"] & items["test"] or items["train"] & items["val"])
+    assert not items["val"] & items["test"]
+    with fails_with("missing_column"):
+        made(write(tmp_path, *records), *sizes, "data.split_by=colour")
+    with fails_with("too_few_questions"):
+        made(write(tmp_path, *records[:8]), "data.train=4", "data.val=2", "data.test=2",
+             "data.split_by=item")  # fmt: skip
+
+
+@pytest.mark.parametrize("ending", ["", "list"])
+def test_a_repeated_key_is_named_by_its_line(tmp_path, ending):
+    path = tmp_path / "q.jsonl"
+    lines = ['{"question": "y?", "answer": "1"}']
+    lines.append('{"question": "z?", "answer": "first", "answer": "second"}')
+    path.write_text(f"[{','.join(lines)}]" if ending else "\n".join(lines))
+    with fails_with("bad_records", match=r"2 \(the key 'answer' is there twice\)"):
+        read_questions(path, False, [], {})
+
+
+def test_columns_of_pandas_are_counted_and_others_refused(tmp_path, capsys):
+    record = {"question": "y?", "answer": "1", "__index_level_0__": 3}
+    assert len(read_questions(write_path(tmp_path, record), False, [], {})) == 1
+    line = capsys.readouterr().out.strip()
+    assert line == f"q.jsonl: not read: __index_level_0__ (1: {HARMLESS['__index_level_0__']})"
+    with fails_with("bad_records", match="colour"):
+        read_questions(write_path(tmp_path, record | {"colour": "red"}), False, [], {})
+
+
+def write_path(tmp_path, record):
+    write(tmp_path, record)
+    return tmp_path / "q.jsonl"
+
+
+def test_whole_floats_of_a_file_are_integers(tmp_path):
+    rows = [
+        {"question": f"{n}?", "metadata": {"level": float(n), "price": n + 0.5 * (n == 2)}}
+        for n in range(9)
+    ]
+    sizes = ("data.train=7", "data.val=1", "data.test=1", "env.name=hermes")
+    splits = made(write(tmp_path, *rows), *sizes)
+    values = [asked.extra["metadata"] for part in splits.values() for asked in part]
+    assert {type(value["level"]) for value in values} == {int}
+    assert {type(value["price"]) for value in values} == {float}
+    give_metadata_one_type({})
+
+
+@pytest.mark.parametrize("answer", ["A", "a", "A.", "(a)"])
+def test_an_answer_of_one_letter_is_compared(answer):
+    assert exact_match(answer, ["A"]) == 1.0
+    assert exact_match(answer, ["B"]) == exact_match(answer, ["The"]) == 0.0
