@@ -348,7 +348,7 @@ def training_score(run: RunFiles) -> Points:
 
 
 def curves_by_kind(run: RunFiles) -> list[Curve]:
-    """Return a curve for each kind of questions: greedy validation, and the test at both ends."""
+    """Return a curve for each kind of questions: validation, and the test at both ends."""
     keys: dict[str, str] = {}
     for line in run.metrics:
         keys |= validation_kinds(line)
