@@ -10,10 +10,17 @@ import os
 import struct
 import subprocess
 import sys
+import time
 
+import psutil
 import pytest
-from benchmarks.gpu import pack_vllm
+from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour
 from runs import ROOT
+
+from agent_r1.config import load_config
+from agent_r1.workspace import Workspace
+
+IMPORTS = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 
 def test_machine_code_of_other_cards_becomes_zeros(tmp_path):
@@ -55,3 +62,127 @@ def test_the_local_engine_is_measured_with_a_tiny_model():
     assert len(gaps) == 2 and all(0 < gap["mean"] < 0.1 for gap in gaps), (
         "bf16 differs a little, and only a little"
     )
+
+
+# --------------------------------------------------------------------- the quarter of an hour
+
+WRITES = (
+    "import json, os, pathlib, sys, time\n"
+    "run = pathlib.Path(os.environ['AGENT_R1_HOME']) / 'runs' / 'x'\n"
+    "run.mkdir(parents=True, exist_ok=True)\n"
+    "for step in range(int(sys.argv[1])):\n"
+    "    (run / 'metrics.jsonl').open('a').write(json.dumps({'step': step}) + '\\n')\n"
+    "    print('step', step, flush=True)\n"
+    "    time.sleep(float(sys.argv[2]))\n"
+    "sys.exit(int(sys.argv[3]))\n"
+)
+
+
+def part(name: str, steps: int, pause: float, code: int = 0, seconds: int = 60, least: int = 0):
+    command = [sys.executable, "-c", WRITES, str(steps), str(pause), str(code)]
+    files = {f"{name}.jsonl": "runs/x/metrics.jsonl"}
+    return quarter_hour.Part(name, command, seconds, least, files, "what it decides")
+
+
+@pytest.fixture
+def quarter(tmp_path, monkeypatch):
+    monkeypatch.setattr(quarter_hour, "HOME", tmp_path / "home")
+    monkeypatch.setattr(quarter_hour, "ENDING_S", 5)
+    return tmp_path / "out"
+
+
+def test_curves_cards_and_logs_arrive_after_success_and_failure(quarter):
+    parts = [part("good", 3, 0), part("bad", 2, 0, code=7), part("limit", 1, 0, code=130)]
+    quarter_hour.run_parts(parts, quarter, 60)
+    clock = json.loads((quarter / "clock.json").read_text())
+    ended = {name: row["ended"] for name, row in clock.items()}
+    assert ended == {"good": "done", "bad": "failed with 7", "limit": "stopped by its limit"}
+    assert len((quarter / "good.jsonl").read_text().splitlines()) == 3
+    assert len((quarter / "bad.jsonl").read_text().splitlines()) == 5
+    assert "step 2" in (quarter / "log.txt").read_text()
+    assert all(row["decides"] for row in clock.values())
+
+
+def test_a_part_out_of_time_leaves_its_curve_and_the_next_is_not_begun(quarter):
+    parts = [part("slow", 1000, 0.05, seconds=2), part("next", 1, 0, least=10**6)]
+    clock = quarter_hour.run_parts(parts, quarter, 60)
+    assert clock["slow"]["ended"] == "out of time"
+    assert clock["next"]["ended"] == "not begun"
+    assert (quarter / "slow.jsonl").read_text().startswith('{"step": 0}')
+    assert not (quarter / "next.jsonl").exists()
+
+
+def test_a_kill_leaves_what_was_there_a_second_before(quarter, tmp_path):
+    """The whole command is killed, as a carrier does at its limit."""
+    slow = part("a", 5000, 0.05)
+    code = (
+        "from pathlib import Path\n"
+        "from benchmarks.gpu import quarter_hour\n"
+        f"quarter_hour.HOME = Path({str(tmp_path / 'home')!r})\n"
+        f"slow = quarter_hour.Part('a', {slow.command!r}, 600, 0, {slow.files!r}, '')\n"
+        f"quarter_hour.run_parts([slow], Path({str(quarter)!r}), 600)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=IMPORTS)
+    deadline = time.monotonic() + 60
+    while not (quarter / "a.jsonl").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    for child in children:
+        child.kill()
+    assert (quarter / "a.jsonl").read_text().startswith('{"step": 0}')
+    assert json.loads((quarter / "clock.json").read_text())["a"]["ended"] == "running"
+    assert "step 0" in (quarter / "log.txt").read_text()
+
+
+def test_the_parts_fit_the_quarter_and_what_comes_back(tmp_path):
+    """520 s for the parts before verl's second one; eight files of one folder at most."""
+    parts = quarter_hour.make_parts(tmp_path)
+    certain = [part for part in parts if "verl" not in part.name]
+    assert sum(part.seconds for part in certain) <= 520 - 120, "verl gets what it needs to begin"
+    assert all(part.least <= part.seconds and part.decides for part in parts)
+    files = {name for part in parts for name in part.files} | {"kernel.json", "clock.json"}
+    assert len(files | {"log.txt"}) <= 8
+
+
+def test_all_parts_train_one_start_model_on_one_world(tmp_path):
+    """Each command line is read by the program itself; the data carried there are those made."""
+    places = set()
+    for part in quarter_hour.make_parts(tmp_path)[1:]:
+        settings = [word for word in part.command if "=" in word]
+        paths = Workspace(load_config("pocket", settings, algorithm="grpo"))
+        places.add((paths.start_model, paths.data, paths.index))
+    carried = Workspace(load_config("pocket", ["search.encoder=ngram"], algorithm="grpo"))
+    assert [place[1:] for place in places] == [(carried.data, carried.index)]
+
+
+def test_the_pieces_of_a_wheel_are_joined_in_any_order_of_transfers(quarter, tmp_path, monkeypatch):
+    monkeypatch.setattr(quarter_hour, "CARRIER_BYTES", 4)
+    monkeypatch.setattr(quarter_hour, "SITE", tmp_path / "site")
+    (tmp_path / "home" / "wheels").mkdir(parents=True)
+    folder = tmp_path / "pieces"
+    folder.mkdir()
+    wheel = folder / quarter_hour.MODEL_WHEEL
+    wheel.write_bytes(b"0123456789")
+    quarter_hour.split(wheel, folder)
+    later = folder / f"{wheel.name}.2"
+    kept = later.read_bytes()
+    later.unlink()
+    quarter_hour.join(folder)
+    later.write_bytes(kept)
+    quarter_hour.join(folder)
+    joined = tmp_path / "home" / "wheels" / quarter_hour.MODEL_WHEEL
+    assert joined.read_bytes() == b"0123456789" and list(folder.iterdir()) == []
+
+
+def test_packed_attention_is_compared_with_rows(monkeypatch):
+    """On a CPU both sides are row by row, in two precisions: what rounding alone explains."""
+    monkeypatch.setattr(packed_attention, "ROWS", (40, 17, 1))
+    found = packed_attention.compare_attention("cpu", packed_attention.row_by_row)
+    assert len(found) == 4 and all(0 < value < 0.05 for value in found.values())
+
+    def wrong(q, k, v, ends):  # the heads are grouped in another order
+        return packed_attention.row_by_row(q, k.flip(1), v.flip(1), ends)
+
+    assert min(packed_attention.compare_attention("cpu", wrong).values()) > 0.5

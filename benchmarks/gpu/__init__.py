@@ -1,1 +1,1 @@
-"""Measure one GPU in 30 minutes, without network, Ray and vLLM: `first_half_hour.sh`."""
+"""Measure one GPU without network: parts alone, and a quarter of an hour (`quarter_hour.py`)."""

@@ -1,7 +1,8 @@
 """Register the CPU as a verl platform, to try the distributed path without a GPU.
 
-Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a CPU only: a GPU run
-is unpatched verl.
+Each verl process imports this module first (`VERL_USE_EXTERNAL_MODULES`), on a CPU only. On a GPU
+verl has the patches of no_flash_attn.py where flash-attn is missing, and trainer.py's overrides in
+any case; tests/test_verl_inside.py lists all.
 
     platform         verl asks for it by name (`VERL_PLATFORM=cpu`)
     patches          where verl has no extension point
