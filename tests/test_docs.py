@@ -121,3 +121,12 @@ def test_every_test_that_a_page_names_is_there():
     run = {(page, name) for page, text in named.items() for name in re.findall(long, text)}
     assert len(cited) > 15 and {pair for pair in cited if pair[1] not in there} == set()
     assert len(run) > 3 and {pair for pair in run if pair[1] not in parts} == set()
+
+
+def test_the_page_counts_its_files():
+    words = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+    words += ("eleven", "twelve")
+    folder = ROOT / "recipes" / "browser"
+    c_files, js_files = (len(list(folder.glob(pattern))) for pattern in ("c/*.c", "js/*.js"))
+    sentence = f"These are {words[c_files]} C files and {words[js_files]} JavaScript files"
+    assert sentence in (folder / "README.md").read_text()

@@ -33,7 +33,8 @@ def write(tmp_path, *records) -> str:
 
 
 def made(source, *settings):
-    words = [f"data.source={source}", "data.name=rows", "env.tools=[]", *settings]
+    words = [f"data.source={source}", "data.name=rows", "env.tools=[]"]
+    words += ["rollout.prompts_per_step=2", *settings]
     return ROWS.make(load_config("small", words).data, 0).splits
 
 

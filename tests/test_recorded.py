@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 import json
+from pathlib import Path
 
 import pytest
 from families import family_of, packaged_templates, tokenizer_of
@@ -15,6 +16,7 @@ from agent_r1.chat.tokenizer import byte_chat
 from agent_r1.cold_start import demonstrate as d
 from agent_r1.cold_start.recorded import HARMLESS
 from agent_r1.config.settings import EnvConfig
+from agent_r1.data import own_rows
 from agent_r1.env.hermes import HERMES, Hermes
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.tool import tool
@@ -304,3 +306,10 @@ def test_a_turn_with_a_foreign_control_token_is_refused_by_its_line(chat, tmp_pa
 def test_tags_of_the_dialect_stay_tokens(chat):
     text = Hermes.call("search", "look", query="x")
     assert chat.turn_ids(text, HERMES) == [*chat.encode_trusted(text), chat.turn_end_id]
+
+
+def test_the_page_quotes_the_lists_of_harmless_keys():
+    page = (Path(__file__).parents[1] / "docs" / "what-is-read.md").read_text()
+    for harmless in (HARMLESS, own_rows.HARMLESS):
+        table = "\n".join(f"| `{key}` | {reason} |" for key, reason in harmless.items())
+        assert f"|---|---|\n{table}\n" in page

@@ -89,23 +89,24 @@ def before_after() -> str:
     answers = [
         json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()
     ]
-    d = Drawing(900, 468, "One question before and after reinforcement learning")
+    d = Drawing(900, 492, "One question before and after reinforcement learning")
     d.text(14, 28, answers[0]["question"], 17)
+    # Below the title, which may be as wide as the picture: fonts differ.
     for x, kind, words in (
-        (500, "sampled", "written by the model"),
-        (680, "read", "returned by the search tool"),
+        (14, "sampled", "written by the model"),
+        (194, "read", "returned by the search tool"),
     ):
-        d.rect(x, 16, 14, 14, kind)
-        d.text(x + 20, 28, words, 12, "dim")
+        d.rect(x, 40, 14, 14, kind)
+        d.text(x + 20, 52, words, 12, "dim")
     for x, title, answer in zip((14, 460), ("Before RL", "After RL"), answers, strict=True):
         right = answer["reward"] == 1
         d.text(
             x,
-            62,
+            86,
             f"{title}: {len(answer['tool_calls'])} search{'es' * (len(answer['tool_calls']) > 1)}",
             14,
         )
-        y = 74
+        y = 98
         for turn, call in itertools.zip_longest(answer["turns"], answer["tool_calls"]):
             thought = re.search("<think>(.*?)</think>", turn)[1]
             action = (
@@ -133,7 +134,7 @@ def before_after() -> str:
             y += 10
     d.text(
         14,
-        452,
+        476,
         "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.",
         12,
         "dim",

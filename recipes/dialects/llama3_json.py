@@ -57,7 +57,7 @@ class Llama3Json(Hermes):
         return super().tag_words | {PYTHON_TAG}
 
     def tag_places(self, turn: str) -> list[tuple[int, int]]:
-        """Add the tag before a call: one in a thought, in an answer or in the call is data."""
+        """Add the tag before a call. Anywhere else it is data."""
         places = super().tag_places(turn)
         for part in super().parts(turn):
             begin = part.end - len(part.text)

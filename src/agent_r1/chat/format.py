@@ -224,7 +224,7 @@ class ChatFormat:
         return [*ids, self.control_ids.get(end, self.turn_end_id)]
 
     def foreign_token(self, text: str, dialect: TurnForm) -> str | None:
-        """Return the first control token that a turn of this dialect must not spell, or None."""
+        """Return the first control token that a turn must not spell, or None."""
         places = set(dialect.tag_places(text))
         for match in self.template.control.finditer(text):
             if match.span() not in places and match[0] not in dialect.tag_words:

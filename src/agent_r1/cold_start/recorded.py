@@ -1,10 +1,10 @@
-"""Read a conversation that was recorded elsewhere: a server's log, or a data set for fine-tuning.
+"""Read a conversation that was recorded elsewhere.
 
-In: one object with `messages`. Out: the messages of a demonstration, and the schemas of its tools.
+In: one object with `messages`, of a server's log or a data set for fine-tuning. Out: the messages of a demonstration, and the schemas of its tools.
 Next: `demonstrate.py` reads a file of them.
 
-The forms of OpenAI's API, vLLM, DeepSeek, Qwen3 and recipes/gateway are read: calls as text or in
-`tool_calls` or in the older `function_call`, thoughts in the text or in `reasoning_content`. A key
+The forms of OpenAI's API, vLLM, DeepSeek, Qwen3 and recipes/gateway are read. Calls stand in the
+text, in `tool_calls` or in `function_call`; thoughts in the text or in `reasoning_content`. A key
 with a value that is not read is refused, so nothing of a turn is lost without a word.
 """
 
@@ -110,7 +110,7 @@ def _schemas(fields: Fields) -> list[dict[str, Any]]:
 
 
 class Pending:
-    """The calls whose results come next, and the places of results by the order of their calls."""
+    """Pair the results of calls with their calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str | None, str]] = []
@@ -289,7 +289,7 @@ def _write_turn(content: str, thought: str, calls: list[ToolCall], dialect: Dial
 
 
 def _write_other_turn(content: str, thought: str, calls: list[ToolCall], dialect: Dialect) -> str:
-    """Write a turn in a dialect that has one call a turn, and its thought before it."""
+    """Write a turn in a dialect with one call a turn."""
     if len(calls) > 1:
         raise ValueError(f"{len(calls)} calls in a turn; this dialect (env.name) writes one")
     if calls:
@@ -308,7 +308,7 @@ def _write_other_turn(content: str, thought: str, calls: list[ToolCall], dialect
 
 
 def _check_tools(calls: list[tuple[str | None, str]], names: set[str]) -> None:
-    """Raise ValueError for a call of a tool that the task lacks: it would be cloned."""
+    """Raise ValueError for a call of a tool that the task lacks."""
     for _, name in calls:
         if name and name not in names:  # a call that cannot be parsed has no name
             known = ", ".join(sorted(names)) or "none"

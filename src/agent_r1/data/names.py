@@ -3,8 +3,8 @@
 In: texts of questions. Out: names. Next: `workspace.py` counts them after `agent-r1 data`, and the
 chat warns of an unknown one.
 
-A score on names that training had says nothing about others: a shop's agent that scored .975 on its
-own items invented an answer for 14 of 16 items that the shop does not have.
+A score on names that training had says nothing about others. A shop's agent scored .975 on its own
+items, and invented an answer for 14 of 16 items that the shop does not have.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def names_in(text: str) -> set[str]:
 
 
 def count_new_names(train: Iterable[str], test: Iterable[str]) -> tuple[int, int]:
-    """Count the names of the test that occur nowhere in training, and all names of the test."""
+    """Count the names of the test that are new to training, and all its names."""
     words: set[str] = set()
     for text in train:
         words.update(NAME.findall(text))
@@ -39,7 +39,7 @@ def count_new_names(train: Iterable[str], test: Iterable[str]) -> tuple[int, int
 
 
 def describe_new_names(train: Iterable[str], test: Iterable[str]) -> str:
-    """Say in one line what a score on the test tells about new names; "" without any name."""
+    """Describe what a test tells about new names; "" if it has no name."""
     new, count = count_new_names(train, test)
     if not count:
         return ""

@@ -331,7 +331,7 @@ def _types(value: Any, key: str) -> Iterator[tuple[str, str]]:
 
 
 def _whole_floats_as_integers(value: Any) -> Any:
-    """Return the value of a file with 3 for 3.0, as for the other columns of a question.
+    """Return the value of a file with 3 for 3.0, as in other columns.
 
     pandas writes integers with a gap as floats. `give_metadata_one_type` makes them floats again
     where a key has others.

@@ -1,10 +1,10 @@
-"""Read an object from outside key by key, and find the values that no reader asked for.
+"""Read an object from outside, and find the values that no reader asked for.
 
 In: a JSON object that someone else wrote. Out: its values, and the keys whose values were not read.
 Next: `cold_start/recorded.py` and recipes refuse such a key, or count it if it does no harm.
 
-A reader that takes the keys it knows and ignores the others reads a *subset*, and says nothing: a
-log with `reasoning_content` would teach an agent not to think. Here a dictionary remembers what was
+A reader that ignores the keys that it does not know reads a *subset*, and says nothing. A log with
+`reasoning_content` would teach an agent not to think. Here a dictionary remembers what was
 asked for, so the reader's code is the list of its keys, and there is no second one.
 """
 
@@ -37,7 +37,7 @@ class Fields(dict[str, Any]):
         return super().get(key, default)
 
     def whole(self, key: str, default: Any = None) -> Any:
-        """Return a value that is used as it is, whatever keys it has: a schema, or arguments."""
+        """Return a value with all its keys, such as a schema or arguments."""
         self._whole.add(key)
         return super().get(key, default)
 

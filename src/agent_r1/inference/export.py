@@ -301,7 +301,7 @@ CARD_KEYS = (
 
 
 def _read_authors(source: Path, part: Path) -> dict[str, Any]:
-    """Return the sampling fields of the start model's authors, which no file of the export has."""
+    """Return the sampling fields of the start model's authors, for the card."""
     noted = source / model_files.AUTHORS_FILE
     if noted.is_file():
         return bounds.read_json(noted)

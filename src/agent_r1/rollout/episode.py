@@ -95,8 +95,8 @@ class AgentFlowBase(ABC):
 
     async def play(self, task: Task, sampling: Sampling) -> Trajectory:
         """Run one episode on a copy of its row. Every caller starts an episode here."""
-        # All samples of a question have one row. A class may keep a list that `reset` gives it and
-        # take things out of it: without a copy, the next sample would find an empty bag.
+        # All samples of a question have one row, and a class may keep and change a list of it.
+        # Without a copy, the next sample would find an empty bag.
         own_task = replace(task, row=copy.deepcopy(task.row))
         trajectory = await self.run(own_task, sampling)
         trajectory.row = task.row  # reports and hashes compare questions, as they were asked

@@ -4,9 +4,9 @@ In: a folder in Hugging Face's format, which someone else wrote. Out: one senten
 compared, or an AgentR1Error that names the cause of a difference. `run.py`, the cold start and
 doctor call it.
 
-A folder has no end of keys, so behaviour is compared: the ids of texts, with the tokenizer in the
-state in which training uses it, and for weights that `model/decoder.py` runs the log-probabilities
-of a few tokens. A result is kept in a file, under a key of all that it depends on.
+A folder has no end of keys, so behaviour is compared. The tokenizer, in the state in which training
+uses it, must give texts the same ids. Weights that `model/decoder.py` runs must give a few tokens
+the same log-probabilities. A result is kept in a file, under a key of all that it depends on.
 """
 
 from __future__ import annotations
