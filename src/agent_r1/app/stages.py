@@ -152,7 +152,7 @@ def evaluate_run(
 
 
 def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> None:
-    """Print the paired difference to the evaluation before RL, if there is one of its questions."""
+    """Print the paired difference to the evaluation before RL, if there is one."""
     from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
 
     name = "eval_before.json"

@@ -1,7 +1,7 @@
 """Read a conversation that was recorded elsewhere.
 
-In: one object with `messages`, of a server's log or a data set for fine-tuning. Out: the messages of a demonstration, and the schemas of its tools.
-Next: `demonstrate.py` reads a file of them.
+In: one object with `messages`, of a server's log or a data set for fine-tuning. Out: the messages
+of a demonstration, and the schemas of its tools. Next: `demonstrate.py` reads a file of them.
 
 The forms of OpenAI's API, vLLM, DeepSeek, Qwen3 and recipes/gateway are read. Calls stand in the
 text, in `tool_calls` or in `function_call`; thoughts in the text or in `reasoning_content`. A key
