@@ -63,7 +63,7 @@ def test_all_histories_are_those_of_brute_force(agent, trees):
         for play in tree.plays:
             ids = [token for step in play.trajectory.steps for token in step.action_ids]
             by_words[tuple(agent.chat.tokenizer.convert_ids_to_tokens(ids))] = play
-        assert len(by_words) == len(tree.plays) == 139
+        assert len(by_words) == len(tree.plays) == 103
         expected = {tuple(words): paid for words, paid in by_hand(agent, row)}
         assert by_words.keys() == expected.keys()
         for words, play in by_words.items():
