@@ -27,6 +27,8 @@ WORLDS = (
     "tinycode",
     "two-tools",
     "geohop",
+    "webshop-tiny",
+    "papers-tiny",
     "files",
     "gym:recipes/gym/corridor.py:Corridor",
 )

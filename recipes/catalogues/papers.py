@@ -1,0 +1,125 @@
+"""A catalogue of papers that cite each other, and the reward for a list of them.
+
+The papers are made up. A goal names a paper and a topic, and the list is right if it has the
+papers on the topic which that paper cites. Precision, recall and F1 are those of paper search:
+
+    precision = |list & wanted| / |list|    recall = |list & wanted| / |wanted|
+    reward    = F1 = 2 precision recall / (precision + recall)
+
+In: goals. Out: pages and a reward. Next: `pages.py` plays them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent_r1_recipes.catalogues.matching import Ranking
+from agent_r1_recipes.catalogues.products import CHECKSUMS, HEADS, TAILS
+
+PAPERS = 1000
+HAND_IN = "Hand In"
+TOPICS = """
+fog rain snow wind ice sand salt clay coal iron moss fern wheat rice bees ants owls eels tides
+stars
+""".split()  # noqa: SIM905 - a list would be a page of quotes
+ADJECTIVES = ["early", "late", "deep", "thin", "fast", "slow", "warm", "cold"]
+CITED = (2, 2, 1)
+"""A paper cites this many papers on each of three topics. One on a topic would be no list."""
+
+
+@dataclass(frozen=True)
+class Paper:
+    code: str
+    """Its author, by which a click names it."""
+    title: str
+    topic: str
+    year: int
+    cites: tuple[str, ...]
+
+
+class Papers:
+    """A catalogue in which one collects papers."""
+
+    finish = HAND_IN
+    window = 5
+    subpages: tuple[str, ...] = ()
+
+    def __init__(self, papers: list[Paper]):
+        self.items = {paper.code: paper for paper in papers}
+        self.ranking = Ranking({paper.code: self.line(paper.code) for paper in papers})
+
+    def line(self, code: str) -> str:
+        paper = self.items[code]
+        return f"{code} {paper.title} {paper.year}"
+
+    def page(self, code: str) -> str:
+        return f"{self.line(code)} cites"
+
+    def subpage(self, code: str, name: str) -> str:
+        raise LookupError(name)  # there is none, so no page has a link to it
+
+    def options(self, code: str) -> dict[str, tuple[str, ...]]:
+        return {}
+
+    def links(self, code: str) -> dict[str, str]:
+        return {other: other for other in self.items[code].cites}
+
+    def wanted(self, goal: dict[str, Any]) -> list[str]:
+        """Return the right list."""
+        cites = self.items[goal["code"]].cites
+        return [code for code in cites if self.items[code].topic == goal["topic"]]
+
+    def reward(
+        self, goal: dict[str, Any], code: str | None, chosen: dict[str, str], kept: list[str]
+    ) -> dict[str, float]:
+        wanted = set(self.wanted(goal))
+        right = len(wanted & set(kept))
+        precision = right / len(kept) if kept else 0.0
+        recall = right / len(wanted)
+        f1 = 2 * precision * recall / (precision + recall) if right else 0.0
+        return {"reward": f1, "precision": precision, "recall": recall}
+
+
+@functools.cache
+def made_up_papers() -> Papers:
+    """Make the 1,000 papers and their citations, always the same ones."""
+    rng = random.Random("catalogues/papers")
+    codes = [head + tail for head in HEADS for tail in TAILS]
+    rng.shuffle(codes)
+    codes = codes[:PAPERS]
+    topics = {code: TOPICS[number % len(TOPICS)] for number, code in enumerate(codes)}
+    by_topic = {topic: [code for code in codes if topics[code] == topic] for topic in TOPICS}
+    papers = []
+    for code in codes:
+        cites = []
+        for topic, count in zip(rng.sample(TOPICS, len(CITED)), CITED, strict=True):
+            others = [other for other in by_topic[topic] if other != code]
+            cites += rng.sample(others, count)
+        rng.shuffle(cites)
+        title = f"{rng.choice(ADJECTIVES)} {topics[code]}"
+        papers.append(Paper(code, title, topics[code], rng.randrange(1990, 2026), tuple(cites)))
+    return Papers(papers)
+
+
+def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
+    """Yield `count` different goals of a split. No paper is asked about in two splits."""
+    catalogue = made_up_papers()
+    goals = []
+    for code, paper in catalogue.items.items():
+        if zlib.crc32(code.encode()) % 5 not in CHECKSUMS[split]:
+            continue
+        cited_topics = [catalogue.items[other].topic for other in paper.cites]
+        for topic in sorted(set(cited_topics)):
+            if cited_topics.count(topic) > 1:
+                goals.append({"code": code, "topic": topic})
+    for goal in rng.sample(goals, count):
+        yield {
+            "question": f"List the papers on {goal['topic']} that {goal['code']} cites",
+            "metadata": {"catalogue": "papers", "goal": json.dumps(goal)},
+        }
