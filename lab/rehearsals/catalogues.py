@@ -1,7 +1,7 @@
 """Train the shop and the papers of recipes/catalogues on three seeds; RL must add .2.
 
-The figures were set before any run: for each seed, `solved` on 200 unseen goals, greedy, rises by .2
-or more. The worst seed is named.
+The figures were set before any run: for each seed, `solved` on 200 unseen goals, greedy, rises by
+.2 or more. The worst seed is named.
 """
 
 from __future__ import annotations

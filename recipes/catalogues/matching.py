@@ -24,7 +24,10 @@ def words_of(text: str) -> list[str]:
 
 
 def ratio(a: str, b: str) -> float:
-    """Return 2 L / (len a + len b), in [0, 1], with L letters in the longest common subsequence."""
+    """Return 2 L / (len a + len b), in [0, 1]: L letters are in common.
+
+    They are the longest common subsequence.
+    """
     if not a and not b:
         return 1.0
     longest = [0] * (len(b) + 1)
@@ -40,8 +43,8 @@ def ratio(a: str, b: str) -> float:
 def token_set_ratio(a: str, b: str) -> float:
     """Return the similarity, in [0, 1], of two sets of words.
 
-    With the common words C and the rest of each text, it is the best `ratio` of C, C + rest of `a`,
-    and C + rest of `b`. So a text whose words are all in the other one has 1.
+    C has the common words, A and B the rest of each text. It is the best `ratio` of two among C,
+    C + A and C + B. So a text whose words are all in the other one has 1.
     """
     words_a = set(words_of(a))
     words_b = set(words_of(b))

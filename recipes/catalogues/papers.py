@@ -1,4 +1,4 @@
-"""A catalogue of papers that cite each other, and the reward for a list of them.
+"""Make a catalogue of papers that cite each other, and reward a list.
 
 The papers are made up. A goal names a paper and a topic, and the list is right if it has the
 papers on the topic which that paper cites. Precision, recall and F1 are those of paper search:

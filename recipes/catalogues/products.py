@@ -1,7 +1,7 @@
-"""A catalogue of products, and WebShop's reward for a purchase.
+"""Make a catalogue of products, and reward a purchase as WebShop does.
 
-The reward (Yao et al. 2022, arXiv 2207.01206, section 3.1), for a goal with attributes U_att,
-options U_opt and a highest price, and a purchase with attributes Y_att, options Y_opt and a price:
+A goal has attributes U_att, options U_opt and a highest price. A purchase has attributes Y_att,
+options Y_opt and a price. The reward is (Yao et al. 2022, arXiv 2207.01206, section 3.1):
 
     r = r_type * (|U_att & Y_att| + |U_opt & Y_opt| + 1[price <= highest]) / (|U_att| + |U_opt| + 1)
 

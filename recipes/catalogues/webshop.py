@@ -12,7 +12,7 @@ In: the folder. Out: a catalogue, and goals in WebShop's order. Its first 500 go
 set, the next 1,000 the validation set, the others the training set.
 
 What differs from WebShop: the limits of price are drawn with a seed. Nouns of a name are all of its
-words, and colours are not reduced to a list of names, so a reward may differ by a small fraction.
+words, and colours are not reduced to a list of names. So a reward may differ by a fraction.
 """
 
 from __future__ import annotations
