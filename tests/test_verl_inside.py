@@ -62,7 +62,8 @@ TOUCHED = (
           BASE, BASE),
     Touch("trainer.py: parts of a step overridden",
           "_submit_batch_to_rollout _balance_batch _compute_advantage _update_critic "
-          "_compute_metrics _save_checkpoint _get_required_batch_multiple _init_resource_pool_mgr replay_buffer step",
+          "_compute_metrics _save_checkpoint _get_required_batch_multiple "
+          "_init_resource_pool_mgr replay_buffer step",
           BASE, BASE),
     Touch("replay.py: a wait overridden", "_wait_for_next_poll poll_interval partitions "
           "pending_keys running_keys finished_keys failure_keys", BUFFER, BUFFER),

@@ -5,9 +5,9 @@ Ray, vLLM and verl goes to `runs/<name>/logs/`. Next: `driver.py` is the child.
 
 A run never hangs silently. The trainer reports its phase (`verl/phase.json`) and each worker its
 progress (`verl/progress/`). The run ends seconds after a worker is gone, or when nothing moved for
-`verl.stall_timeout_s` (`watchdog.py`): with the phase, the log and the last good checkpoint. In any
-case the processes, shared memory and temporary files of *this* run are removed. A variable in their
-environment identifies them.
+`verl.stall_timeout_s` (`watchdog.py`). Its error has the phase, the log and the last good
+checkpoint. In any case the processes, shared memory and temporary files of *this* run are removed.
+A variable in their environment identifies them.
 """
 
 from __future__ import annotations

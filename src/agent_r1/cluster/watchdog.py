@@ -1,4 +1,4 @@
-"""Decide whether a run on verl still lives: which of its workers are gone, and what moves.
+"""Decide whether a run on verl still lives, by its workers and their progress.
 
 In: the processes of the run on this machine, and what they report. Out: a sentence that ends the
 run (`launch.watch`). A worker that is gone ends it after seconds. Silence of living workers is a
@@ -123,7 +123,7 @@ def find_workers(mark: str) -> dict[int, str]:
 
 
 def note_end(folder: Path) -> None:
-    """Note that the training is over, with the workers that live: they end because it is."""
+    """Note the end of training, and the workers that live then."""
     end = {"host": socket.gethostname(), "workers": find_workers(os.environ[RUN_VARIABLE])}
     write_whole(folder / ENDED, json.dumps(end))
 
@@ -170,7 +170,7 @@ class Watchdog:
         self.gone += sorted(gone)
 
     def has_lost_a_worker(self, now: float) -> bool:
-        """Say whether a worker is gone and the trainer has had its time to say why."""
+        """Return whether a worker is gone, and the trainer had its time to report."""
         return bool(self.gone) and now - self.died_at >= ERROR_WAIT_S
 
     def is_stalled(self, now: float) -> bool:

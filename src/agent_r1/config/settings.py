@@ -120,7 +120,7 @@ class DataConfig(Section):
     """Skip corrupt records instead of refusing the file."""
     split_by: OutsideWhileAuto[str] = "auto"
     """auto (a single file is divided question by question) | a key of the questions' metadata, such
-    as item: train, val and test share none of its values."""
+    as item. Then train, val and test share none of its values."""
 
     @property
     def data_source(self) -> str:

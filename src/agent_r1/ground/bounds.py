@@ -1,4 +1,4 @@
-"""Bound data from outside: files, time and size of HTTP answers, depth of JSON and YAML.
+"""Bound data from outside: files, answers over HTTP, JSON and YAML.
 
 In: a file, a request, or a text. Out: an answer or a value within its bounds, or a one-line error.
 Every file that may come from others is opened by `open_file`. `fetch` queries judges, retrievers,
@@ -46,7 +46,7 @@ class TooLongError(ValueError):
 
 
 def open_file(path: Path, most_bytes: int | None = MAX_FILE) -> BinaryIO:
-    """Open a file that may come from others: a regular one, of at most so many bytes.
+    """Open a regular file of at most so many bytes, which may come from others.
 
     A named pipe would block for ever, and a device has no end. The type is looked up after opening,
     so that nothing can be swapped in between. Raises OSError and ValueError.

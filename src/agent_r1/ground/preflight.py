@@ -415,7 +415,7 @@ def check_network() -> Finding:
 
 
 def check_hub(model: str) -> Finding:
-    """Open a connection to the hub, or to HF_ENDPOINT, for a start model that is not here yet."""
+    """Connect to the hub (or HF_ENDPOINT) for a start model that is not here yet."""
     cache = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     folder = Path(cache).expanduser() / "hub" / ("models--" + model.replace("/", "--"))
     if Path(model).is_dir() or folder.is_dir():

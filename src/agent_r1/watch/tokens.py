@@ -225,7 +225,7 @@ NEEDED_COLUMNS = ("tokens", "action_mask")
 
 
 def episode_fault(record: Any) -> str:
-    """Return what a record lacks of the form of an episode in rollouts/, or "" for an episode."""
+    """Return what a record lacks of an episode's form in rollouts/, or ""."""
     if not isinstance(record, dict):
         return "no object"
     forms: dict[str, type | tuple[type, ...]] = {
