@@ -3,6 +3,8 @@ begin."""
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from conftest import clone_steps, fails_with, tiny_model
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent_r1 import load_config
 from agent_r1.cold_start import clone
+from agent_r1.cold_start.stage import CLONED_ROWS, Phase, keep_cloned_rows
 from agent_r1.core import StopReason
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.model.sampler import LocalPolicy
@@ -158,3 +161,18 @@ def test_embeddings_have_a_learning_rate_of_their_own(micro, chat, demonstration
 def test_a_learning_rate_that_nothing_reads_is_refused():
     with fails_with("unused_embedding_lr"):
         load_config("sprint", ["cold_start.copy_optimizer=auto"])
+
+
+def test_the_rows_that_were_cloned_are_kept_with_what_had_a_loss(demonstrations, tmp_path):
+    rows = demonstrations[:5]
+    phases = [Phase("copy", rows, 3, 1024, 1e-3, 0.0), Phase("mix", rows, 0, 1024, 1e-3, 0.0)]
+    keep_cloned_rows(phases, tmp_path)
+    lines = [json.loads(line) for line in (tmp_path / CLONED_ROWS).read_text().splitlines()]
+    # A phase of no steps has cloned nothing.
+    assert [line["phase"] for line in lines] == ["copy"] * 5
+    for row, line in zip(rows, lines, strict=True):
+        assert (line["episode"], line["input_ids"]) == (row.group_id, row.input_ids)
+        mask = [0] * len(row.input_ids)
+        for start, end in line["actions"]:
+            mask[start:end] = [1] * (end - start)
+        assert mask == row.action_mask

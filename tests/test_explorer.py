@@ -15,10 +15,10 @@ from agent_r1 import (
     ToolCall,
     load_config,
     make_loop,
+    save_tokenizer,
     train_tokenizer,
 )
 from agent_r1.chat.tokenizer import save_tokenizer
-from agent_r1.cold_start.stage import CLONED_ROWS, Phase, keep_cloned_rows
 from agent_r1_recipes.laptop import cloned
 from agent_r1_recipes.laptop.demonstrator import (
     MORE_RENAMES,
@@ -204,9 +204,11 @@ def folder(explored, tmp_path):
     chat, rows = explored
     save_tokenizer(chat.tokenizer, tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": chat.stop_ids[0]}))
-    keep_cloned_rows(
-        [Phase("copy", rows, 1, 0, 0.0, 0.0), Phase("mix", rows, 0, 0, 0, 0)], tmp_path
-    )
+    lines = []
+    for row in rows:
+        line = {"phase": "copy", "episode": row.group_id, "input_ids": row.input_ids}
+        lines.append(json.dumps(line) + "\n")
+    (tmp_path / "cloned.jsonl").write_text("".join(lines))
     return tmp_path
 
 
@@ -226,8 +228,8 @@ def test_the_rows_that_are_cloned_show_no_solution(micro, explored, folder):
 
 
 def test_a_row_of_another_question_is_an_error(micro, folder):
-    lines = (folder / CLONED_ROWS).read_text().splitlines(keepends=True)
-    (folder / CLONED_ROWS).write_text("".join([lines[1], lines[0], *lines[2:]]))
+    lines = (folder / "cloned.jsonl").read_text().splitlines(keepends=True)
+    (folder / "cloned.jsonl").write_text("".join([lines[1], lines[0], *lines[2:]]))
     with pytest.raises(AgentR1Error, match="is not the question of its data"):
         cloned.count_cloned(Cold(micro.rows("cold")), folder)
 
