@@ -51,7 +51,10 @@ def cloned_plays(paths: Workspace, folder: Path) -> Iterator[tuple[Play, Row]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        description="Count what the cloned demonstrations show.",
+        epilog="example: python -m agent_r1_recipes.laptop.cloned --preset discover --seed 1",
+    )
     parser.add_argument("--preset", default="discover", help="preset (default: discover)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cold start (default: 0)")
     arguments, settings = parser.parse_known_args()
@@ -60,11 +63,11 @@ def main() -> None:
     counts = count_cloned(paths, folder)
     if counts is None:
         parser.error(f"the demonstrator of {arguments.preset} is no explorer")
-    for sentence in sentences(counts):
+    for sentence in count_sentences(counts):
         print(sentence)
 
 
-def sentences(counts: dict[str, Any]) -> Iterator[str]:
+def count_sentences(counts: dict[str, Any]) -> Iterator[str]:
     """Yield the counts in words."""
     for kind, numbers in counts["by_kind"].items():
         yield (
