@@ -21,7 +21,7 @@ from agent_r1 import (
 from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1_recipes.laptop import cloned
 from agent_r1_recipes.laptop.demonstrator import (
-    MORE_RENAMES,
+    RENAMES,
     Demonstrator,
     check_behaviours,
     demonstrations,
@@ -219,10 +219,10 @@ def test_the_rows_that_are_cloned_show_no_solution(micro, explored, folder):
     one_hop = [row for row in questions if row["extra_info"]["kind"] == "1-hop"]
     kinds = counts["by_kind"]
     # One-hop plays have one item to draw: all are right, all are kept.
-    plays = MORE_RENAMES * len(one_hop)
+    plays = RENAMES * len(one_hop)
     assert kinds["1-hop"] == {"plays": plays, "right": plays, "whole_chain": plays}
     assert kinds["2-hop"]["right"] == kinds["2-hop"]["whole_chain"] == 0
-    assert 0 < kinds["2-hop"]["plays"] < MORE_RENAMES * (len(questions) - len(one_hop))
+    assert 0 < kinds["2-hop"]["plays"] < RENAMES * (len(questions) - len(one_hop))
     assert counts["next_item"]["ci95"][0] <= 0
     assert sum(numbers["plays"] for numbers in kinds.values()) == len(explored[1])
 

@@ -385,7 +385,7 @@ def demonstrations(
     if explores(behaviours):
         # One phase: there is no habit to show, and nothing after it that could show a solution.
         plays = demonstrate_rows(mix_questions, behaviours, loop, seed, "copy")
-        explored_rows = rename(plays * MORE_RENAMES, loop.chat, seed)
+        explored_rows = rename(plays * RENAMES, loop.chat, seed)
         return explored_rows, explored_rows
     if plans(behaviours):
         # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
@@ -452,8 +452,6 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
 RENAMES = 2
 """Times that a planner's demonstration is shown, with other names each time. A play takes longer
 than to exchange its names."""
-MORE_RENAMES = 4
-"""Times that an explorer's play is shown: no row is cloned twice, since its plays are short."""
 HABIT_PLAYS = 800
 """Demonstrations of a planner's mixture: a step of 1,024 tokens has about ten."""
 SHORTEST = 128
