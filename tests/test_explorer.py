@@ -18,7 +18,6 @@ from agent_r1 import (
     save_tokenizer,
     train_tokenizer,
 )
-from agent_r1.chat.tokenizer import save_tokenizer
 from agent_r1_recipes.laptop import cloned
 from agent_r1_recipes.laptop.demonstrator import (
     RENAMES,

@@ -40,6 +40,7 @@ from agent_r1.inference.export import export
 from agent_r1.model.decoder import causal_attention
 from agent_r1.model.files import load_model, save_model
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
+from agent_r1.tool import tool
 
 SMOKE = ["env.tools=[search]", "trainer.device=cpu"]
 
@@ -361,6 +362,12 @@ def test_the_server_parses_the_dialect_if_the_vocabulary_has_its_tokens(llama, q
         assert "calls stay in the text" in capsys.readouterr().out
 
 
+@tool
+def look(word: str) -> str:
+    """Look a word up."""
+    return word
+
+
 @pytest.mark.parametrize(
     ("dialect", "call"),
     [
@@ -381,5 +388,5 @@ def test_recorded_calls_are_written_in_the_dialect(tmp_path, dialect, call):
     file = tmp_path / "episodes.jsonl"
     file.write_text(json.dumps({"messages": messages}) + "\n")
     env = load_config("small", []).env.model_copy(update={"name": dialect})
-    (episode,) = read_episodes(file, {}, env)
+    (episode,) = read_episodes(file, {"look": look}, env)
     assert episode.messages[1]["content"] == f"so {call}"

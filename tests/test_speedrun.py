@@ -136,7 +136,7 @@ echo "$*" >> {calls}
 case "$STALL $*" in
     always\ train*--resume) exit 75 ;;
     once\ train*--resume) ;;
-    ?*\ train*) echo "$AGENT_R1_FIRST_START" >{calls}.start; exit 75 ;;
+    always\ train*|once\ train*) echo "$AGENT_R1_FIRST_START" >{calls}.start; exit 75 ;;
 esac
 case "$*" in
     search-server*)

@@ -36,7 +36,7 @@ PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start
 """Settings that say where something is, and so make nothing new; and a check of the start."""
 PRICES = (
     "reward", "judge_url", "judge_model", "judge_max_tokens", "format_penalty", "call_reward",
-    "evidence_reward", "floor", "floor_reason",
+    "evidence_reward", "floor", "floor_reason", "rules",
 )  # fmt: skip
 """Settings of `env` that say what something earns; no demonstration depends on them."""
 

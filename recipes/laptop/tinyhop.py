@@ -325,6 +325,17 @@ def _bridges(hops: int) -> Callable[[World, random.Random], Iterator[Question]]:
     return stream
 
 
+def _when_asked(
+    stream: Callable[[World, random.Random], Iterator[Question]],
+) -> Callable[[World, random.Random], Iterator[Question]]:
+    """Draw nothing until a question is asked for: mixes without this kind keep their questions."""
+
+    def lazily(world: World, rng: random.Random) -> Iterator[Question]:
+        yield from stream(world, rng)
+
+    return lazily
+
+
 def _chains(world: World, rng: random.Random, relations: tuple[str, ...]) -> Iterator[Question]:
     """Yield all questions of one pattern of relations, from each start that needs every hop."""
     for start in _shuffle(world.entities[RELATIONS[relations[0]].subject], rng):
@@ -403,8 +414,8 @@ KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
     "yes-no": _yes_no,
     "which": _which,
     # In no preset: how far does an agent come that was trained on fewer?
-    "4-hop": _bridges(4),
-    "5-hop": _bridges(5),
+    "4-hop": _when_asked(_bridges(4)),
+    "5-hop": _when_asked(_bridges(5)),
 }
 """Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked
 for are made."""

@@ -127,7 +127,7 @@ def by_kind(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
     """
     groups: dict[str, list[Trajectory]] = {}
     for trajectory in trajectories:
-        kind = trajectory.row["extra_info"].get("kind", "all")
+        kind = trajectory.row.get("extra_info", {}).get("kind", "all")
         groups.setdefault(kind, []).append(trajectory)
     return dict(sorted(groups.items()))
 
