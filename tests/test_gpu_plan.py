@@ -240,6 +240,14 @@ def test_the_plan_compares_its_hours_with_the_limit(name, settings, said):
     assert said in line
 
 
+def test_fixed_seconds_of_a_small_step_are_those_of_a_tiny_models_step():
+    """13 fixed seconds made a step of 48 episodes three times as long as it is."""
+    assert plan.share_of_fixed_seconds(256, 13.0) == plan.share_of_fixed_seconds(640, 13.0) == 1
+    assert 13 * plan.share_of_fixed_seconds(48, 13.0) == pytest.approx(2.7)
+    assert 13 * plan.share_of_fixed_seconds(128, 13.0) == pytest.approx(6.5)
+    assert plan.share_of_fixed_seconds(8, 2.0) == 1
+
+
 def test_calls_with_resume_by_hand():
     """12 hours take one call of 12, and one more from the first minute after them."""
     assert [plan.resume_count(hours, 12) for hours in (1, 12, 12.1, 24, 25)] == [0, 0, 1, 1, 2]

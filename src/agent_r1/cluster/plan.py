@@ -52,6 +52,9 @@ TOKEN_S, TURN_S, STEP_S = 0.006, 1.0, 5.0
 """Seconds that do not depend on the model. Per token: kernel launches, scheduling, sampling. Per
 turn of the longest episode: search, and the way between Ray, vLLM and the tools. Per step:
 TransferQueue, Ray, logging."""
+MANY_EPISODES, LEAST_STEP_S = 256, 2.7
+"""The seconds above are guesses for so many episodes. For fewer they shrink in proportion, but not
+below a whole step of a tiny model, measured on one H100 (docs/lab/gpu.md, two steps of verl)."""
 SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
 """Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory
 to a GPU (PCIe 4)."""
@@ -275,6 +278,7 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
         / v.tensor_parallel
     )
 
+    fixed = share_of_fixed_seconds(episodes, e.max_turns * TURN_S + SYNC_S + STEP_S)
     seconds = {
         "sampling: decoding": tokens * (TOKEN_S + token),
         # A group's prompt is read once (prefix cache).
@@ -282,17 +286,23 @@ def step_seconds(config: Config, shape: Shape, gpu: Gpu) -> dict[str, float]:
         * shape.forward(length)
         / v.ranks
         / rate,
-        "sampling: tools, turns": e.max_turns * TURN_S,
+        "sampling: tools, turns": fixed * e.max_turns * TURN_S,
         "log-probabilities": forward,
         "reference": (config.actor.kl_coef > 0)
         * max(forward, 4 * shape.parameters / v.ranks / HOST_RATE),
         "values": forward * ppo,
         "critic's update": 4 * forward * ppo * config.critic.epochs,
         "actor's update": 4 * forward * config.actor.epochs,
-        "weight sync": SYNC_S + 2 * shape.parameters / SYNC_RATE,
-        "Ray, TransferQueue": STEP_S,
+        "weight sync": fixed * SYNC_S + 2 * shape.parameters / SYNC_RATE,
+        "Ray, TransferQueue": fixed * STEP_S,
     }
     return {name: value for name, value in seconds.items() if value}
+
+
+def share_of_fixed_seconds(episodes: int, seconds: float) -> float:
+    """Return the share of a step's fixed `seconds` that a step of few episodes takes."""
+    least = min(1.0, LEAST_STEP_S / seconds) if seconds else 1.0
+    return min(1.0, max(least, episodes / MANY_EPISODES))
 
 
 def lengths(config: Config) -> tuple[int, float, float, float]:
