@@ -81,7 +81,7 @@ def make_root(root: Path, commands: list[str]) -> None:
 def state_driver(root: Path, version: str) -> None:
     """Put a program in nvidia-smi's place that states an H100 with this driver."""
     program = root / "usr/local/bin/nvidia-smi"
-    program.write_text(f"#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, {version}'\n")
+    program.write_text(f"#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 81559 MiB, {version}, 9.0'\n")
     program.chmod(0o755)
 
 
