@@ -116,7 +116,7 @@ def served_model(
     async def forever() -> None:
         state["over"] = asyncio.Event()
         state["loop"] = asyncio.get_running_loop()
-        async with serving(server.handle) as port:
+        async with serving(server.handle, admit=server.admit) as port:
             state["port"] = port
             ready.set()
             await state["over"].wait()

@@ -30,6 +30,7 @@ from agent_r1 import (
     ToolCall,
     check_reward,
     derive_seed,
+    first_line,
 )
 from agent_r1_recipes.gateway.matching import Answer, Conversations, prompt_of
 from agent_r1_recipes.gateway.server import Reply, Request
@@ -64,6 +65,10 @@ class GatewayEpisode:
         self.reward: float | None = None
         self.over = False
         """After the reward or the agent's end, nothing is sampled any more."""
+        self.refusals: list[str] = []
+        """Why requests were refused, in words."""
+        self.argument: str | None = None
+        """The agent's answer, if it is the argument of a sampled call."""
         self.has_overflow = False
         """Whether a call was refused because the context was full."""
         self.failure: BaseException | None = None
@@ -80,8 +85,9 @@ class GatewayEpisode:
     async def complete(self, request: Request) -> Reply:
         """Answer a request for a completion. Raise Refusal if there is no answer."""
         call = read_call(request.body)
-        self.events.update(f"overridden_{name}" for name in call.overridden_names)
-        self.events.update(f"ignored_{name}"[:60] for name in call.ignored_names)
+        names = [f"overridden_{name}" for name in call.overridden_names]
+        names += [f"ignored_{name}" for name in call.ignored_names]
+        count_names(self.events, Counter(names))
         if self.over or self.reward is not None:
             self.events["late_calls"] += 1
             raise Refusal("this episode is over: its reward is known", 401, "episode_over")
@@ -139,6 +145,10 @@ class GatewayEpisode:
             ids = prompt_of(place, call.tools, self.chat)
         except AgentR1Error as error:  # the chat template refuses these messages
             raise Refusal(str(error)) from None
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            # A schema of odd types, which only a template reads.
+            cause = f"{type(error).__name__}: {first_line(error)}"
+            raise Refusal(f"these messages or tools cannot be written: {cause[:200]}") from None
         if len(ids) >= self.max_context:
             self.has_overflow = True
             self.events["refused_context"] += 1
@@ -176,6 +186,9 @@ class GatewayEpisode:
             raise
         answer.generation = generation
         answer.turn = self.read_turn(generation, call.stop)
+        names = {made.name for _, made in answer.turn.calls}
+        if call.required and not (call.required == "any" and names or call.required in names):
+            self.events["unmet_tool_choice"] += 1
 
     async def _generate(self, answer: Answer, turn: Sampling) -> Generation:
         async with self._turn:
@@ -281,13 +294,50 @@ class GatewayEpisode:
             raise self.failure
 
 
-def find_turn(answer: str, conversations: Conversations) -> Answer | None:
-    """Return the newest sampled turn that has the agent's answer, or None.
+MOST_NAMES = 20
+"""Names of a client's own fields that are counted one by one, in an episode and in a step."""
 
-    Blanks and the tags around an answer are left to the client.
+
+def count_names(counts: Counter[str], more: Counter[str]) -> None:
+    """Add counts. Fields that a client made up become metrics, so their number is bounded."""
+    for name, count in more.items():
+        if name.startswith("ignored_") and name not in counts:
+            kept = sum(other.startswith("ignored_") for other in counts)
+            if kept >= MOST_NAMES or not re.fullmatch(r"\w{1,60}", name, re.ASCII):
+                name = "ignored_others"
+        counts[name] += count
+
+
+def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None, str | None]:
+    """Return the turn with the agent's answer, and the answer if a call has it.
+
+    A marked answer, <answer>...</answer>, comes first. Then comes a turn or an argument of a call
+    that is the answer. Last comes a turn that has it as whole words: "no" is not in "know". Of
+    equals the newest is taken. Blanks are left to the client.
     """
-    words = re.sub(r"\s+", " ", answer).strip()
-    for one in reversed(conversations.answers):
-        if one.turn is not None and words in re.sub(r"\s+", " ", one.turn.content):
-            return one
-    return None
+    words = _one_line(answer)
+    marked = MARKED.fullmatch(words)
+    words = (marked[1] if marked else words).strip()
+    turns = [one for one in reversed(conversations.answers) if one.turn is not None]
+    for one in turns:
+        marks = MARKED.findall(_one_line(one.require_turn().content))
+        if words in [mark.strip() for mark in marks]:
+            return one, None
+    for one in turns:
+        if words == _one_line(one.require_turn().content):
+            return one, None
+        for _, call in one.require_turn().calls:
+            if words in [_one_line(str(value)) for value in call.arguments.values()]:
+                return one, words
+    whole = re.compile(rf"(?<![\w.]){re.escape(words)}(?!\w|\.\d)")
+    for one in turns:
+        if whole.search(_one_line(one.require_turn().content)):
+            return one, None
+    return None, None
+
+
+MARKED = re.compile(r"<answer>(.*?)(?:</answer>|$)")
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()

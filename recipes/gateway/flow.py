@@ -39,7 +39,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.gateway.agents import Ended, agents_of
 from agent_r1_recipes.gateway.books import Books, Entry
-from agent_r1_recipes.gateway.episode import GatewayEpisode, find_turn
+from agent_r1_recipes.gateway.episode import GatewayEpisode, count_names, find_turn
 from agent_r1_recipes.gateway.matching import Answer
 from agent_r1_recipes.gateway.server import Reply, Request, serving
 from agent_r1_recipes.gateway.settings import GatewaySettings
@@ -102,7 +102,7 @@ class AgentFlow(AgentFlowBase):
         self._stack = AsyncExitStack()
         self.agents.start()
         self._count_before = self._count_sampled()
-        port = await self._stack.enter_async_context(serving(self.handle))
+        port = await self._stack.enter_async_context(serving(self.handle, admit=self.admit))
         self.agents.listen()
         self._stack.callback(self.agents.unlisten)
         return _Open(port, asyncio.Semaphore(self.rollout.agent_processes))
@@ -125,6 +125,14 @@ class AgentFlow(AgentFlowBase):
         self.counts = Counter()
         self.causes = Counter()
         return counts, causes
+
+    def admit(self, request: Request) -> Reply | None:
+        """Refuse a request without a key before its body is read."""
+        try:
+            self._route(request)
+        except Refusal as refusal:
+            return Reply.of(refusal.body(), refusal.status)
+        return None
 
     async def handle(self, request: Request) -> Reply:
         """Answer one request of any agent."""
@@ -151,6 +159,7 @@ class AgentFlow(AgentFlowBase):
         except Refusal as refusal:
             if episode is not None:
                 episode.events[f"refused_{refusal.status}"] += 1
+                episode.refusals.append(str(refusal)[:300])
             return Reply.of(refusal.body(), refusal.status)
         except asyncio.CancelledError:
             raise
@@ -235,6 +244,9 @@ class AgentFlow(AgentFlowBase):
         task = episode.task
         conversations = episode.conversations
         answer, error = self._answer(episode, end)
+        if error is None and answer is not None and answer.loss is not None:
+            # Its outcome would be paid to another turn, which did not earn it.
+            error = f"the scored turn is not trained: {CAUSES[answer.loss]}"
         stop = StopReason.ERROR
         outcome = Outcome()
         if error is None:
@@ -276,6 +288,11 @@ class AgentFlow(AgentFlowBase):
         if end.timed_out:
             seconds = self.limits.timeout_s
             return None, f"the agent exceeded {seconds:g} s (env.episode_timeout_s){last}"
+        if not sampled_answers and episode.refusals and not episode.has_overflow:
+            return None, (
+                f"the gateway refused all {len(episode.refusals)} requests of the agent: "
+                f"{episode.refusals[0]}{last}"
+            )
         if not sampled_answers and not episode.has_overflow:
             return None, (
                 "the agent made no call that the gateway captured. It must use OPENAI_BASE_URL, "
@@ -286,7 +303,7 @@ class AgentFlow(AgentFlowBase):
         reported_answers = [report["answer"] for report in end.reports if "answer" in report]
         if not reported_answers or not str(reported_answers[0]).strip():
             return (sampled_answers[-1] if sampled_answers else None), None
-        answer = find_turn(str(reported_answers[0]), episode.conversations)
+        answer, episode.argument = find_turn(str(reported_answers[0]), episode.conversations)
         if answer is None and not episode.has_overflow:
             return None, (
                 f"not captured: the agent's answer {str(reported_answers[0])[:80]!r} occurs in no "
@@ -308,6 +325,8 @@ class AgentFlow(AgentFlowBase):
             if answer is None:
                 raise RuntimeError(f"the episode ended as {stop.value}, without a turn")
             env.final_turn = self.chat.turn_text(answer.require_generation().token_ids)
+            if episode.argument is not None:  # the answer of a call such as final_answer
+                env.final_turn = env.dialect.write_turn(episode.argument)
         outcome = await maybe_await(env.outcome(stop))
         check_reward(outcome.reward)
         return outcome
@@ -346,7 +365,7 @@ class AgentFlow(AgentFlowBase):
                 if answer.turn is not None and answer.loss is not None:
                     losses.setdefault(answer.loss, []).append(answer.require_generation())
                     cause = CAUSES[answer.loss]
-        self.books.events.update(episode.events)
+        count_names(self.books.events, episode.events)
         self.books.events["calls"] += len(episode.generations)
         for name, count in episode.conversations.cuts.items():
             self.books.events[f"cuts_{name}"] += count
@@ -368,6 +387,8 @@ def stop_of(answer: Answer | None, episode: GatewayEpisode) -> StopReason:
         room = episode.max_context - len(answer.prompt_ids)
         small_room = room < episode.sampling.max_tokens
         return StopReason.CONTEXT_OVERFLOW if small_room else StopReason.MAX_TOKENS
+    if episode.argument is not None:
+        return StopReason.ANSWERED
     text = episode.chat.turn_text(generation.token_ids)
     stop = episode.env.stop(text, episode.env.extract_tool_calls(text))
     if stop is not None:

@@ -115,6 +115,8 @@ class Conversations:
     """In the order of their calls."""
     cuts: Counter[str] = field(default_factory=Counter)
     """Assistant messages that did not match, by cause: edited, ambiguous, rewritten, inserted."""
+    examples: set[str] = field(default_factory=set)
+    """Places after assistant messages that stood in a request before anything was sampled."""
     newest_wins: bool = False
     """Whether the newest of several equal answers is continued, instead of none. In training each
     would be another row; a server has no rows."""
@@ -125,7 +127,12 @@ class Conversations:
         place = Place(digest, None, [])
         for message in messages:
             if message["role"] == "assistant":
-                answer = self._matching(message, place.digest)
+                after = _digest(place.digest, *spelling(message))
+                if not self.answers:
+                    self.examples.add(after)
+                answer = None
+                if after not in self.examples:  # an example of the prompt is no cut
+                    answer = self._matching(message, place.digest)
                 if answer is not None:
                     answer.is_continued = True
                     number = str(self.answers.index(answer))
@@ -140,6 +147,9 @@ class Conversations:
         """Return the answer that `message` is, or None after counting the cause."""
         sampled_answers = [answer for answer in self.answers if answer.turn is not None]
         here = [answer for answer in sampled_answers if answer.place == digest]
+        quoted = [answer for answer in here if quotes(message, answer)]
+        if quoted:
+            return quoted[-1]
         owner = _owner(message, sampled_answers)
         if owner is not None and owner in here:
             # The id says which one it is. Content next to calls is often dropped.
@@ -244,6 +254,26 @@ def spelling(message: Message) -> tuple[str, ...]:
 
 def is_same(message: Message, answer: Answer) -> bool:
     return _same_calls(message, answer) and message["content"].strip() == _content(answer)
+
+
+def quotes(message: Message, answer: Answer) -> bool:
+    """Return whether a message quotes the calls of an answer, as smolagents does.
+
+    Their ids, which we issued, decide. Names and arguments must stand there, too, and the text that
+    was sampled next to the calls.
+    """
+    calls = answer.require_turn().calls
+    text = message["content"]
+    if message["tool_calls"] or not calls or _content(answer) not in text:
+        return False
+    for key, call in calls:
+        if key not in text or call.name not in text:
+            return False
+        for value in call.arguments.values():
+            spellings = (str(value), repr(value), json.dumps(value), json.dumps(value)[1:-1])
+            if not any(one in text for one in spellings):
+                return False
+    return True
 
 
 def _content(answer: Answer) -> str:

@@ -18,9 +18,29 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
 
+from agent_r1 import is_local_host
+
 MAX_BODY = 8_000_000
 """Bytes of a request. A context of 100,000 tokens has about half a million."""
-REASONS = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found", 405: "Not Allowed"}
+MAX_CONNECTIONS = 1000
+MAX_HEADERS = 100
+HEADERS_S = 20.0
+"""For the headers of a request: from the connection, or from the first line of a further one."""
+BODY_S = 60.0
+IDLE_S = 900.0
+"""Between two requests of a connection, while a client runs its tools."""
+ANSWER_S = 300.0
+"""For a client to read an answer."""
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Not Allowed",
+    408: "Request Timeout",
+    421: "Misdirected Request",
+    503: "Service Unavailable",
+}
 
 
 @dataclass
@@ -63,11 +83,18 @@ class Reply:
 
 
 Handler = Callable[[Request], Awaitable[Reply]]
+Admit = Callable[[Request], Reply | None]
+"""Look at a request without its body; return a refusal, or None to read on."""
 
 
 @asynccontextmanager
-async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
-    """Serve in the running event loop; yield the port. Raise OSError if `port` is taken."""
+async def serving(
+    handle: Handler, port: int = 0, admit: Admit = lambda request: None
+) -> AsyncIterator[int]:
+    """Serve in the running event loop; yield the port. Raise OSError if `port` is taken.
+
+    `admit` is asked before a body is read: what has no key sends no megabytes.
+    """
     connections: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}
 
     async def serve_client(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -76,7 +103,10 @@ async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
             raise RuntimeError("a connection is served by a task")
         connections[task] = writer
         try:
-            await _converse(reader, writer, handle)
+            if len(connections) > MAX_CONNECTIONS:
+                await _refuse(writer, 503, "too many connections are open")
+            else:
+                await _converse(reader, writer, handle, admit)
         finally:
             del connections[task]
             writer.close()
@@ -94,17 +124,33 @@ async def serving(handle: Handler, port: int = 0) -> AsyncIterator[int]:
 
 
 async def _converse(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, handle: Handler, admit: Admit
 ) -> None:
     """Answer the requests of one connection, one after the other."""
     last: Reply | None = None
+    wait_s = HEADERS_S
     try:
-        while request := await _read(reader, writer):
+        while True:
+            async with asyncio.timeout(wait_s):
+                first_line = await reader.readline()
+            if not first_line:
+                return
+            request = await _read(reader, writer, first_line, admit)
+            if isinstance(request, Reply):
+                await _send(writer, request, None)
+                return
             last = await handle(request)
-            whole = await _send(writer, last, request)
+            whole = False
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_S):
+                    whole = await _send(writer, last, request)
             last.on_sent(whole)
             if not whole:
                 return
+            wait_s = IDLE_S
+    except TimeoutError:
+        if wait_s != IDLE_S:
+            await _refuse(writer, 408, "the request did not arrive in time")
     except ConnectionError:
         # A reset instead of the next request: the last answer was not read to its end.
         if last is not None:
@@ -112,33 +158,59 @@ async def _converse(
     except asyncio.IncompleteReadError:
         return  # it left in the middle of a request
     except ValueError:  # not HTTP, or longer than it may be
-        error = {"error": {"message": "this is not an HTTP request that the gateway reads"}}
-        with suppress(ConnectionError):
-            await _send(writer, Reply.of(error, 400), None)
+        await _refuse(writer, 400, "this is not an HTTP request that the gateway reads")
 
 
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Request | None:
-    """Read one request; None at the end of the connection. Raise ValueError if it is malformed."""
-    head = await reader.readline()
-    if not head:
-        return None
+async def _refuse(writer: asyncio.StreamWriter, status: int, words: str) -> None:
+    """Answer with an error, if the client is still there."""
+    with suppress(ConnectionError):
+        await _send(writer, Reply.of({"error": {"message": words}}, status), None)
+
+
+async def _read(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes, admit: Admit
+) -> Request | Reply:
+    """Read the rest of a request, or return why it is refused.
+
+    Raise ValueError if it is malformed, and TimeoutError if it is late.
+    """
     method, path, _ = head.decode("ascii").split(" ", 2)
-    headers: dict[str, str] = {}
-    while line := (await reader.readline()).strip():
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-        if len(headers) > 100:
-            raise ValueError("too many headers")
+    async with asyncio.timeout(HEADERS_S):
+        headers = await _read_headers(reader)
+    request = Request(method, path, headers, b"", reader)
+    if not is_local_host(headers.get("host", "")):
+        return Reply.of({"error": {"message": "the Host header names another machine"}}, 421)
+    refusal = admit(request)
+    if refusal is not None:
+        return refusal
     if headers.get("expect", "").lower() == "100-continue":
         writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")  # curl would wait a second for it
+    async with asyncio.timeout(BODY_S):
+        request.body = await _read_body(reader, headers)
+    return request
+
+
+async def _read_headers(reader: asyncio.StreamReader) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for _ in range(MAX_HEADERS + 1):  # lines: one name a thousand times is one header
+        line = (await reader.readline()).strip()
+        if not line:
+            return headers
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    raise ValueError("too many headers")
+
+
+async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
+    length = headers.get("content-length")
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        body = await _read_chunks(reader)
-    else:
-        length = int(headers.get("content-length", 0))
-        if not 0 <= length <= MAX_BODY:
-            raise ValueError("too long")
-        body = await reader.readexactly(length)
-    return Request(method, path, headers, body, reader)
+        if length is not None:
+            raise ValueError("two lengths")
+        return await _read_chunks(reader)
+    length = length or "0"
+    if not (length.isascii() and length.isdigit()) or int(length[:20]) > MAX_BODY:
+        raise ValueError("not a length, or too long")
+    return await reader.readexactly(int(length))
 
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:

@@ -75,18 +75,29 @@ class Server:
             )
         self.kept: OrderedDict[str, ServedConversations] = OrderedDict()
 
+    def _path(self, request: Request) -> str:
+        """Return a request's path after its key. Raise Refusal for a wrong key."""
+        words = request.words
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if words[0] == "key" and len(words) > 1:  # for clients that send no header
+            key = words[1]
+            words = words[2:]
+        if not hmac.compare_digest(key.encode(), self.key.encode()):
+            raise Refusal("wrong key", 401, "invalid_api_key")
+        return "/".join(words[1:] if words[:1] == ["v1"] else words)
+
+    def admit(self, request: Request) -> Reply | None:
+        """Refuse a request without the key before its body is read."""
+        try:
+            self._path(request)
+        except Refusal as refusal:
+            return Reply.of(refusal.body(), refusal.status)
+        return None
+
     async def handle(self, request: Request) -> Reply:
         """Answer one request."""
         try:
-            words = request.words
-            key = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if words[0] == "key" and len(words) > 1:  # for clients that send no header
-                key = words[1]
-                words = words[2:]
-            if not hmac.compare_digest(key.encode(), self.key.encode()):
-                raise Refusal("wrong key", 401, "invalid_api_key")
-            path = "/".join(words[1:] if words[:1] == ["v1"] else words)
-            return await self._answer(request, path)
+            return await self._answer(request, self._path(request))
         except Refusal as refusal:
             return Reply.of(refusal.body(), refusal.status)
         except asyncio.CancelledError:
@@ -121,7 +132,7 @@ class Server:
         values = json.loads(request.body)
         temperature = number_of(values, "temperature", rollout.temperature)
         seed = values.get("seed")
-        if type(seed) is not int:
+        if type(seed) is not int or abs(seed) >= 2**63:
             seed = None
         sampling = Sampling(rollout.max_tokens_per_turn, temperature)
         made_of = json.dumps([begin, call.tools, temperature, seed], sort_keys=True)
@@ -157,7 +168,7 @@ def serve(agent: Any, port: int | None) -> None:
         over = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the key is deleted, too
             asyncio.get_running_loop().add_signal_handler(number, over.set)
-        async with serving(server.handle, port or 0) as number:
+        async with serving(server.handle, port or 0, server.admit) as number:
             file = folder / f"serve-{number}.key"
             file.unlink(missing_ok=True)
             file.touch(mode=0o600)

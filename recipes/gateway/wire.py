@@ -65,6 +65,14 @@ READ_PARTS = {
 """Role -> parts of a message that the model reads, or that clients send back from an answer."""
 
 
+MOST_FIELDS = 100
+"""Fields of a request; the protocol has about forty."""
+MOST_NAME = 200
+"""Letters of a name: of the model, a tool, a stop string."""
+MOST_STOPS = 16
+MOST_TOOLS = 1000
+
+
 class Refusal(Exception):
     """A request that gets an error instead of an answer."""
 
@@ -90,6 +98,8 @@ class Call:
     stream: bool
     with_usage: bool
     model: str
+    required: str = ""
+    """The tool that `tool_choice` requires; `any` for one of them, "" for none."""
     overridden_names: list[str] = field(default_factory=list)
     ignored_names: list[str] = field(default_factory=list)
 
@@ -102,6 +112,8 @@ def read_call(body: bytes) -> Call:
         raise Refusal("the body is not valid JSON") from None
     if not isinstance(values, dict):
         raise Refusal("the body is not a JSON object")
+    if len(values) > MOST_FIELDS:
+        raise Refusal(f"the body has more than {MOST_FIELDS} fields")
     names = {name for name, value in values.items() if value not in (None, [], {})}
     for name in sorted(names & REFUSED_SETTINGS.keys()):
         if values[name] != {"type": "text"}:  # response_format's default
@@ -110,12 +122,15 @@ def read_call(body: bytes) -> Call:
         raise Refusal("n must be 1: a call is one turn of one conversation; call again instead")
     if values.get("logprobs"):
         raise Refusal("logprobs are not returned")
-    if values.get("tool_choice", "auto") not in ("auto", "none", None):
-        raise Refusal("tool_choice must be auto or none: the model chooses its calls")
     stop = values.get("stop") or []
     stop = [stop] if isinstance(stop, str) else stop
     if not isinstance(stop, list) or not all(isinstance(word, str) and word for word in stop):
         raise Refusal("stop must be a string, or a list of strings")
+    if len(stop) > MOST_STOPS or any(len(word) > MOST_NAME for word in stop):
+        raise Refusal(f"stop has more than {MOST_STOPS} strings, or one above {MOST_NAME} letters")
+    model = values.get("model", "agent")
+    if not isinstance(model, str) or len(model) > MOST_NAME:
+        raise Refusal(f"model must be a string of at most {MOST_NAME} letters")
     stream = values.get("stream")
     stream_options = values.get("stream_options")
     if stream not in (True, False, None) or not isinstance(stream_options, dict | None):
@@ -124,6 +139,7 @@ def read_call(body: bytes) -> Call:
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list of at least one message")
     tools = _read_tools(values.get("tools") or [])
+    required = _read_tool_choice(values.get("tool_choice"), tools)
     if values.get("tool_choice") == "none":
         tools = []
     known_names = {*READ_SETTINGS, *OVERRIDDEN_SETTINGS, *REFUSED_SETTINGS}
@@ -134,10 +150,31 @@ def read_call(body: bytes) -> Call:
         max_tokens=_read_max_tokens(values),
         stream=stream is True,
         with_usage=bool((stream_options or {}).get("include_usage")),
-        model=str(values.get("model", "agent")),
+        model=model,
+        required=required,
         overridden_names=sorted(names & set(OVERRIDDEN_SETTINGS)),
         ignored_names=sorted(names - known_names) + _ignored_parts(messages),
     )
+
+
+def _read_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
+    """Return the tool that a client requires. The model still samples freely: see `Call.required`.
+
+    To force the call would restrict the tokens, and the trainer assumes all of them. Clients cope
+    with a turn without a call, because models write such turns, too.
+    """
+    if choice in ("auto", "none", None):
+        return ""
+    names = [tool["function"]["name"] for tool in tools]
+    name = "any"
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+    elif choice != "required":
+        name = None
+    if not isinstance(name, str) or not names or (isinstance(choice, dict) and name not in names):
+        raise Refusal("tool_choice must be auto, none, required or one of the tools")
+    return name
 
 
 def _read_max_tokens(values: dict[str, Any]) -> int | None:
@@ -163,14 +200,18 @@ def _ignored_parts(messages: list[dict[str, Any]]) -> list[str]:
 
 def _read_tools(tools: Any) -> list[dict[str, Any]]:
     """Check tools. One without arguments may leave its schema out; templates need it."""
-    if not isinstance(tools, list):
-        raise Refusal("tools must be a list")
+    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
+        raise Refusal(f"tools must be a list of at most {MOST_TOOLS}")
     checked_tools: list[dict[str, Any]] = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise Refusal('each tool must be {"type": "function", "function": {"name": ...}}')
         name = function["name"]
+        if not name or len(name) > MOST_NAME:
+            raise Refusal(f"a tool's name has 1 to {MOST_NAME} letters")
+        if not isinstance(function.get("description"), str | None):
+            raise Refusal(f"the description of the tool {name[:40]!r} is no text")
         schema = function.get("parameters") or {"type": "object"}
         if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
             raise Refusal(
@@ -201,8 +242,9 @@ def _read_messages(messages: list[Any]) -> list[Message]:
             text["tool_calls"] = _read_calls(message.get("tool_calls") or [], place)
             known_ids.update(call[0] for call in text["tool_calls"])
         elif role == "tool":
-            text["tool_call_id"] = message.get("tool_call_id")
-            if str(text["tool_call_id"]) not in known_ids:
+            key = message.get("tool_call_id")
+            text["tool_call_id"] = key
+            if not isinstance(key, str) or key not in known_ids:
                 raise Refusal(f"{place}: its tool_call_id is not the id of a call before it")
         texts.append(text)
     return texts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
+from contextlib import suppress
 
 import pytest
 from agents import SEARCH, gateway_flow, lenient
@@ -12,6 +13,7 @@ from conftest import ScriptedPolicy, call, question_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from agent_r1 import HermesToolEnv, Sampling, Task, trajectory_rows
 from agent_r1 import Hermes, HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
 from agent_r1_recipes.gateway.matching import canonical
 
@@ -94,8 +96,7 @@ def episode(micro, chat, agent, script=None, *overrides):
     flow = gateway_flow(
         policy, chat, agent, lambda row: HermesToolEnv(micro.tools, env), *overrides
     )
-    tasks = [Task(question_row(), "0", "s", 5)]
-    [trajectory] = asyncio.run(run_episodes(flow, tasks, Sampling(200)))
+    trajectory = asyncio.run(flow.run(Task(question_row(), "0", "s", 5), Sampling(200)))
     cuts = {name: n for name, n in flow.counts.items() if name.startswith("gateway/cuts")}
     return trajectory, cuts, flow, policy
 
@@ -207,3 +208,39 @@ def test_odd_arguments():
     assert len({canonical(text) for text in ("1", '"1"', "true", "[1]")}) == 4
     assert canonical('{"a": 1, "a": 1}') != canonical('{"a": 1}')
     assert canonical("[" * 100_000) == "not JSON: " + "[" * 100_000
+
+
+@pytest.mark.parametrize("reported", ["<answer>good</answer>", None])
+def test_an_outcome_is_paid_to_no_turn_that_did_not_earn_it(micro, chat, reported):
+    """The scored turn was edited by the agent, so the episode failed: nothing of it is trained."""
+    script = ["<answer>bad</answer>", "<answer>good</answer>"]
+
+    async def agent(client, task):
+        messages = [{"role": "user", "content": "x"}]
+        first = await client.ask(messages)
+        messages += [first["message"], {"role": "user", "content": "y"}]
+        second = await client.ask(messages)
+        content = second["message"]["content"]
+        messages += [{"role": "assistant", "content": f"{content}, or not"}]
+        with suppress(AssertionError):  # the script is over, and the edit was seen
+            await client.ask([*messages, {"role": "user", "content": "z"}])
+        return reported
+
+    trajectory, _, flow, _ = episode(
+        micro, chat, agent, [*script, "<answer>later</answer>"], "rollout.agent_losses=1"
+    )
+    if reported is None:  # the last turn is scored, and it was read
+        assert trajectory.error is None and trajectory.steps[-1].reward == trajectory.reward
+        return
+    assert trajectory.steps == [] and flow.counts["gateway/trained_tokens"] == 0
+    assert "the scored turn is not trained: the agent sent a turn" in trajectory.error
+
+
+def test_refused_requests_are_told_with_their_cause(micro, chat):
+    async def agent(client, task):
+        for _ in range(3):
+            reply = await client.post({"messages": [], "model": "agent"})
+            assert reply.status_code == 400
+
+    trajectory, _, _, _ = episode(micro, chat, agent, [], "rollout.agent_losses=1")
+    assert "the gateway refused all 3 requests of the agent: messages must be" in trajectory.error

@@ -52,6 +52,7 @@ from agent_r1.config import (
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import choose_waiting, cores, raise_file_limit
+from agent_r1.ground.ui import clean
 
 # Commands import their modules after they have read the configuration. So `agent-r1 --help`, the
 # error for a misspelt setting and `train --dry-run` do not wait for PyTorch.
@@ -126,7 +127,8 @@ def _split(argv: list[str], word: str) -> list[list[str]]:
 
 
 def _fail(message: str, code: int) -> int:
-    print(f"agent-r1: {' '.join(message.split())}", file=sys.stderr)  # one line
+    # One line, and no control character: a server or a template may have written the words.
+    print(f"agent-r1: {clean(' '.join(message.split()))}", file=sys.stderr)
     return code
 
 

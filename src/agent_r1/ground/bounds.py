@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ipaddress
 import json
+import re
 import os
 import stat
 import threading
@@ -36,6 +38,21 @@ MAX_ALIASES = 20
 """Of a YAML text."""
 MAX_FILE = 64 << 20
 """Bytes of a file that is read at once."""
+
+
+def is_local_host(host: str) -> bool:
+    """Return whether a Host header is an IP address, `localhost` or missing, with any port.
+
+    A web page whose own name was pointed at 127.0.0.1 sends its name (DNS rebinding).
+    """
+    name = re.sub(r":\d*$", "", host.strip())
+    if name.lower() in ("", "localhost"):
+        return True
+    try:
+        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return False
+    return True
 
 
 class TooLongError(ValueError):

@@ -23,8 +23,8 @@ def console() -> Console:
 
 
 def say(text: str) -> None:
-    """Print one line on standard output."""
-    print(text, flush=True)
+    """Print one line on standard output, without control characters of others' words."""
+    print(clean(text), flush=True)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ search_r1/search/retrieval_server.py):
 # Without `from __future__ import annotations`: FastAPI reads the types of the handlers, which are
 # local to `make_app`.
 import asyncio
+import ipaddress
 import socket
 import sys
 import threading
@@ -256,9 +257,30 @@ def protocol_with_deadline(headers_s: float) -> type[asyncio.Protocol]:
     return WithDeadline
 
 
+def with_local_hosts(app: Any) -> Any:
+    """Return an ASGI application that refuses requests whose Host is another machine's name."""
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        hosts = [value for name, value in scope.get("headers", ()) if name == b"host"]
+        if all(bounds.is_local_host(host.decode("latin-1")) for host in hosts):
+            await app(scope, receive, send)
+            return
+        body = b'{"detail": "the Host header names another machine"}'
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        await send({"type": "http.response.start", "status": 421, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    return guarded
+
+
 def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
+
+    app: Any = make_app(index)
+    if ipaddress.ip_address(listener.getsockname()[0]).is_loopback:
+        # With --host ADDRESS other machines may ask, by whatever name they have for this one.
+        app = with_local_hosts(app)
 
     vectors_file = getattr(index.vectors, "filename", None)  # of a memory map
     if vectors_file:
@@ -268,7 +290,7 @@ def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     # with the default 5 ms (benchmarks/README.md).
     sys.setswitchinterval(0.0002)
     config = uvicorn.Config(
-        make_app(index),
+        app,
         http=protocol_with_deadline(HEADERS_S),
         log_level="warning",
         access_log=False,
