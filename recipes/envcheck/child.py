@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import (
+    Action,
     AgentEnv,
     AgentR1Error,
     BaseTool,
@@ -32,10 +33,15 @@ from agent_r1 import (
     ConfigError,
     HermesToolEnv,
     Message,
+    Observation,
+    Outcome,
     Row,
+    StepResult,
+    StopReason,
     Workspace,
     load_config,
     make_env,
+    maybe_await,
     read_file,
 )
 from agent_r1_recipes.envcheck.episodes import SHOWN_CHARACTERS, Episode, play_episode
@@ -194,16 +200,24 @@ class Run:
     def row(self, question: int) -> Row:
         return self.rows[question % len(self.rows)]
 
-    async def play(self, name: str, question: int, write: Callable[[Any], Any]) -> Episode:
-        """Play an episode. `write` gets the environment and returns the function of turns."""
+    async def play(
+        self, name: str, question: int, write: Callable[[Any], Any], in_turns: bool = False
+    ) -> Episode:
+        """Play an episode. `write` gets the environment and returns the function of turns.
+
+        With `in_turns`, episodes that are played at the same time take their steps in turn.
+        """
         episode = Episode(name, question)
         row = self.row(question)
 
         def report(text: str) -> None:
             self.send({"turn": text[:SHOWN_CHARACTERS], "policy": name, "question": question})
 
-        env = make_env(row, self.tools, self.config.env)
-        return await play_episode(env, row, episode, write(env), report)
+        env: Any = make_env(row, self.tools, self.config.env)
+        write_turn = write(env)
+        if in_turns:
+            env = InTurns(env)
+        return await play_episode(env, row, episode, write_turn, report)
 
     async def by_policy(self, name: str, policy: Policy, question: int) -> Episode:
         """Play a policy of `policies.py`, and send the record."""
@@ -292,12 +306,45 @@ class Run:
             self.send({"replay": episode.turns, "question": episode.question})
             await self.play_again(episode.turns, episode.question)
 
+        # Training plays many episodes side by side, so what they share would mix them up.
+        for number in range(0, len(self.replayed), 2):
+            first = self.replayed[number]
+            second = self.replayed[(number + 1) % len(self.replayed)]
+            plays = [self.replay(one.turns, one.question, True) for one in (first, second)]
+            for episode in await asyncio.gather(*plays):
+                self.send({"interleaved": episode.record()})
+
     async def play_again(self, turns: list[str], question: int) -> None:
         """Play given turns, and send the trace."""
+        episode = await self.replay(turns, question)
+        self.send({"again": episode.record()})
+
+    async def replay(self, turns: list[str], question: int, in_turns: bool = False) -> Episode:
         rest = iter(turns)
-        episode = await self.play("the same turns", question, lambda env: lambda h: next(rest, ""))
-        record = episode.record()
-        self.send({"again": record})
+        name = "the same turns"
+        return await self.play(name, question, lambda env: lambda h: next(rest, ""), in_turns)
+
+
+class InTurns:
+    """An environment that lets other episodes go on before each of its own moves."""
+
+    def __init__(self, env: AgentEnv):
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.env, name)
+
+    async def reset(self, row: Row) -> Observation:
+        await asyncio.sleep(0)
+        return await maybe_await(self.env.reset(row))
+
+    async def step(self, action: Action) -> StepResult:
+        await asyncio.sleep(0)
+        return await self.env.step(action)
+
+    async def outcome(self, stop: StopReason) -> Outcome:
+        await asyncio.sleep(0)
+        return await maybe_await(self.env.outcome(stop))
 
 
 def _oracle_play(

@@ -7,7 +7,9 @@ in a process of its own; this one ends it at a limit of time, memory or output.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
+import math
 import os
 import selectors
 import signal
@@ -19,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import ConfigError, command, option, write_whole
+from agent_r1 import ConfigError, clean, command, option, write_whole
 
 SETUP_S = 300.0
 """Seconds to make rows and an index."""
@@ -93,6 +95,8 @@ class Watched:
 
     records: list[dict[str, Any]] = field(default_factory=list)
     again: list[dict[str, Any]] = field(default_factory=list)
+    interleaved: list[dict[str, Any]] = field(default_factory=list)
+    """Plays of the same turns, step by step next to another episode."""
     replays: list[tuple[list[str], int]] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     refused: dict[str, Any] | None = None
@@ -118,6 +122,8 @@ class Watched:
             self.again.append(event["again"])
         elif "replay" in event:
             self.replays.append((event["replay"], event["question"]))
+        elif "interleaved" in event:
+            self.interleaved.append(event["interleaved"])
         elif "refused" in event:
             self.refused = event
         elif "ready" in event:
@@ -145,8 +151,8 @@ class Check:
 
         start = time.monotonic()
         first = self.watch(self.plan)
-        if first.refused:
-            print(f"agent-r1: {first.refused['refused']}", file=sys.stderr)
+        if first.refused and not first.broken:
+            print(f"agent-r1: {clean(first.refused['refused'])}", file=sys.stderr)
             return first.refused["exit_code"]
         facts = first.facts
         facts.setdefault("oracle", None)
@@ -160,10 +166,15 @@ class Check:
         elif first.replays:
             second = self.watch(self.plan | {"replay": first.replays})
             self.compare(first, second, facts)
+        questions = len({record["question"] for record in first.records})
+        is_early = questions < facts.get("late", self.a.questions)
+        if not first.broken and (is_early or not first.records):
+            # The environment shares the child's process, and may end it or write its events.
+            text = f"it ended after {questions} of {self.a.questions} questions, without a cause"
+            verdicts.append(Verdict("process", "fail", text))
         if first.records and not first.broken:
             verdicts += judge(first.records, facts)
-        title = self.plan["name"] or self.plan["preset"]
-        questions = len({record["question"] for record in first.records})
+        title = clean(self.plan["name"] or self.plan["preset"])
         print(
             f"{title}: {len(first.records)} episodes on {questions} questions in "
             f"{time.monotonic() - start:.0f} s"
@@ -171,12 +182,12 @@ class Check:
         if "late" in facts:
             print(f"the time was over (--minutes) after {facts['late']} questions")
         for verdict in verdicts:
-            print(f"{verdict.state:5} {verdict.name:14} {verdict.text}")
+            print(f"{verdict.state:5} {verdict.name:14} {clean(verdict.text)}")
         for verdict in verdicts:
             if verdict.state == "fail" and verdict.transcript:
                 print(f"\n{verdict.name}:")
                 for line in verdict.transcript[:SHOWN_LINES]:
-                    print(f"  {' '.join(line.split())[:WIDTH]}")
+                    print(f"  {clean(' '.join(line.split()))[:WIDTH]}")
         if self.a.json:
             result = {"verdicts": [asdict(one) for one in verdicts], "records": first.records}
             write_whole(self.a.json, json.dumps(result, indent=1) + "\n")
@@ -190,16 +201,21 @@ class Check:
             record["question"]: record for record in first.records if record["policy"] == SPOKEN
         }
         differences = []
-        for where, records in (("one process", first.again), ("another process", second.again)):
+        plays = {
+            "one process": first.again,
+            "another process": second.again,
+            "one process, next to another episode": first.interleaved,
+        }
+        for where, records in plays.items():
             for record in records:
-                original = played[record["question"]]
+                original = played.get(record["question"], record)
                 if record["trace"] != original["trace"]:
                     pairs = zip(original["trace"], record["trace"], strict=False)
                     place = next((i for i, (x, y) in enumerate(pairs) if x != y), "the end")
                     text = f"question {record['question']} in {where}, at part {place} of the trace"
                     lines = [*original["transcript"], "the second time:", *record["transcript"]]
                     differences.append({"text": text, "transcript": lines})
-        facts["compared"] = len(first.again) + len(second.again)
+        facts["compared"] = sum(map(len, plays.values()))
         facts["differences"] = differences
         if second.broken:
             differences.append({"text": second.broken, "transcript": second.turns})
@@ -209,6 +225,8 @@ class Check:
     def watch(self, plan: dict[str, Any]) -> Watched:
         """Run a child process to its end or to a limit."""
         read_end, write_end = os.pipe()
+        own_children = _children()
+        _adopt_orphans(True)
         process: Any = subprocess.Popen(
             [sys.executable, "-m", "agent_r1_recipes.envcheck.child"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -225,6 +243,8 @@ class Check:
         finally:
             os.close(read_end)
             _end(process)
+            _end_orphans(own_children)
+            _adopt_orphans(False)
         if not (watched.ended or watched.refused or watched.broken):
             last = " ".join(tail.split())[-200:]
             watched.broken = (
@@ -258,7 +278,11 @@ class Check:
                     last_event = time.monotonic()
                     *lines, rest = (rest + data).split(b"\n")
                     for line in lines:
-                        event = json.loads(line)
+                        try:
+                            event = checked_event(line)
+                        except (ValueError, RecursionError) as error:
+                            watched.broken = f"the environment wrote among our events ({error})"
+                            return tail
                         watched.take(event)
                         if "ready" in event:  # what came before is ours: rows and an index
                             printed, tail = 0, ""
@@ -269,6 +293,76 @@ class Check:
                         watched.broken = f"it printed more than {MAX_OUTPUT >> 20} MB"
                         return tail
         return tail
+
+
+FORMS: dict[str, Any] = {
+    "policy": str, "question": int, "reward": (int, float), "stop": str,
+    "error": (str, type(None)), "transcript": list, "trace": list, "seconds": list, "sizes": list,
+}  # fmt: skip
+"""Fields of a record, as `Episode.record` makes them."""
+
+
+def checked_event(line: bytes) -> dict[str, Any]:
+    """Read one event of `child.py`. Raise ValueError unless it has an event's form.
+
+    The environment lives in the same process, so it can write to the same descriptor.
+    """
+    event = json.loads(line)
+    if not isinstance(event, dict):
+        raise ValueError("a line is no event")
+    for name in ("episode", "again", "interleaved"):
+        if name not in event:
+            continue
+        record = event[name]
+        if not isinstance(record, dict) or record.keys() != FORMS.keys():
+            raise ValueError("a line is no record")
+        if not all(isinstance(record[key], form) for key, form in FORMS.items()):
+            raise ValueError("a record has fields of other types")
+        if not math.isfinite(record["reward"]):
+            raise ValueError("a record has no finite reward")
+        texts = record["transcript"] + record["trace"]
+        numbers = record["seconds"] + record["sizes"]
+        is_good = all(isinstance(text, str) for text in texts)
+        if not is_good or not all(isinstance(number, int | float) for number in numbers):
+            raise ValueError("a record has parts of other types")
+    if "turn" in event and not (
+        isinstance(event["turn"], str) and {"policy", "question"} <= event.keys()
+    ):
+        raise ValueError("a line is no turn")
+    if "refused" in event:
+        code = event.get("exit_code")
+        event["refused"] = str(event["refused"])[:1000]
+        event["exit_code"] = code if type(code) is int and 0 < code < 128 else 1
+    if "late" in event and type(event["late"]) is not int:
+        raise ValueError("a line is no number of questions")
+    return event
+
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def _adopt_orphans(on: bool) -> None:
+    """Become the parent of processes whose own parent has ended, in whatever session (Linux)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, int(on), 0, 0, 0)
+
+
+def _children() -> set[int]:
+    """Return this process's children; none where /proc does not tell."""
+    children: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            children.update(int(word) for word in file.read_text().split())
+    return children
+
+
+def _end_orphans(others: set[int]) -> None:
+    """End what the environment left. `others` are children that were there before."""
+    while orphans := _children() - others:
+        for process in orphans:  # their own children come here next
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(process, signal.SIGKILL)
+                os.waitpid(process, 0)
 
 
 def _end(process: Any) -> None:

@@ -16,6 +16,7 @@ from runs import main
 
 from agent_r1 import Hermes, ToolCall
 from agent_r1_recipes.envcheck.child import floor_of
+from agent_r1_recipes.envcheck.command import checked_event
 from agent_r1_recipes.envcheck.policies import FAMILIES, Case, sample_arguments
 from agent_r1_recipes.envcheck.verdicts import AFTER, ORACLE, interval, judge
 
@@ -50,6 +51,7 @@ def test_an_interval_is_wilson_for_shares_of_zero_and_one():
         ([0.0] * 80, {}, "ok"),
         ([0.0] * 40, {}, "open"),  # 0 of 40 may still be .088
         ([1.0] * 4 + [0.0] * 76, {}, "open"),
+        ([1.0] + [0.0] * 7, {}, "open"),  # the mean is .125, and its lower end .022
         ([1.0] * 10 + [0.0] * 70, {}, "fail"),
         ([0.06] * 80, {}, "fail"),
         ([0.25] * 80, {"floor": 0.25}, "ok"),
@@ -177,6 +179,11 @@ def test_a_fault_is_found_with_its_transcript(tmp_path, fault, name):
         ("Exits", "the environment ended the process (exit code 3), with 'oracle' on question 0"),
         ("Prints", "it printed more than 1 MB, with 'oracle' on question 0"),
         ("NotANumber", "a reward must be a finite number, and the environment returned nan"),
+        ("ForgesEnd", "it ended after 0 of 2 questions, without a cause"),
+        ("ForgesLate", "it ended after 0 of 2 questions, without a cause"),
+        ("WritesJunk", "the environment wrote among our events"),
+        ("SharesRandom", "next to another episode"),
+        ("Escapes", "ValueError: \u241b]0;owned\u2407"),
     ],
 )
 def test_a_world_that_misbehaves_ends_in_one_line(tmp_path, world, line):
@@ -184,6 +191,45 @@ def test_a_world_that_misbehaves_ends_in_one_line(tmp_path, world, line):
     done = check(tmp_path, name, "--questions", "2", "--step-seconds", "2")
     assert done.returncode == 1 and done.stderr == ""
     assert sum(line in text for text in done.stdout.splitlines()) == 1, done.stdout
+
+
+@pytest.mark.slow
+def test_a_forged_refusal_is_no_pass(tmp_path):
+    name = f"{HERE / 'broken_worlds.py'}:ForgesRefusal"
+    done = check(tmp_path, name, "--questions", "2")
+    assert (done.returncode, done.stdout) == (1, "") and "all is well" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_daemon_ends_with_the_check(tmp_path, monkeypatch):
+    file = tmp_path / "daemons"
+    monkeypatch.setenv("DAEMON_FILE", str(file))
+    check(tmp_path, f"{HERE / 'broken_worlds.py'}:LeavesDaemon", "--questions", "1")
+    processes = [int(line) for line in file.read_text().split()]
+    assert processes and not [one for one in processes if Path(f"/proc/{one}").exists()]
+
+
+GOOD = {"episode": record("r", 0, 1.0)}
+BAD = [
+    b"junk", b"[1]", b'"x"', b"9" * 5000, b"[" * 100_000, b"\xff",
+    b'{"episode": 1}', b'{"episode": {}}', b'{"turn": 1}', b'{"late": "x"}',
+    *(json.dumps({"episode": GOOD["episode"] | change}).encode()
+      for change in ({"reward": float("nan")}, {"reward": "1"}, {"question": None}, {"trace": [1]},
+                     {"transcript": [None]}, {"seconds": ["x"]}, {"more": 1})),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
+def test_a_line_that_is_no_event_is_noticed(line):
+    with pytest.raises((ValueError, RecursionError)):
+        checked_event(line)
+
+
+@pytest.mark.parametrize("code", [0, -1, 400, "0", None, True])
+def test_a_refusal_never_passes(code):
+    event = checked_event(json.dumps({"refused": 5, "exit_code": code}).encode())
+    assert event == {"refused": "5", "exit_code": 1}
+    assert checked_event(json.dumps(GOOD).encode()) == GOOD
 
 
 def test_a_declared_floor_of_a_class_is_read():
