@@ -170,12 +170,16 @@ def _run(
         "OMP_NUM_THREADS": "1",
     }
     environment = own | {k: v for k, v in variables.items() if k != "PATH"}
+    # Bubblewrap itself gets no variable: a task's LD_PRELOAD would load a library into it, outside.
+    assignments: list[str] = ["--clearenv"]
+    for name, value in environment.items():
+        assignments += ["--setenv", name, value]
     process: Any = subprocess.Popen(
-        [*_bubblewrap(), "--bind", str(root), "/", *_binds(),
+        [*_bubblewrap(), *assignments, "--bind", str(root), "/", *_binds(),
          "--seccomp", str(filter_file.fileno()), "--chdir", directory, "--",
          "/bin/bash", "-c", command],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        env=environment, pass_fds=[filter_file.fileno()], start_new_session=True,
+        env={}, pass_fds=[filter_file.fileno()], start_new_session=True,
         preexec_fn=functools.partial(_limit, within_s),
     )  # fmt: skip
     try:

@@ -55,7 +55,7 @@ def _build(container: Container, task: HarborFolder, step: Step) -> None:
     """Run one step of a Dockerfile."""
     if step.kind == "workdir":
         container.directory = os.path.normpath(os.path.join(container.directory, step.words[0]))
-        container.path(".").mkdir(parents=True, exist_ok=True)
+        _place(container, ".").mkdir(parents=True, exist_ok=True)
     elif step.kind == "env":
         container.variables[step.words[0]] = step.words[1]
     elif step.kind == "copy":
@@ -69,10 +69,17 @@ def _build(container: Container, task: HarborFolder, step: Step) -> None:
             )
 
 
+def _place(container: Container, name: str) -> Path:
+    try:
+        return container.path(name)
+    except ValueError:
+        raise AgentR1Error(f"{name}: a link is on the way", code="build_failed") from None
+
+
 def _copy(container: Container, context: Path, step: Step) -> None:
     *sources, target = step.words
     into = target.endswith("/") or len(sources) > 1 or target in (".", "./")
-    place = container.path(target)
+    place = _place(container, target)
     for source in sources:
         paths = [context]  # `COPY . TARGET`
         if source.strip("./"):
@@ -80,12 +87,31 @@ def _copy(container: Container, context: Path, step: Step) -> None:
         if not paths:
             raise AgentR1Error(f"{context}: COPY {source}: no such file", code="build_failed")
         for path in paths:
-            if path.is_dir():
-                shutil.copytree(path, place, dirs_exist_ok=True, symlinks=True)
-                continue
-            goal = place / path.name if into or place.is_dir() else place
-            goal.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(path, goal)
+            if not path.resolve().is_relative_to(context.resolve()):
+                raise AgentR1Error(
+                    f"{context}: COPY {source} leads out of the folder", code="build_failed"
+                )
+            goal = place / path.name if path.is_file() and (into or place.is_dir()) else place
+            _copy_tree(path, goal, container.root)
+
+
+def _copy_tree(path: Path, goal: Path, root: Path) -> None:
+    """Copy a file or folder. A link of a RUN on the way would lead the copy to the host's files."""
+    inner = [Path()]
+    if path.is_dir():
+        inner += [one.relative_to(path) for one in sorted(path.rglob("*"))]
+    for name in inner:
+        source, place = path / name, goal / name
+        ways = [place, *place.parents]
+        if any(way.is_symlink() for way in ways[: ways.index(root)]):
+            raise AgentR1Error(
+                f"COPY to {place.relative_to(root)}: a link is on the way", code="build_failed"
+            )
+        if source.is_dir() and not source.is_symlink():
+            place.mkdir(parents=True, exist_ok=True)
+        else:
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source, place, follow_symlinks=False)
 
 
 class HarborTask:
@@ -179,16 +205,15 @@ class HarborTask:
 
     def _score(self) -> float:
         container = self._container
-        for place in ("tests", "logs/verifier"):
-            # The agent may have left a folder, a file or a link there.
+        # The agent may have left a folder, a file or a link there. The parent comes first: below a
+        # link named `logs`, `verifier` is a folder of this machine.
+        for place in ("tests", "logs", "logs/verifier"):
             spot = container.root / place
             if spot.is_symlink() or spot.is_file():
                 spot.unlink()
-            elif spot.is_dir():
+            elif spot.is_dir() and place != "logs":
                 shutil.rmtree(spot, ignore_errors=True)
         logs = container.root / "logs"
-        if logs.is_symlink() or not logs.is_dir():
-            logs.unlink(missing_ok=True)
         (logs / "verifier").mkdir(parents=True)
         shutil.copytree(self.task.folder / "tests", container.root / "tests", symlinks=True)
         variables = container.variables

@@ -242,3 +242,71 @@ def test_time_output_and_folders_are_limited():
         assert str(os.getpid()) not in container.run("ls /proc", 5.0).output.split()
     finally:
         container.remove()
+
+
+@pytest.fixture
+def refuses(task, tmp_path):
+    """Return a function that builds a task with these lines, and expects this failure."""
+
+    def build(lines: str, reason: str) -> Path:
+        folder = write_task(tmp_path / "task", f"FROM ubuntu\n{lines}\n")
+        with pytest.raises(AgentR1Error, match=reason):
+            HarborTask().reset(str(folder))
+        return folder
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["Dockerfile", "task.toml"])
+def test_variables_of_a_task_never_reach_bubblewrap(task, tmp_path, door):
+    # With LD_DEBUG the loader of each program writes a file: LD_PRELOAD's harmless sister.
+    mark = tmp_path / "mark"
+    folder = write_task(
+        tmp_path / "task", "FROM ubuntu\n", "echo $WORD > /logs/verifier/reward.txt\n"
+    )
+    if door == "Dockerfile":
+        lines = f"FROM ubuntu\nENV WORD=1 LD_DEBUG=statistics LD_DEBUG_OUTPUT={mark}\nRUN true\n"
+        (folder / "environment/Dockerfile").write_text(lines)
+        (folder / "task.toml").write_text("")
+    else:
+        lines = f'[verifier.env]\nWORD = 1\nLD_DEBUG = "statistics"\nLD_DEBUG_OUTPUT = "{mark}"\n'
+        (folder / "task.toml").write_text(lines)
+    world = HarborTask()
+    try:
+        world.reset(str(folder))
+        assert world.get_reward() == 1.0, "the variables are there inside"
+    finally:
+        world.close()
+    assert list(tmp_path.glob("mark*")) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "line", ["COPY . /app", "COPY victim /app/victim", "COPY victim/x /app/victim/x"]
+)
+def test_copy_follows_no_link_that_a_run_made(refuses, tmp_path, line):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (tmp_path / "task/environment/victim").mkdir(parents=True)
+    (tmp_path / "task/environment/victim/x").write_text("evil")
+    refuses(f"RUN mkdir /app && ln -s {victim} /app/victim\n{line}", "a link is on the way")
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("source", ["../outside.txt", "*/../../outside.txt", "../../outside.txt"])
+def test_copy_reads_only_the_context(refuses, tmp_path, source):
+    (tmp_path / "task/environment/folder").mkdir(parents=True)
+    (tmp_path / "outside.txt").write_text("sings")
+    (tmp_path / "task/outside.txt").write_text("sings")
+    refuses(f"COPY {source} /app/", "leads out of the folder")
+
+
+@pytest.mark.slow
+def test_the_agent_deletes_no_folder_of_this_machine(world, tmp_path):
+    (tmp_path / "verifier").mkdir()
+    (tmp_path / "verifier/x").write_text("sings")
+    world.run(f"rm -rf /logs; ln -s {tmp_path} /logs")
+    assert world.get_reward() == 0.0
+    assert (tmp_path / "verifier/x").read_text() == "sings"
