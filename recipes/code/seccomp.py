@@ -1,6 +1,7 @@
-"""List the system calls of model-written programs.
+"""List the system calls of model-written programs, and those that a shell may not make.
 
-Out: a seccomp filter (classic BPF) for `sandbox_child.py`.
+Out: seccomp filters (classic BPF) for `sandbox_child.py` and for bubblewrap. A program may make the
+calls of one list only; a shell and what it starts may make all but those of the other.
 """
 
 from __future__ import annotations
@@ -31,15 +32,31 @@ SYSTEM_CALL_COMMANDS = {
     "ioctl": (0x5401, 0x5413, 0x541B, 0x5450, 0x5451),
 }
 """Second arguments. fcntl without F_SETOWN and F_SETSIG, with which a file signals any process."""
+_REFUSED_NAMES = """
+mount umount2 pivot_root chroot ptrace bpf perf_event_open keyctl add_key request_key unshare setns
+userfaultfd io_uring_setup io_uring_enter io_uring_register kexec_load kexec_file_load init_module
+finit_module delete_module open_by_handle_at name_to_handle_at process_vm_readv process_vm_writev
+quotactl swapon swapoff reboot acct settimeofday clock_settime adjtimex clock_adjtime syslog
+move_pages mbind migrate_pages fsopen fsconfig fsmount fspick move_mount open_tree mount_setattr
+memfd_secret pidfd_getfd kcmp lookup_dcookie nfsservctl vhangup iopl ioperm
+memfd_create shmget msgget semget
+"""
+REFUSED_CALLS = _REFUSED_NAMES.split()
+"""System calls that a shell and its programs do not need. Those of the last line make memory that
+belongs to no process, so that no limit counts it."""
+NEW_NAMESPACES = 0x7E020000
+"""All flags of clone(2) that make a namespace. In a new one a program would have all rights."""
+SOCKET_FAMILIES = (1, 2, 10)
+"""AF_UNIX, AF_INET, AF_INET6. Another one may not be in the namespace."""
 ARCHITECTURES = {"x86_64": ("x86_64", 0xC000003E), "aarch64": ("arm64", 0xC00000B7)}
 """`uname -m`: the name in `system_calls`, and the kernel's AUDIT_ARCH number."""
 
 
-LOAD, EQUAL, LARGER, GIVE = 0x20, 0x15, 0x35, 0x06
-"""Codes of classic BPF: load a word of the call, compare (=, >=), end with a verdict."""
-ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050001, 0x80000000
-"""Verdicts. A refused call fails with EPERM."""
-NUMBER_AT, ARCHITECTURE_AT = 0, 4
+LOAD, EQUAL, LARGER, ANY_BIT, GIVE = 0x20, 0x15, 0x35, 0x45, 0x06
+"""Codes of classic BPF: load a word of the call, compare (=, >=, &), end with a verdict."""
+ALLOW, REFUSE, UNKNOWN, KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
+"""Verdicts. A refused call fails with EPERM, an unknown one with ENOSYS."""
+NUMBER_AT, ARCHITECTURE_AT, FIRST_ARGUMENT_AT = 0, 4, 16
 """Places of words in the kernel's `seccomp_data`."""
 
 
@@ -94,3 +111,38 @@ def seccomp_filter() -> bytes:
             program += [instruction(EQUAL, command, 0, 1), instruction(GIVE, ALLOW)]
         program.append(instruction(GIVE, REFUSE))
     return b"".join([*program, instruction(GIVE, REFUSE)])
+
+
+@functools.cache
+def shell_filter() -> bytes:
+    """Return the program for shells: allow all but `REFUSED_CALLS` and new namespaces.
+
+    Raises AgentR1Error on an architecture without numbers.
+    """
+    audit, numbers = call_numbers()
+    refuse = instruction(GIVE, REFUSE)
+    program = check_architecture(audit)
+    program += [instruction(LARGER, 0x40000000, 0, 1), refuse]  # x32
+    for call in REFUSED_CALLS:
+        if call in numbers:
+            program += [instruction(EQUAL, numbers[call], 0, 1), refuse]
+    # clone3 has its flags in memory, which a filter cannot read. The C library then uses clone.
+    program += [instruction(EQUAL, numbers["clone3"], 0, 1), instruction(GIVE, UNKNOWN)]
+    program += [
+        instruction(EQUAL, numbers["clone"], 0, 3),
+        instruction(LOAD, FIRST_ARGUMENT_AT),
+        instruction(ANY_BIT, NEW_NAMESPACES, 0, 1),
+        refuse,
+        instruction(LOAD, NUMBER_AT),
+    ]
+    families = [
+        instruction(EQUAL, family, len(SOCKET_FAMILIES) - number)
+        for number, family in enumerate(SOCKET_FAMILIES)
+    ]
+    program += [
+        instruction(EQUAL, numbers["socket"], 0, 2 + len(families)),
+        instruction(LOAD, FIRST_ARGUMENT_AT),
+        *families,
+        refuse,
+    ]
+    return b"".join([*program, instruction(GIVE, ALLOW)])

@@ -276,7 +276,7 @@ def test_a_process_that_is_ended_while_it_starts_leaves_none():
         process = wall._start()
         started.append(process.pid)
         time.sleep(0.003 * rng.random())
-        sandbox._end(process)
+        sandbox.end(process)
     wall.close()
     assert wait_until(lambda: not left_of(started)), [
         os.kill(pid, signal.SIGKILL) for pid in left_of(started)
