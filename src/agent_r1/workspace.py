@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent_r1.config import (
     Config,
@@ -333,6 +333,35 @@ class Workspace:
             config.search.encoder, read_manifest(self.data_folder())["files"]["corpus.jsonl"]
         )
         return index
+
+    def refuse_untrainable(self) -> None:
+        """Raise ConfigError if the data are too few to train on.
+
+        Its source says so in the manifest (`recipes/harbor`): such data can still be played.
+        """
+        reason = read_manifest(self.data).get("untrainable")
+        if reason:
+            raise ConfigError(reason, code="too_few_questions")
+
+    def foreign_split(self) -> str:
+        """Return the split for a model that was not trained on these data.
+
+        It is `all`, if the source has such a split, because no question has to be kept apart.
+        """
+        return "all" if "all" in source_of(self.config.data).splits else "test"
+
+    def held_out(self, split: str) -> dict[str, Any]:
+        """Return the numbers of questions for an eval card: all, and those for training.
+
+        Empty for data whose splits are no parts of one small whole.
+        """
+        if self.foreign_split() == "test":
+            return {}
+        manifest = read_manifest(self.data)
+        sizes = manifest["splits"]
+        is_split = split != "all" and "untrainable" not in manifest
+        trained = sizes["train"]["questions"] if is_split else 0
+        return {"questions": {"all": sizes["all"]["questions"], "for_training": trained}}
 
     def load_rows(self, split: str) -> list[Row]:
         """Load the questions of a split. Raises AgentR1Error for a question without an answer."""

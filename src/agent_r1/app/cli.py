@@ -420,9 +420,11 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     if not a.api:
         for model in models:
             agent.check_agent(model, config)
+    split = a.split or "test"
+    if a.split is None and not model:
+        config, split = _split_of_models(models, config)
     paths = Workspace(config)
     paths.make_task()
-    split = a.split or "test"
     if file:
         rows = read_rows(file)
         split = file.stem
@@ -450,6 +452,26 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         threshold=a.threshold,
         against=a.against,
     )
+
+
+def _split_of_models(models: list[Path], config: Config) -> tuple[Config, str]:
+    """Return the split for models of --model, and the settings that make it.
+
+    A model that was trained on these data keeps the split of its own training.
+    """
+    from agent_r1.inference.agent import own_settings
+    from agent_r1.workspace import Workspace
+
+    split = Workspace(config).foreign_split()
+    if split == "test":
+        return config, split
+    source = Path(config.data.source or "").resolve()
+    for model in models:
+        own = own_settings(model)
+        same_name = own and own.data.name == config.data.name
+        if same_name and Path(own.data.source or "").resolve() == source:
+            return config.model_copy(update={"data": own.data, "seed": own.seed}), "test"
+    return config, split
 
 
 @command(

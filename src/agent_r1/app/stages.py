@@ -58,6 +58,7 @@ HotpotQA's cost."""
 def make_missing(paths: Workspace) -> None:
     """Run those stages before training whose artefacts do not exist."""
     paths.make_task()
+    paths.refuse_untrainable()
     if not paths.start_model.exists():
         make_cold_start(paths)
 

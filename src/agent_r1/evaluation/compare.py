@@ -245,6 +245,7 @@ def full_card(
     )
     if condition:
         card |= condition_of(condition).report(trajectories, c.seed)
+    card |= Workspace(c).held_out(split)
     return card | facts | provenance(c, agent.model)
 
 
