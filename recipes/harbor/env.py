@@ -4,114 +4,100 @@ In: a row with a task's folder. Out: a plain class whose methods are tools (env/
 folder's `tests/` and `solution/` are not in the container while the agent works. Each episode
 starts from a copy of the built image, and its tests write the reward as Harbor does:
 /logs/verifier/reward.txt with a number, or reward.json.
+
+Reading, writing, testing and paying are scripts that run inside the container, with text on stdin
+and stdout. So a path of the agent means nothing outside.
 """
 
 from __future__ import annotations
 
 import atexit
+import base64
 import functools
 import json
 import math
-import os
-import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from agent_r1 import AgentR1Error, Hermes, Message, Row
-from agent_r1_recipes.harbor.container import (
-    FOLDER_SIZE,
-    Container,
-    Ran,
-    check_container,
-)
-from agent_r1_recipes.harbor.tasks import HarborFolder, Refused, Step, read_task
+from agent_r1_recipes.code.confine import Ran
+from agent_r1_recipes.harbor.container import GIVEN, MAX_OUTPUT, Container, check_container
+from agent_r1_recipes.harbor.docker import DockerContainer, Engine, build_image, find_program
+from agent_r1_recipes.harbor.packages import Refused
+from agent_r1_recipes.harbor.tasks import HarborFolder, read_task
 
 COMMAND_S = 20.0
 """Seconds of one command of the agent."""
 MAX_WRITE = 64 << 10
 """Characters of a file that the agent writes."""
+MAX_EDIT = 1 << 20
+"""Bytes of a file that the agent edits."""
+IS_FILE = """
+[ -e "$1" ] || { echo "No such file or directory"; exit 1; }
+[ -f "$1" ] || { echo "not a regular file"; exit 1; }
+"""
+READ = IS_FILE + 'exec head -c "$2" -- "$1"'
+READ_ALL = (
+    IS_FILE
+    + """
+[ "$(stat -L -c %s -- "$1")" -le "$2" ] || { echo "it has more than $2 bytes"; exit 1; }
+exec base64 -w0 -- "$1"
+"""
+)
+WRITE = """
+[ ! -e "$1" ] || [ -f "$1" ] || { echo "not a regular file"; exit 1; }
+mkdir -p -- "$(dirname -- "$1")" && cat > "$1"
+"""
+READY = "\0tests\0"
+"""Printed before the tests: what the agent left in their places is gone."""
+TESTS = rf"""
+[ -d /logs ] && [ ! -L /logs ] || rm -rf /logs || exit 1
+chmod -R u+rwX /tests /logs 2>/dev/null
+rm -rf /tests /logs/verifier || exit 1
+mkdir -p /logs/verifier || exit 1
+cp -R --preserve=mode,timestamps,links -- {GIVEN} /tests || exit 1
+printf '\0tests\0'
+export -- "$@"
+exec /bin/bash /tests/test.sh </dev/null
+"""
+REWARD = r"""
+cd /logs/verifier || exit 1
+for name in reward.txt reward.json; do
+  if [ -f "$name" ] && [ ! -L "$name" ]; then
+    printf '%s\0' "$name"
+    exec head -c 10000 -- "$name"
+  fi
+done
+"""
 
 
 _LOCK = threading.Lock()
+AnyContainer = Container | DockerContainer
 
 
 @functools.lru_cache(maxsize=256)
-def _image(folder: str) -> tuple[HarborFolder, Container]:
-    """Build a task's file system once in a process. Raises AgentR1Error if it cannot run here."""
+def _image(folder: str, engine: Engine) -> tuple[HarborFolder, Callable[[], AnyContainer]]:
+    """Build a task once in a process, and return what starts a copy of it.
+
+    Raises AgentR1Error if it cannot run here.
+    """
+    program = find_program(engine)
     try:
-        task = read_task(Path(folder))
+        task = read_task(Path(folder), with_docker=program is not None)
     except Refused as reason:
         raise AgentR1Error(f"{folder}: {reason}", code="task_refused") from None
+    if program:
+        return task, functools.partial(DockerContainer, program, build_image(program, task))
     check_container()
-    container = Container()
-    atexit.register(container.remove)
-    for step in task.steps:
-        _build(container, task, step)
-    return task, container
-
-
-def _build(container: Container, task: HarborFolder, step: Step) -> None:
-    """Run one step of a Dockerfile."""
-    if step.kind == "workdir":
-        container.directory = os.path.normpath(os.path.join(container.directory, step.words[0]))
-        _place(container, ".").mkdir(parents=True, exist_ok=True)
-    elif step.kind == "env":
-        container.variables[step.words[0]] = step.words[1]
-    elif step.kind == "copy":
-        _copy(container, task.folder / "environment", step)
-    else:
-        result = container.run(step.words[0], task.build_s)
-        if result.code != 0:
-            raise AgentR1Error(
-                f"{task.folder}: RUN {step.words[0][:80]} failed: {_last_line(result)}",
-                code="build_failed",
-            )
-
-
-def _place(container: Container, name: str) -> Path:
+    built = Container()
+    atexit.register(built.remove)
     try:
-        return container.path(name)
-    except ValueError:
-        raise AgentR1Error(f"{name}: a link is on the way", code="build_failed") from None
-
-
-def _copy(container: Container, context: Path, step: Step) -> None:
-    *sources, target = step.words
-    into = target.endswith("/") or len(sources) > 1 or target in (".", "./")
-    place = _place(container, target)
-    for source in sources:
-        paths = [context]  # `COPY . TARGET`
-        if source.strip("./"):
-            paths = sorted(context.glob(source.lstrip("/").removeprefix("./")))
-        if not paths:
-            raise AgentR1Error(f"{context}: COPY {source}: no such file", code="build_failed")
-        for path in paths:
-            if not path.resolve().is_relative_to(context.resolve()):
-                raise AgentR1Error(
-                    f"{context}: COPY {source} leads out of the folder", code="build_failed"
-                )
-            goal = place / path.name if path.is_file() and (into or place.is_dir()) else place
-            _copy_tree(path, goal, container.root)
-
-
-def _copy_tree(path: Path, goal: Path, root: Path) -> None:
-    """Copy a file or folder. A link of a RUN on the way would lead the copy to the host's files."""
-    inner = [Path()]
-    if path.is_dir():
-        inner += [one.relative_to(path) for one in sorted(path.rglob("*"))]
-    for name in inner:
-        source, place = path / name, goal / name
-        ways = [place, *place.parents]
-        if any(way.is_symlink() for way in ways[: ways.index(root)]):
-            raise AgentR1Error(
-                f"COPY to {place.relative_to(root)}: a link is on the way", code="build_failed"
-            )
-        if source.is_dir() and not source.is_symlink():
-            place.mkdir(parents=True, exist_ok=True)
-        else:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(source, place, follow_symlinks=False)
+        built.build(task.build, task.folder / "environment", task.build_s)
+    except AgentR1Error as error:
+        raise AgentR1Error(f"{folder}: {error}", code="build_failed") from None
+    return task, functools.partial(Container, built)
 
 
 class HarborTask:
@@ -120,16 +106,12 @@ class HarborTask:
     score_name = "reward_of_tests"
 
     def __init__(self) -> None:
-        self.container: Container | None = None
+        self.container: AnyContainer | None = None
 
-    def reset(self, task: str, **row: Any) -> str:
+    def reset(self, task: str, engine: Engine = "auto", **row: Any) -> str:
         with _LOCK:  # episodes have threads of their own, and a task is built once
-            self.task, image = _image(task)
-        self.container = Container()
-        shutil.rmtree(self.container.root)
-        shutil.copytree(image.root, self.container.root, symlinks=True)
-        self.container.directory = image.directory
-        self.container.variables = image.variables
+            self.task, make_copy = _image(task, engine)
+        self.container = make_copy()
         self.done = False
         return f"Working directory: {self.container.directory}"
 
@@ -139,7 +121,8 @@ class HarborTask:
         Args:
             command: The command.
         """
-        return _shown(self._run(command, COMMAND_S))
+        command = command.encode("utf-8", "replace").decode()  # a model can write half a character
+        return _shown(self._within_size(self._container.run(command, COMMAND_S)))
 
     def read(self, path: str) -> str:
         """Read a file.
@@ -147,10 +130,8 @@ class HarborTask:
         Args:
             path: Its path.
         """
-        try:
-            return self._container.path(path).read_text(encoding="utf-8", errors="replace")
-        except (OSError, ValueError) as error:
-            return _fault(error)
+        result = self._call(READ, path, str(MAX_OUTPUT))
+        return result.output if result.code == 0 else _fault(result)
 
     def write(self, path: str, text: str) -> str:
         """Write a file, also in new folders.
@@ -161,13 +142,7 @@ class HarborTask:
         """
         if len(text) > MAX_WRITE:
             return f"error: at most {MAX_WRITE} characters"
-        try:
-            place = self._container.path(path)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(text, encoding="utf-8", errors="replace")
-        except (OSError, ValueError) as error:
-            return _fault(error)
-        return "written"
+        return self._write(path, text.encode("utf-8", "replace"))
 
     def edit(self, path: str, old: str, new: str) -> str:
         """Replace a text that occurs once in a file.
@@ -177,10 +152,15 @@ class HarborTask:
             old: The text.
             new: The text instead.
         """
-        text = self.read(path)
-        if text.count(old) != 1:
-            return f"error: the text occurs {text.count(old)} times"
-        return self.write(path, text.replace(old, new))
+        result = self._call(READ_ALL, path, str(MAX_EDIT), keep=2 * MAX_EDIT)
+        if result.code != 0:
+            return _fault(result)
+        content = base64.b64decode(result.output)
+        old_bytes = old.encode("utf-8", "replace")
+        count = content.count(old_bytes) if old_bytes else 0
+        if count != 1:
+            return f"error: the text occurs {count} times"
+        return self._write(path, content.replace(old_bytes, new.encode("utf-8", "replace")))
 
     def get_reward(self) -> float:
         """Copy the tests into the container, run them, and read their reward."""
@@ -192,59 +172,62 @@ class HarborTask:
             self.container.remove()
 
     @property
-    def _container(self) -> Container:
+    def _container(self) -> AnyContainer:
         assert self.container is not None, "reset made it"
         return self.container
 
-    def _run(self, command: str, within_s: float) -> Ran:
-        result = self._container.run(command, within_s)
-        if self._container.size() > FOLDER_SIZE:
-            self.done = True  # the disk belongs to all episodes
+    def _within_size(self, result: Ran) -> Ran:
+        """End the episode if its files are too large: the disk belongs to all."""
+        if result.ended == "size" or not self._container.fits():
+            self.done = True
             return Ran(result.output, None, "size")
         return result
 
+    def _call(self, script: str, path: str, *words: str, text: bytes = b"", keep: int = 0) -> Ran:
+        """Run a script of ours with a path of the agent."""
+        path = path.encode("utf-8", "replace").decode()
+        if "\0" in path or len(path) > 4096:
+            return Ran("a path has at most 4096 characters, none of them zero", 1)
+        keep = keep or MAX_OUTPUT
+        return self._container.call(script, path, *words, text=text, within_s=COMMAND_S, keep=keep)
+
+    def _write(self, path: str, content: bytes) -> str:
+        result = self._within_size(self._call(WRITE, path, text=content))
+        return "written" if result.code == 0 else _fault(result)
+
     def _score(self) -> float:
-        container = self._container
-        # The agent may have left a folder, a file or a link there. The parent comes first: below a
-        # link named `logs`, `verifier` is a folder of this machine.
-        for place in ("tests", "logs", "logs/verifier"):
-            spot = container.root / place
-            if spot.is_symlink() or spot.is_file():
-                spot.unlink()
-            elif spot.is_dir() and place != "logs":
-                shutil.rmtree(spot, ignore_errors=True)
-        logs = container.root / "logs"
-        (logs / "verifier").mkdir(parents=True)
-        shutil.copytree(self.task.folder / "tests", container.root / "tests", symlinks=True)
-        variables = container.variables
-        container.variables = variables | self.task.verifier_env
-        result = container.run("bash /tests/test.sh", self.task.verifier_s)
-        container.variables = variables
-        if result.ended is not None:
+        """Return the reward. What keeps the tests from starting or ending is worth 0."""
+        variables = self._container.variables | self.task.verifier_env
+        assignments = [f"{name}={value}" for name, value in variables.items()]
+        container = self._container.for_tests(self.task.folder / "tests")
+        result = container.call(TESTS, *assignments, within_s=self.task.verifier_s)
+        if result.ended is not None or READY not in result.output:
             return 0.0
-        return read_reward(logs / "verifier")
+        container.end_processes()
+        result = container.call(REWARD)
+        name, _, text = result.output.partition("\0")
+        return read_reward(name, text)
 
 
-def read_reward(folder: Path) -> float:
+def read_reward(name: str, text: str) -> float:
     """Read reward.txt, or `reward` of reward.json, or its only number. Raises AgentR1Error."""
-    text, table = folder / "reward.txt", folder / "reward.json"
+    if name not in ("reward.txt", "reward.json"):
+        raise AgentR1Error(
+            "the tests wrote neither /logs/verifier/reward.txt nor reward.json", code="no_reward"
+        )
     try:
-        if text.is_file() and not text.is_symlink():
-            return _finite(float(text.read_text()[:100]))
-        if table.is_file() and not table.is_symlink():
-            values = json.loads(table.read_text()[:10_000])
-            if isinstance(values, dict) and len(values) == 1:
-                values = {"reward": next(iter(values.values()))} | values
-            return _finite(float(values["reward"]))
-    except (ValueError, TypeError, KeyError, OSError) as error:
+        if name == "reward.txt":
+            return _finite(float(text[:100]))
+        values = json.loads(text)
+        if isinstance(values, dict) and len(values) == 1:
+            values = {"reward": next(iter(values.values()))} | values
+        return _finite(float(values["reward"]))
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise AgentR1Error(
             f"the tests wrote no reward that can be read ({type(error).__name__}: {error}); "
             "reward.txt has one number, reward.json a number `reward`",
             code="bad_reward",
         ) from None
-    raise AgentR1Error(
-        "the tests wrote neither /logs/verifier/reward.txt nor reward.json", code="no_reward"
-    )
 
 
 def _finite(value: float) -> float:
@@ -262,14 +245,10 @@ def _shown(result: Ran) -> str:
     return "\n".join(lines) or "[it printed nothing]"
 
 
-def _last_line(result: Ran) -> str:
-    lines = result.output.strip().splitlines()
-    return lines[-1][:200] if lines else str(result.ended or f"exit code {result.code}")
-
-
-def _fault(error: Exception) -> str:
-    reason = error.strerror if isinstance(error, OSError) else error
-    return f"error: {reason}"
+def _fault(result: Ran) -> str:
+    lines = result.output.strip().splitlines() or [f"[{result.ended or result.code}]"]
+    reason = f"ended by the limit of {result.ended}" if result.ended else lines[-1]
+    return f"error: {reason[:300]}"
 
 
 def expert(row: Row, history: list[Message], rng: Any) -> str:

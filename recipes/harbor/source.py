@@ -2,77 +2,136 @@
 
 In: a folder with tasks. Out: a row for each task that runs here; the others are counted with their
 reasons. Next: `env.py` plays a row. `python -m agent_r1_recipes.harbor.source FOLDER` lists them.
+
+A folder has few tasks, so they are shared out: no task is in two of train, val and test. The split
+`all` has every task, for models that were trained on none of them.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from pathlib import Path
 
-from agent_r1 import Asked, ConfigError, DataConfig, Made, Source
-from agent_r1_recipes.harbor.tasks import HarborFolder, Refused, read_task, task_folders
+from agent_r1 import SPLITS, Asked, ConfigError, DataConfig, Made, Source
+from agent_r1_recipes.harbor.docker import Engine, find_program
+from agent_r1_recipes.harbor.packages import Refused
+from agent_r1_recipes.harbor.settings import HarborSettings
+from agent_r1_recipes.harbor.tasks import HarborFolder, read_task, task_folders
 
 
 class HarborTasks(Source):
-    """The tasks of a folder, in splits of `data.train`, `data.val` and `data.test`."""
+    """The tasks of a folder, in splits of at most `data.train`, `data.val` and `data.test`."""
 
+    splits = (*SPLITS, "all")
     ability = "environment"
 
     def title(self, config: DataConfig) -> str:
         return f"Harbor tasks from {config.source}"
 
-    def make(self, config: DataConfig, seed: int) -> Made:
+    def make(self, config: HarborSettings, seed: int) -> Made:
         place = Path(config.source or "")
-        folders = task_folders(place)
-        tasks: list[HarborFolder] = []
-        refusals: list[str] = []
-        for folder in folders:
-            try:
-                tasks.append(read_task(folder))
-            except Refused as reason:
-                refusals.append(f"{folder.name}: {reason}")
+        tasks, refusals = read_tasks(place, config.harbor_engine)
         if not tasks:
             reasons = "; ".join(refusals[:3]) or "there is no task.toml"
             raise ConfigError(
-                f"data.source={place}: none of {len(folders)} Harbor tasks runs without Docker "
-                f"({reasons})",
+                f"data.source={place}: none of {len(refusals)} Harbor tasks runs here ({reasons})",
                 code="no_tasks",
             )
         questions = [
-            Asked(task.instruction.strip(), [], {"metadata": {"task": str(task.folder.resolve())}})
+            Asked(
+                task.instruction.strip(),
+                [],
+                {"metadata": {"task": str(task.folder.resolve()), "engine": config.harbor_engine}},
+            )
             for task in tasks
         ]
         random.Random(f"{seed}/harbor").shuffle(questions)
-        splits = {}
-        sizes = {}
+        manifest = {"sources": {}, "skipped": refusals}
+        wanted = {split: getattr(config, split) for split in SPLITS if getattr(config, split)}
+        sizes = share_out(len(questions), wanted)
+        if sizes is None:
+            manifest["untrainable"] = (
+                f"data.source={place}: {len(questions)} Harbor task(s) cannot be split into "
+                f"{', '.join(wanted)} without a common one; add tasks, or with two take data.test=0"
+            )
+            sizes = dict.fromkeys(wanted, len(questions))
+        splits = {"all": questions}
         start = 0
-        for split in self.splits:
-            count = getattr(config, split)
-            part = questions[start : start + count]
-            start += len(part)
-            # One task may be all there is: then each split has it.
-            splits[split] = part or questions[:1]
-            sizes[split] = {"questions": len(splits[split]), "kinds": {}}
-        return Made(splits, [], {"sources": {}, "skipped": refusals, "splits": sizes})
+        for split, size in sizes.items():
+            splits[split] = questions[start : start + size]
+            if "untrainable" not in manifest:
+                start += size
+        # data.test=0: no task is kept from the curve of training.
+        splits.setdefault("test", splits["val"])
+        manifest["splits"] = {
+            split: {"questions": len(splits[split]), "kinds": {}} for split in self.splits
+        }
+        return Made({split: splits[split] for split in self.splits}, [], manifest)
 
 
 TASKS = HarborTasks()
 
 
-def main(place: str) -> None:
-    """Print which tasks run here, and why the others do not."""
-    runs = 0
-    folders = task_folders(Path(place))
-    for folder in folders:
+def read_tasks(place: Path, engine: Engine) -> tuple[list[HarborFolder], list[str]]:
+    """Return the different tasks that run here, and why the others do not."""
+    with_docker = find_program(engine) is not None
+    tasks: list[HarborFolder] = []
+    refusals: list[str] = []
+    names: dict[str, str] = {}
+    for folder in task_folders(place):
         try:
-            read_task(folder)
-            runs += 1
-            print(f"{folder.name}: runs")
+            task = read_task(folder, with_docker)
         except Refused as reason:
-            print(f"{folder.name}: {reason}")
-    print(f"{runs} of {len(folders)} tasks run here")
+            refusals.append(f"{folder.name}: {reason}")
+            continue
+        first = names.setdefault(_key(task), folder.name)
+        if first != folder.name:
+            refusals.append(f"{folder.name}: the same task as {first}")
+            continue
+        tasks.append(task)
+    return tasks, refusals
+
+
+def _key(task: HarborFolder) -> str:
+    """Return what is equal for equal tasks: instruction and files of the agent."""
+    digest = hashlib.sha256(task.instruction.encode())
+    folder = task.folder / "environment"
+    for path in sorted(folder.rglob("*")):
+        digest.update(f"\0{path.relative_to(folder)}\0".encode("utf-8", "surrogateescape"))
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def share_out(count: int, wanted: dict[str, int]) -> dict[str, int] | None:
+    """Return the sizes of disjoint splits, or None if one would be empty.
+
+    Enough tasks give the sizes that are wanted; fewer are shared out in that proportion.
+    """
+    total = sum(wanted.values())
+    if count >= total:
+        return wanted
+    if count < len(wanted):
+        return None
+    sizes = {split: max(1, count * size // total) for split, size in wanted.items()}
+    while sum(sizes.values()) > count:
+        sizes[max(sizes, key=lambda split: sizes[split])] -= 1
+    last = list(sizes)[-1]
+    sizes[last] += count - sum(sizes.values())
+    return sizes
+
+
+def main(place: str, engine: Engine = "auto") -> None:
+    """Print which tasks run here, and why the others do not."""
+    tasks, refusals = read_tasks(Path(place), engine)
+    for task in tasks:
+        print(f"{task.folder.name}: runs")
+    for refusal in refusals:
+        print(refusal)
+    print(f"{len(tasks)} of {len(tasks) + len(refusals)} tasks run here")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 from conftest import fails_with
 
-from agent_r1 import AgentR1Error, load_config
+from agent_r1 import AgentR1Error, Workspace, load_config
+from agent_r1.app.cli import _split_of_models
+from agent_r1.app.stages import make_missing
 from agent_r1_recipes.harbor.container import Container, check_container
+from agent_r1_recipes.harbor.dockerfile import read_dockerfile
 from agent_r1_recipes.harbor.env import HarborTask, expert, read_reward
+from agent_r1_recipes.harbor.packages import Refused, check_verifier
 from agent_r1_recipes.harbor.source import TASKS
-from agent_r1_recipes.harbor.tasks import (
-    Refused,
-    Step,
-    check_verifier,
-    read_dockerfile,
-    read_task,
-)
+from agent_r1_recipes.harbor.tasks import read_task, read_text
 
 DOCKERFILE = """# A comment.
 FROM python:3.13-slim AS base
@@ -63,13 +64,21 @@ def write_task(folder: Path, dockerfile: str = DOCKERFILE, test: str = TEST) -> 
     return folder
 
 
-def test_a_dockerfile_of_the_subset_becomes_steps():
-    assert read_dockerfile(DOCKERFILE) == [
-        Step("workdir", ("/app",)),
-        Step("env", ("KIND", "sum")),
-        Step("copy", ("numbers.txt", ".")),
-        Step("run", ("chmod 644 numbers.txt && mkdir made",)),
-    ]
+def test_a_dockerfile_of_the_subset_becomes_a_script():
+    build = read_dockerfile(DOCKERFILE)
+    assert build.variables == ["KIND"]
+    assert [step.split()[0] for step in build.steps] == ["RUN", "WORKDIR", "ENV", "COPY", "RUN"]
+
+
+def test_whatever_stands_in_a_dockerfile_is_one_word_of_the_shell():
+    # Only variables are expanded. The shell itself says what else it would run.
+    text = 'FROM ubuntu\nENV A="$(echo run)" B=\'$C\' D="`echo run`" E=\\$C F=a;b G=${C:-d e}\n'
+    line = next(line for line in read_dockerfile(text).lines if line.startswith("export"))
+    shown = subprocess.run(
+        ["bash", "-c", f"{line}; printf '%s|' \"$A\" \"$B\" \"$D\" \"$E\" \"$F\" \"$G\""],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert shown.stdout == "$(echo run)|$C|`echo run`|$C|a;b|d e|"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +94,16 @@ def test_a_dockerfile_of_the_subset_becomes_steps():
         ("FROM ubuntu\nRUN curl -O https://example.org/x", "there is no network"),
         ("FROM ubuntu\nRUN git clone https://example.org/x", "there is no network"),
         ("FROM ubuntu\nCOPY --from=x /a /b", "COPY from another image"),
+        ("FROM ubuntu\nCOPY --chown=me a /b", "COPY --chown=me"),
+        ("FROM ubuntu\nCOPY ../a /b", "leaves environment/"),
+        ("FROM ubuntu\nCOPY a/../../b /b", "leaves environment/"),
+        ("FROM ubuntu\nRUN --mount=type=bind,target=/x true", "RUN --mount=type=bind"),
+        ("FROM ubuntu\nENV A=${B/x/y}", "the expansion"),
+        ('FROM ubuntu\nENV A="x', "a quotation without an end"),
+        ("FROM ubuntu\nENV UID=5", "ENV UID: a shell keeps"),
+        ("FROM ubuntu\nENV a.b=5", "ENV a.b"),
+        ("FROM ubuntu\nRUN echo \0", "a zero byte"),
+        ("# escape=`\nFROM ubuntu", "another escape character"),
         ("FROM ubuntu\nADD https://example.org/x /x", "ADD https"),
         ("FROM ubuntu\nSHELL ['x']", "Dockerfile: SHELL"),
         ("FROM ubuntu\nRUN cat <<EOF > x", "here-document"),
@@ -127,7 +146,7 @@ def test_a_folder_is_refused_for_what_it_lacks_or_links_to(tmp_path):
 def test_rows_are_made_and_refusals_counted(tmp_path):
     write_task(tmp_path / "good")
     write_task(tmp_path / "bad", "FROM rust:1\n")
-    config = load_config("harbor", [f"data.source={tmp_path}"], trains=False).data
+    config = config_of(tmp_path).data
     made = TASKS.make(config, 0)
     assert made.manifest["skipped"] == [
         "bad: FROM rust:1: only images of Python, Debian and Ubuntu"
@@ -145,16 +164,114 @@ def test_rows_are_made_and_refusals_counted(tmp_path):
     [("reward.txt", "0.5\n", 0.5), ("reward.json", '{"reward": 1, "speed": 3}', 1.0),
      ("reward.json", '{"score": 0.25}', 0.25)],
 )  # fmt: skip
-def test_a_reward_is_read_from_either_file(tmp_path, name, text, reward):
-    (tmp_path / name).write_text(text)
-    assert read_reward(tmp_path) == reward
+def test_a_reward_is_read_from_either_file(name, text, reward):
+    assert read_reward(name, text) == reward
 
 
-@pytest.mark.parametrize("text", ["nan", "inf", "one", "", '{"a": 1, "b": 2}'])
-def test_a_reward_that_is_no_number_is_an_error(tmp_path, text):
-    (tmp_path / ("reward.json" if "{" in text else "reward.txt")).write_text(text)
+@pytest.mark.parametrize("text", ["nan", "inf", "one", "", '{"a": 1, "b": 2}', "[" * 9999])
+def test_a_reward_that_is_no_number_is_an_error(text):
     with pytest.raises(AgentR1Error, match="no reward that can be read"):
-        read_reward(tmp_path)
+        read_reward("reward.json" if text[:1] in ("{", "[") else "reward.txt", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("task.toml", "[verifier.env]\nKEY = '${KEY}'\n", "variable of this machine"),
+        ("task.toml", "[verifier.env]\n'A B' = 'x'\n", "verifier.env.A B"),
+        ("task.toml", "a = " + "[" * 50_000, "cannot be read"),
+        ("instruction.md", "x" * (1 << 20) + "x", "more than 1 MB"),
+        ("environment/Dockerfile", "FROM ubuntu\nRUN echo \0", "a zero byte"),
+        ("environment/.dockerignore", "*", "dockerignore"),
+    ],
+)
+def test_texts_that_cannot_be_meant_are_refused(tmp_path, name, text, reason):
+    (write_task(tmp_path) / name).write_text(text)
+    with pytest.raises(Refused, match=reason):
+        read_task(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["instruction.md", "tests/extra", "environment/Dockerfile"])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
+    task = write_task(tmp_path)
+    (task / name).unlink(missing_ok=True)
+    os.mkfifo(task / name)
+    with pytest.raises(Refused, match="neither a file nor a folder"):
+        read_task(task)
+    with pytest.raises(Refused, match="no regular file"):
+        read_text(task, name)
+
+
+# ------------------------------------------------------------------------------------------ splits
+
+
+def ten_tasks(folder: Path, count: int = 10) -> Path:
+    for number in range(count):
+        task = write_task(folder / f"task{number}", "FROM ubuntu\n")
+        (task / "instruction.md").write_text(f"Write {number} to sum.txt.\n")
+    return folder
+
+
+def config_of(folder: Path, *settings: str):
+    settings = (f"data.source={folder}", "data.harbor_engine=bubblewrap", *settings)
+    return load_config("harbor", list(settings), trains=False)
+
+
+@pytest.mark.parametrize(
+    ("count", "settings", "sizes"),
+    [
+        (10, [], (7, 1, 2)),
+        (3, [], (1, 1, 1)),
+        (10, ["data.train=3", "data.val=2", "data.test=1"], (3, 2, 1)),
+        (2, ["data.test=0"], (1, 1, 1)),  # test is val
+        (9, ["data.train=1", "data.val=99", "data.test=99"], (1, 4, 4)),
+    ],
+)
+def test_few_tasks_are_shared_out_and_none_is_in_two_splits(tmp_path, count, settings, sizes):
+    made = TASKS.make(config_of(ten_tasks(tmp_path, count), *settings).data, 0)
+    questions = {split: [a.question for a in asked] for split, asked in made.splits.items()}
+    assert tuple(len(questions[split]) for split in ("train", "val", "test")) == sizes
+    assert "untrainable" not in made.manifest
+    assert len(set(questions["all"])) == len(questions["all"]) == count
+    assert not set(questions["train"]) & {*questions["val"], *questions["test"]}
+    if "data.test=0" not in settings:
+        assert not set(questions["val"]) & set(questions["test"])
+
+
+@pytest.mark.parametrize(("count", "settings"), [(1, []), (2, []), (1, ["data.test=0"])])
+def test_too_few_tasks_are_played_but_not_trained_on(tmp_path, count, settings):
+    config = config_of(ten_tasks(tmp_path / "tasks", count), *settings)
+    paths = Workspace(config, tmp_path)
+    paths.make_data()
+    assert len(paths.load_rows("train")) == len(paths.load_rows("test")) == count
+    with fails_with("too_few_questions", "without a common one"):
+        make_missing(paths)
+    assert paths.held_out("test") == {"questions": {"all": count, "for_training": 0}}
+
+
+def test_a_copy_of_a_task_is_counted_once(tmp_path):
+    ten_tasks(tmp_path, 3)
+    shutil.copytree(tmp_path / "task1", tmp_path / "task1-again")
+    made = TASKS.make(config_of(tmp_path).data, 0)
+    assert len(made.splits["all"]) == 3
+    assert made.manifest["skipped"] == ["task1-again: the same task as task1"]
+
+
+def test_a_model_that_was_not_trained_on_the_folder_plays_all_tasks(tmp_path, monkeypatch):
+    config = config_of(ten_tasks(tmp_path / "tasks"), "seed=3")
+    own = {"trained": config, "foreign": None, "elsewhere": config_of(tmp_path / "other")}
+    monkeypatch.setattr("agent_r1.inference.agent.own_settings", lambda model: own[model.name])
+    asked = config_of(tmp_path / "tasks")
+    assert _split_of_models([Path("foreign")], asked) == (asked, "all")
+    assert _split_of_models([Path("elsewhere")], asked) == (asked, "all")
+    # Its own seed decides which tasks it was trained on.
+    kept, split = _split_of_models([Path("foreign"), Path("trained")], asked)
+    assert (kept.data, kept.seed, split) == (config.data, 3, "test")
+    paths = Workspace(config, tmp_path)
+    paths.make_data()
+    assert len(paths.load_rows("all")) == 10
+    assert paths.held_out("all") == {"questions": {"all": 10, "for_training": 0}}
+    assert paths.held_out("test") == {"questions": {"all": 10, "for_training": 7}}
 
 
 # ------------------------------------------------------------------------------- with a container
@@ -172,7 +289,7 @@ def task(tmp_path_factory):
 @pytest.fixture
 def world(task):
     world = HarborTask()
-    world.reset(str(task))
+    world.reset(str(task), "bubblewrap")
     yield world
     world.close()
 
@@ -194,37 +311,11 @@ def test_an_episode_sees_neither_tests_nor_another_episode(task, world):
     assert world.read("kind.txt") == "sum\n" and "made" in world.run("ls")
     assert "No such file" in world.run("ls /tests /solution")
     other = HarborTask()
-    other.reset(str(task))
+    other.reset(str(task), "bubblewrap")
     assert "No such file" in other.read("mine.txt")
     place = other.container.root
     other.close()
     assert not place.exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "cheat",
-    [
-        "mkdir -p /tests /logs/verifier; echo 1 > /logs/verifier/reward.txt",
-        "rm -rf /logs; ln -s /app /logs; echo 1 > reward.txt",
-        "mkdir /tests; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh",
-        "ln -s /app /tests; echo 'def test_sum(): pass' > test_outputs.py",
-        "(while true; do echo 1 > /logs/verifier/reward.txt; done) & disown",
-    ],
-)
-def test_reward_files_of_the_agent_are_not_read(world, cheat):
-    world.run(cheat)
-    assert world.get_reward() == 0.0
-
-
-@pytest.mark.slow
-def test_a_link_out_of_the_container_is_not_followed(world, tmp_path):
-    secret = tmp_path / "secret.txt"
-    secret.write_text("sings")
-    world.run(f"ln -s {secret} link; ln -s / root")
-    assert "leads out" in world.read("link") and "leads out" in world.write("link", "x")
-    assert "sings" not in world.run("cat link") and "leads out" in world.read("root/etc/hostname")
-    assert secret.read_text() == "sings"
 
 
 @pytest.mark.slow
@@ -244,69 +335,85 @@ def test_time_output_and_folders_are_limited():
         container.remove()
 
 
-@pytest.fixture
-def refuses(task, tmp_path):
-    """Return a function that builds a task with these lines, and expects this failure."""
-
-    def build(lines: str, reason: str) -> Path:
-        folder = write_task(tmp_path / "task", f"FROM ubuntu\n{lines}\n")
-        with pytest.raises(AgentR1Error, match=reason):
-            HarborTask().reset(str(folder))
-        return folder
-
-    return build
+VARIABLES = r"""ARG BASE=/srv
+FROM ubuntu
+ARG BASE
+ARG NONE
+ENV APP_HOME=$BASE/app KIND='$BASE'
+ENV APP_HOME=/srv/app2 DATA=$APP_HOME/data
+ENV SPOKEN a text of $APP_HOME
+ENV PATH=$APP_HOME/bin:$PATH MISSING=${NONE:-${BASE}} SET=${BASE:+yes} COST=\$5
+WORKDIR $APP_HOME
+COPY input.txt ${DATA}/input.txt
+COPY --chmod=750 *.sh tool.py ./bin/
+COPY [".hidden", "with space", "."]
+ADD packed.tar /unpacked/
+ADD folder ${EMPTY}/copied
+RUN for i in 1 2; do echo "$i;$KIND" >> loop; done; test "$BASE" = /srv
+RUN ["sh", "-c", "pwd > where"]
+WORKDIR sub
+"""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", ["Dockerfile", "task.toml"])
-def test_variables_of_a_task_never_reach_bubblewrap(task, tmp_path, door):
-    # With LD_DEBUG the loader of each program writes a file: LD_PRELOAD's harmless sister.
-    mark = tmp_path / "mark"
-    folder = write_task(
-        tmp_path / "task", "FROM ubuntu\n", "echo $WORD > /logs/verifier/reward.txt\n"
-    )
-    if door == "Dockerfile":
-        lines = f"FROM ubuntu\nENV WORD=1 LD_DEBUG=statistics LD_DEBUG_OUTPUT={mark}\nRUN true\n"
-        (folder / "environment/Dockerfile").write_text(lines)
-        (folder / "task.toml").write_text("")
-    else:
-        lines = f'[verifier.env]\nWORD = 1\nLD_DEBUG = "statistics"\nLD_DEBUG_OUTPUT = "{mark}"\n'
-        (folder / "task.toml").write_text(lines)
+def test_the_shell_expands_variables_and_copies_as_docker_does(task, tmp_path):
+    folder = write_task(tmp_path / "task", VARIABLES)
+    context = folder / "environment"
+    for name in ("input.txt", "a.sh", "b.sh", "tool.py", ".hidden", "with space", "folder/.x/y"):
+        (context / name).parent.mkdir(parents=True, exist_ok=True)
+        (context / name).write_text(name)
+    with tarfile.open(context / "packed.tar", "w") as archive:
+        archive.add(context / "a.sh", "inner/a.sh")
     world = HarborTask()
     try:
-        world.reset(str(folder))
-        assert world.get_reward() == 1.0, "the variables are there inside"
+        assert world.reset(str(folder), "bubblewrap") == "Working directory: /srv/app2/sub"
+        shown = world.run(
+            'echo "$APP_HOME|$KIND|$DATA|$SPOKEN|$MISSING|$SET|$COST|$BASE|${PATH%%:*}"'
+        )
+        # ENV sees the values before it, ARG is gone after the build.
+        assert (
+            shown == "/srv/app2|$BASE|/srv/app/data|a text of /srv/app2|/srv|yes|$5||/srv/app2/bin"
+        )
+        assert world.read("/srv/app/data/input.txt") == "input.txt"
+        assert world.run("stat -c %a:%n ../bin/*; ls -A ..").split() == [
+            "750:../bin/a.sh", "750:../bin/b.sh", "750:../bin/tool.py",
+            ".hidden", "bin", "loop", "sub", "where", "with", "space",
+        ]  # fmt: skip
+        assert world.read("../loop") == "1;$BASE\n2;$BASE\n"
+        assert world.read("../where") == "/srv/app2\n"
+        assert world.read("/unpacked/inner/a.sh") == "a.sh"
+        assert world.read("/copied/.x/y") == "folder/.x/y"
+        assert world.run("command -v uvx").endswith("/bin/uvx"), (
+            "ours stand after those of the task"
+        )
     finally:
         world.close()
-    assert list(tmp_path.glob("mark*")) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "line", ["COPY . /app", "COPY victim /app/victim", "COPY victim/x /app/victim/x"]
-)
-def test_copy_follows_no_link_that_a_run_made(refuses, tmp_path, line):
-    victim = tmp_path / "victim"
-    victim.mkdir()
-    (tmp_path / "task/environment/victim").mkdir(parents=True)
-    (tmp_path / "task/environment/victim/x").write_text("evil")
-    refuses(f"RUN mkdir /app && ln -s {victim} /app/victim\n{line}", "a link is on the way")
-    assert list(victim.iterdir()) == []
+def test_a_step_that_fails_is_named(task, tmp_path):
+    folder = write_task(tmp_path / "task", "FROM ubuntu\nRUN echo oh no; exit 3\nRUN true\n")
+    with fails_with("build_failed", "RUN echo oh no; exit 3: oh no"):
+        HarborTask().reset(str(folder), "bubblewrap")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", ["../outside.txt", "*/../../outside.txt", "../../outside.txt"])
-def test_copy_reads_only_the_context(refuses, tmp_path, source):
-    (tmp_path / "task/environment/folder").mkdir(parents=True)
-    (tmp_path / "outside.txt").write_text("sings")
-    (tmp_path / "task/outside.txt").write_text("sings")
-    refuses(f"COPY {source} /app/", "leads out of the folder")
+def test_an_edit_keeps_the_bytes_around_it(world):
+    world.run(r"printf 'a\377b' > f")
+    assert world.edit("f", "b", "\u20ac") == "written"
+    assert world.run("od -An -tx1 f").split() == ["61", "ff", "e2", "82", "ac"]
+    assert world.edit("f", "x", "y") == "error: the text occurs 0 times"
+    assert world.edit("none", "x", "y") == "error: No such file or directory"
 
 
 @pytest.mark.slow
-def test_the_agent_deletes_no_folder_of_this_machine(world, tmp_path):
-    (tmp_path / "verifier").mkdir()
-    (tmp_path / "verifier/x").write_text("sings")
-    world.run(f"rm -rf /logs; ln -s {tmp_path} /logs")
-    assert world.get_reward() == 0.0
-    assert (tmp_path / "verifier/x").read_text() == "sings"
+def test_tests_that_a_limit_ends_are_worth_nothing(task, tmp_path):
+    test = "echo 1 > /logs/verifier/reward.txt\nsleep 60\n"
+    folder = write_task(tmp_path / "task", "FROM ubuntu\n", test)
+    (folder / "task.toml").write_text("[verifier]\ntimeout_sec = 1\n")
+    world = HarborTask()
+    try:
+        world.reset(str(folder), "bubblewrap")
+        assert world.get_reward() == 0.0
+    finally:
+        world.close()
