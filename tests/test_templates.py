@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import ScriptedPolicy, fails_with, question_row, task
 from families import Family, family_of, packaged_templates, tokenizer_of
+from tokenizers import AddedToken
 
 from agent_r1.chat.facts import make_studied_chat, study
 from agent_r1.chat.fit import (
@@ -27,6 +28,7 @@ from agent_r1.chat.fit import (
     template_dialects,
 )
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.probe import examine
 from agent_r1.chat.renderer import renderer_of
 from agent_r1.chat.tokenizer import CHAT_TEMPLATE, train_tokenizer
 from agent_r1.chat.tools_template import tools_template
@@ -559,3 +561,18 @@ if __name__ == "__main__":
     text = PAGE.read_text()
     table = f"<!-- table -->\n{written_table()}\n<!-- end -->"
     PAGE.write_text(re.sub(r"<!-- table -->.*<!-- end -->", lambda _: table, text, flags=re.DOTALL))
+
+
+@pytest.mark.parametrize("text", ["one\n\ntwo", "a  b", "<b>bold</b>", "\n", "x\n\n\n y"])
+def test_blanks_and_html_that_are_added_tokens_stay_text(text):
+    """Gemma 3's vocabulary has 6,415 added tokens, most of which are such words."""
+    tokenizer = train_tokenizer(["x"], 300)
+    words = ("\n", "\n\n", "  ", "<b>", "</b>")
+    tokenizer.add_tokens([AddedToken(word, special=False, normalized=False) for word in words])
+    chat = make_studied_chat(tokenizer)
+    message = {"role": "user", "content": text}
+    assert text in chat.decode(chat.prompt_ids([message]))
+    name = min(name for name in TRL if name.startswith("gemma3"))
+    gemma = make_studied_chat(tokenizer_of(family_of(name), TRL[name]))
+    assert gemma.decode(gemma.encode_data(text)) == text
+    assert examine(gemma, results=False).startswith("exact but for blanks at the ends")

@@ -15,7 +15,14 @@ from functools import cached_property
 from typing import Any
 
 from agent_r1.chat.format import ChatFormat
-from agent_r1.chat.template import KNOWN_FACTS, TURN, Facts, Template, placeholder
+from agent_r1.chat.template import (
+    KNOWN_FACTS,
+    TURN,
+    Facts,
+    Template,
+    control_tokens,
+    placeholder,
+)
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
 
@@ -38,8 +45,7 @@ def study(template: Template) -> Study:
 def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
     """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
     if getattr(tokenizer, "chat_template", None):
-        added_tokens = tokenizer.added_tokens_decoder.items()
-        study(Template(tokenizer, {token.content: index for index, token in added_tokens}))
+        study(Template(tokenizer, control_tokens(tokenizer)))
     return ChatFormat(tokenizer, end_ids)
 
 

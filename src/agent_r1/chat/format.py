@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from agent_r1.chat.template import PLACEHOLDER, Template
+from agent_r1.chat.template import PLACEHOLDER, Template, control_tokens
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
 
@@ -78,9 +78,9 @@ class ChatFormat:
         # ignores that until it is told otherwise, and so do we.
         self._backend.no_truncation()
         self._backend.no_padding()
-        added_tokens = tokenizer.added_tokens_decoder.items()
-        self.control_ids: dict[str, int] = {token.content: index for index, token in added_tokens}
-        """Every special or added token. Encoded data never contains one."""
+        self.control_ids = control_tokens(tokenizer)
+        """Every special or added token that is no word of a text. Encoded data never contains
+        one."""
         # Text may have characters that the vocabulary lacks.
         self._control_set = frozenset(self.control_ids.values()) - {tokenizer.unk_token_id}
         # A skeleton's parts, which are looked up here, are numbers or text.
@@ -88,7 +88,10 @@ class ChatFormat:
             index: token for token, index in self.control_ids.items()
         }
         # A control token that takes no blanks next to it: text is encoded after it.
-        plain = [token.content for _, token in added_tokens if not (token.lstrip or token.rstrip)]
+        plain: list[str] = []
+        for token in tokenizer.added_tokens_decoder.values():
+            if token.content in self.control_ids and not (token.lstrip or token.rstrip):
+                plain.append(token.content)
         self._fence = plain[0] if plain else ""
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
