@@ -313,3 +313,18 @@ def test_the_page_quotes_the_lists_of_harmless_keys():
     for harmless in (HARMLESS, own_rows.HARMLESS):
         table = "\n".join(f"| `{key}` | {reason} |" for key, reason in harmless.items())
         assert f"|---|---|\n{table}\n" in page
+
+
+def test_a_thinking_models_turn_begins_after_its_opening():
+    """The prompt ends with `<think>`, so a turn that was recorded with it has it once."""
+    template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+    )
+    chat = make_studied_chat(tokenizer_of(family_of("qwen3"), template))
+    text = "<think>\nso\n</think>\n\n<answer>A</answer>"
+    prompt = chat.prompt_ids([USER])
+    turn = chat.turn_ids(text, HERMES)
+    assert chat.decode(prompt + turn).count("<think>") == 1
+    assert chat.turn_text(turn) == text
+    assert controls(chat, turn)[-2:] == [chat.control_ids["</think>"], chat.turn_end_id]

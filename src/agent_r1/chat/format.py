@@ -217,9 +217,12 @@ class ChatFormat:
         rest is data: a demonstrator may quote a web page.
         """
         # A thinking model's prompt ends with `<think>`, so its turn begins after it.
+        start = 0
         if self._opening and text.startswith("<think>"):
-            text = text.removeprefix("<think>").removeprefix(self._opening[len("<think>") :])
-        ids = self._encode_turn(text, dialect)
+            start = len("<think>")
+            rest = self._opening[start:]
+            start += len(rest) if text.startswith(rest, start) else 0
+        ids = self._encode_turn(text, start, dialect.tag_places(text))
         # Cloning a turn without its end token would teach the model never to end one.
         if ids and ids[-1] in self.stop_ids:
             return ids
@@ -234,17 +237,17 @@ class ChatFormat:
                 return match[0]
         return None
 
-    def _encode_turn(self, text: str, dialect: TurnForm) -> list[int]:
-        spans = [match.span() for match in self.template.control.finditer(text)]
-        places = [span for span in dialect.tag_places(text) if span in spans]
+    def _encode_turn(self, text: str, start: int, places: list[tuple[int, int]]) -> list[int]:
+        """Encode a turn from `start` on; `places` are those of its tags."""
+        spans = [match.span() for match in self.template.control.finditer(text, start)]
+        places = [span for span in places if span in spans]
         tags = [self.control_ids[text[begin:end]] for begin, end in places]
         if places == spans:
-            ids = self.encode_trusted(text)
+            ids = self.encode_trusted(text[start:])
             if [i for i in ids if i in self._control_set] == tags:
                 return ids
         # The text between two tags is encoded as data, in the context of those tags.
         ids = []
-        start = 0
         before = self._fence
         for (begin, end), tag in zip(places, tags, strict=True):
             ids += self._encode_between(text[start:begin], before, text[begin:end])

@@ -181,7 +181,10 @@ def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
         return {"role": role, "content": content}
     calls = _calls(entry)
     text = _write_turn(content, _thought(entry), [call for _, call in calls], dialect)
-    calls = calls or [(None, call) for call in dialect.calls(text, {})]
+    parsed = dialect.calls(text, {})
+    if calls and any(call.error for call in parsed):
+        raise ValueError("its calls cannot be written in this dialect (env.name)")
+    calls = calls or [(None, call) for call in parsed]
     pending.turn([(key, call.name) for key, call in calls])
     if not text.strip():
         raise ValueError("a turn of the agent without text and without a call")
