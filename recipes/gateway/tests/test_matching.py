@@ -13,8 +13,7 @@ from conftest import ScriptedPolicy, call, question_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from agent_r1 import HermesToolEnv, Sampling, Task, trajectory_rows
-from agent_r1 import Hermes, HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
+from agent_r1 import Hermes, HermesToolEnv, Sampling, Task, trajectory_rows
 from agent_r1_recipes.gateway.matching import canonical
 
 USER = [{"role": "user", "content": "Who founded Vexlor?"}]

@@ -46,14 +46,14 @@ OTHER_ENDS = ("<|eom_id|>",)
 
 
 class TurnForm(Protocol):
-    """What a dialect tells about the form of a turn (`env/dialect.py`), which lies above."""
+    """What an encoder asks a dialect (`env/dialect.py`) about a turn."""
 
     @property
     def tag_words(self) -> frozenset[str]: ...
 
-    def tag_places(self, text: str) -> list[tuple[int, int]]: ...
+    def tag_places(self, turn: str) -> list[tuple[int, int]]: ...
 
-    def end_token(self, text: str) -> str | None: ...
+    def end_token(self, turn: str) -> str | None: ...
 
 
 class ChatFormat:

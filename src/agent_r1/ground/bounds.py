@@ -15,8 +15,8 @@ import asyncio
 import functools
 import ipaddress
 import json
-import re
 import os
+import re
 import stat
 import threading
 from concurrent.futures import Future
