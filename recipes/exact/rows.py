@@ -282,6 +282,13 @@ class EstimatorRow:
         """Whether the bias is at least .05, and its square four standard errors above zero."""
         return self.bias > max(0.05, 2 * self.bias_noise)
 
+    @property
+    def verdict(self) -> str:
+        """What the row says about a bias; too much noise decides nothing."""
+        if self.is_biased:
+            return "BIASED"
+        return "no bias seen" if self.bias_noise < 0.25 else "not decided, raise --batches"
+
 
 def make_row(
     world: World,

@@ -338,10 +338,9 @@ def score(a: Namespace) -> int:
         for one in entries:
             row = row_of(world, one, a.batches, a.seed)
             any_bias = any_bias or row.is_biased
-            verdict = "BIASED" if row.is_biased else "no bias seen"
             mean, error = row.gains["all"]
             print(
-                f"{one.name} in {world.name}: {verdict} (bias {row.bias:.3f}, noise "
+                f"{one.name} in {world.name}: {row.verdict} (bias {row.bias:.3f}, noise "
                 f"{row.bias_noise:.3f}); cosine {row.mean_cosine:.3f}; a step gains {mean:+.4f} ± "
                 f"{error:.4f}"
             )

@@ -92,9 +92,9 @@ def test_a_batch_holds_groups_of_the_questions_plays(world):
 
 def test_estimators_without_bias_have_none_and_the_planted_one_is_found(rows):
     for name in ("rloo", "return-to-go"):
-        assert not rows[name].is_biased, rows[name]
+        assert rows[name].verdict == "no bias seen", rows[name]
         assert rows[name].mean_cosine > 0.9
-    assert rows["turn-index"].is_biased
+    assert rows["turn-index"].verdict != "no bias seen"
     assert rows["turn-index"].mean_cosine < rows["rloo"].mean_cosine - 0.1
     assert rows["turn-index"].gains["all"][0] < rows["rloo"].gains["all"][0]
 
