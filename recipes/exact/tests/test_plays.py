@@ -112,8 +112,9 @@ def long_turns(agent):
     rows = [stop_rows()[4]]
     [small] = enumerate_plays(agent, rows, 0.5, samples=400, seed=3)
     [large] = enumerate_plays(agent, rows, 0.97, max_tokens=60_000)
-    yield small, large
+    # Other tests of this file share the agent.
     agent.config.rollout.max_tokens_per_turn = 1
+    return small, large
 
 
 def test_the_sampled_rest_has_no_bias(long_turns):
