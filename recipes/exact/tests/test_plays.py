@@ -184,16 +184,18 @@ def test_values_and_choices_by_hand(trees):
 
 
 def test_a_guide_finds_what_is_rare(agent, trees):
-    """The success that the tree of half of the probability lacks, by the same agent at its end."""
+    """The successes that a small tree lacks, one of them known from the guide."""
     whole = trees[2]
     truth = expectation(whole, right, 0, 1).estimate
     expansion = Expansion(agent, [whole.row], ["0"])
     [small] = expansion.cover(0.3, 10_000)
-    assert expectation(small, right, 0, 1).low < truth / 2
-    known = Tree(whole.row, "0", [play for play in whole.plays if right(play.trajectory)][:3])
+    assert expectation(small, right, 0, 1).low < truth
+    successes = [play for play in whole.plays if right(play.trajectory)]
+    rarest = min(successes, key=lambda play: play.logprob)
+    known = Tree(whole.row, "0", [rarest])
     found = rare_chance(agent, agent, small, known, right, samples=400, seed=5)
     assert found.bound < truth
-    assert found.plays >= 3
+    assert found.plays == 1 + sum(right(play.trajectory) for play in small.plays)
     assert abs(found.estimate - truth) < 3 * found.error
     assert found.relative_error == pytest.approx(found.error / found.estimate)
 
