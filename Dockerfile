@@ -58,8 +58,7 @@ COPY requirements/cpu.txt requirements/constraints.txt requirements/pocket.txt r
 # Another package index, such as one with PyTorch's CPU wheels for STACK=cpu. It stays in the image's history: no password.
 ARG PIP_EXTRA_INDEX_URL
 # First the packages with a known hash, and no file with another one.
-RUN { . requirements/packages.sh; verified "$REQUIREMENTS"; } \
-        | pip install --no-cache-dir --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin \
+RUN { . requirements/packages.sh; PIP_NO_CACHE_DIR=1 verify pip "$REQUIREMENTS"; } \
     && pip install --no-cache-dir --disable-pip-version-check -r "$REQUIREMENTS" && pip check
 # The preset pocket runs in the CPU image, whose user may not install anything.
 RUN if [ "$AGENT_R1_STACK" = cpu ]; then \
@@ -69,7 +68,7 @@ COPY pyproject.toml setup.py README.md LICENSE speedrun-nodocker.sh inference.sh
 COPY requirements/environment.sh requirements/inference.sh requirements/
 COPY src src
 COPY recipes recipes
-RUN pip install --no-cache-dir --disable-pip-version-check --no-deps -e . && chmod -R a+rX .
+RUN pip install --no-cache-dir --disable-pip-version-check --no-deps --no-build-isolation -e . && chmod -R a+rX .
 
 USER 10001
 # Cheap on purpose: it runs while GPUs work. `agent-r1 doctor`, which imports PyTorch, is the first stage of a run.

