@@ -228,7 +228,7 @@ def token_mean(advantages_BT: Tensor, mask_BT: Tensor, trajectory_B: Tensor) -> 
 def episode_mean(advantages_BT: Tensor, mask_BT: Tensor, trajectory_B: Tensor) -> Tensor:
     """Divide by the episode's action tokens (`seq-mean-token-mean`, GRPO's own)."""
     episodes, index_B = trajectory_B.unique(return_inverse=True)
-    tokens_N = torch.zeros(len(episodes)).index_add(0, index_B, mask_BT.sum(1))
+    tokens_N = mask_BT.new_zeros(len(episodes)).index_add(0, index_B, mask_BT.sum(1))
     return advantages_BT * mask_BT / tokens_N[index_B][:, None] / len(episodes)
 
 
