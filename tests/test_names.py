@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import fails_with
+from conftest import fails_with, question_row
 
 from agent_r1.config import load_config
 from agent_r1.data.names import count_new_names, describe_new_names, names_in
 from agent_r1.data.own_rows import HARMLESS, ROWS, give_metadata_one_type, read_questions
-from agent_r1.reward.scorers import exact_match
+from agent_r1.workspace import refuse_long_context, words_that_exact_match_drops
 
 
 def test_names_are_capitalised_words_inside_of_a_sentence():
@@ -98,7 +98,12 @@ def test_whole_floats_of_a_file_are_integers(tmp_path):
     give_metadata_one_type({})
 
 
-@pytest.mark.parametrize("answer", ["A", "a", "A.", "(a)"])
-def test_an_answer_of_one_letter_is_compared(answer):
-    assert exact_match(answer, ["A"]) == 1.0
-    assert exact_match(answer, ["B"]) == exact_match(answer, ["The"]) == 0.0
+def test_answers_that_exact_match_drops_are_named():
+    rows = [{"reward_model": {"ground_truth": [answer]}} for answer in ("A", "B", "The", "Oslo")]
+    assert words_that_exact_match_drops(rows) == {"A", "The"}
+
+
+def test_a_long_question_is_refused_with_its_number():
+    rows = [question_row("short", ("a",)), question_row("word " * 3000, ("a",))]
+    with fails_with("context_too_long", match="question 2 of test"):
+        refuse_long_context(rows, 320, "test")

@@ -41,6 +41,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
+from agent_r1.reward.scorers import normalize_answer
 from agent_r1.tool import BaseTool, make_tools
 
 if TYPE_CHECKING:
@@ -201,6 +202,14 @@ class Workspace:
             say(
                 "  note: all answers are numbers, and exact match compares them as texts without "
                 "punctuation: it pays 1.4 for 14. env.reward=math compares numbers"
+            )
+
+        articles = sorted(words_that_exact_match_drops(rows)) if scored_by_text else []
+        if articles:
+            say(
+                f"  note: of the answer {articles[0]!r} exact match drops every word, so it is "
+                "compared as it is written, and another spelling is wrong; write the text of the "
+                "choice, or use your own env.reward"
             )
 
     def make_index(self) -> None:
@@ -512,6 +521,12 @@ def has_only_numbers(rows: list[Row]) -> bool:
     """Return whether every right answer is a number."""
     answers = [answer for row in rows for answer in row["reward_model"]["ground_truth"]]
     return bool(answers) and all(NUMBER.fullmatch(answer) for answer in answers)
+
+
+def words_that_exact_match_drops(rows: list[Row]) -> set[str]:
+    """Return the right answers of which exact match drops every word, such as A."""
+    answers = {answer for row in rows for answer in row["reward_model"]["ground_truth"]}
+    return {answer for answer in answers if not normalize_answer(answer)}
 
 
 def refuse_long_context(rows: list[Row], max_context: int, split: str) -> None:

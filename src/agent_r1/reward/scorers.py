@@ -2,8 +2,8 @@
 
 EM and F1 follow the official scorers of SQuAD (1606.05250) and HotpotQA (1809.09600) in every
 detail, so that figures are comparable with published ones. One exception: a target that normalises
-to nothing ("The", "A", "!!!") is compared with its words, or as written. Otherwise the answer "a"
-would match all of them. So "a." is right for A, the first of four choices.
+to nothing ("The", "A", "!!!") is compared as written. Otherwise the answer "a" would match all of
+them.
 
 The input is model output, so nothing here may raise or hang. All of it takes linear time: no
 regular expression can backtrack.
@@ -39,9 +39,7 @@ def exact_match(answer: str, targets: list[str]) -> float:
 
 
 def _comparable(text: str) -> str:
-    """Normalise an answer. One of articles alone, such as the letter A, keeps its words."""
-    whole = " ".join(text.lower().translate(_DROP_PUNCTUATION).split())
-    return normalize_answer(text) or whole or text.strip()
+    return normalize_answer(text) or text.strip()
 
 
 def f1_score(answer: str, targets: list[str]) -> float:
