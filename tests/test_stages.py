@@ -36,7 +36,8 @@ PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start
 """Settings that say where something is, and so make nothing new; and a check of the start."""
 PRICES = (
     "reward", "judge_url", "judge_model", "judge_max_tokens", "format_penalty", "call_reward",
-    "evidence_reward", "floor", "floor_reason", "rules",
+    "evidence_reward", "floor", "floor_reason", "rules", "reward_model_url",
+    "reward_model", "reward_model_template", "reward_model_raw", "reward_model_label",
 )  # fmt: skip
 """Settings of `env` that say what something earns; no demonstration depends on them."""
 

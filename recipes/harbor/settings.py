@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from agent_r1 import DataConfig, OutsideWhileAuto
+from agent_r1 import DataConfig, OutsideWhileDefault
 
 
 class HarborSettings(DataConfig):
-    harbor_engine: OutsideWhileAuto[Literal["auto", "docker", "podman", "bubblewrap"]] = "auto"
+    harbor_engine: OutsideWhileDefault[Literal["auto", "docker", "podman", "bubblewrap"]] = "auto"
     """Where Harbor tasks run. auto (Podman or Docker if one answers, else bubblewrap) | docker |
     podman | bubblewrap (this machine's /usr, and a subset of Dockerfiles)."""

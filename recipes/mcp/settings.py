@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import AfterValidator, Field
 
-from agent_r1 import ConfigError, EnvConfig, Trusted, VariableName
+from agent_r1 import ConfigError, EnvConfig, OutsideFingerprint, Trusted, VariableName
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -31,9 +31,9 @@ class McpSettings(EnvConfig):
     mcp: Trusted[dict[Name, CommandOrUrl]] = {}
     """MCP servers: NAME=COMMAND, which is started (no shell reads it), or
     NAME=http://HOST:PORT/mcp."""
-    mcp_variables: list[VariableName] = []
+    mcp_variables: OutsideFingerprint[list[VariableName]] = []
     """Names of environment variables, such as SHOP_API_KEY, that the servers' commands may see."""
-    mcp_tokens: dict[Name, VariableName] = {}
+    mcp_tokens: OutsideFingerprint[dict[Name, VariableName]] = {}
     """Server over HTTP -> name of the environment variable with its bearer token."""
     mcp_per_episode: list[str] = []
     """Servers that keep state: each episode opens its own session with them."""

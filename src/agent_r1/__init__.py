@@ -68,7 +68,7 @@ AUTHORS = {
         "EnvConfig",
         "NamesCode",
         "OutsideFingerprint",
-        "OutsideWhileAuto",
+        "OutsideWhileDefault",
         "Price",
         "RolloutConfig",
         "Trusted",

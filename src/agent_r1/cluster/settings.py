@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from agent_r1.cluster.hardware import find_gpu
-from agent_r1.config.settings import AtLeast1, OutsideFingerprint, OutsideWhileAuto, Section
+from agent_r1.config.settings import AtLeast1, OutsideFingerprint, OutsideWhileDefault, Section
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.shapes import check_context, find_known_shape
 
@@ -33,7 +33,7 @@ class VerlConfig(Section):
     offload: OutsideFingerprint[bool] = False
     """Keep weights and optimizer in host memory while their network is idle: slower, for small
     GPUs."""
-    attention: OutsideWhileAuto[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
+    attention: OutsideWhileDefault[Literal["auto", "flash_attention_2", "varlen", "sdpa"]] = "auto"
     """The trainer's attention. flash_attention_2: the package flash-attn.
 
     varlen: the same kernel inside PyTorch, which packs rows, too. sdpa: padded rows, which take

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, recipes, tables
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
-from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_AUTO, Engine, Section
+from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Section
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
@@ -451,7 +451,7 @@ def keep_stored(config: Config, stored_config: Config) -> Config:
 def keep_choices(config: Config, other: Config) -> Config:
     """Return `config` with the values of `other` where a setting is still `auto`.
 
-    These are the settings that a stage of a run chooses, not the loading (`OutsideWhileAuto`).
+    These are the settings that a stage of a run chooses, not the loading (`OutsideWhileDefault`).
     """
     for name in type(config).model_fields:
         part = getattr(config, name)
@@ -460,7 +460,7 @@ def keep_choices(config: Config, other: Config) -> Config:
         values = {
             key: getattr(getattr(other, name), key)
             for key, field in type(part).model_fields.items()
-            if OUTSIDE_WHILE_AUTO in field.metadata and getattr(part, key) == AUTO
+            if OUTSIDE_WHILE_DEFAULT in field.metadata and getattr(part, key) == AUTO
         }
         if values:
             config = config.model_copy(update={name: part.model_copy(update=values)})
@@ -603,8 +603,9 @@ def fingerprint_values(part: Any) -> Any:
     values = {}
     for name, field in type(part).model_fields.items():
         value = getattr(part, name)
-        is_auto = OUTSIDE_WHILE_AUTO in field.metadata and value == AUTO
-        if not is_auto and OUTSIDE not in field.metadata:
+        is_default = value == field.get_default(call_default_factory=True)
+        is_outside = OUTSIDE_WHILE_DEFAULT in field.metadata and is_default
+        if not is_outside and OUTSIDE not in field.metadata:
             values[name] = fingerprint_values(value)
     return values
 

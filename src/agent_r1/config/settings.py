@@ -37,10 +37,10 @@ OUTSIDE = "outside the fingerprint"
 OutsideFingerprint = Annotated[T, OUTSIDE]
 """No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
 in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
-OUTSIDE_WHILE_AUTO = "outside the fingerprint while it is auto"
-OutsideWhileAuto = Annotated[T, OUTSIDE_WHILE_AUTO]
-"""`auto` leaves the choice to the machine. A run keeps what was chosen, and its fingerprint has
-it."""
+OUTSIDE_WHILE_DEFAULT = "outside the fingerprint while it has its default"
+OutsideWhileDefault = Annotated[T, OUTSIDE_WHILE_DEFAULT]
+"""For a setting that is newer than runs without it, and for `auto`, which leaves the choice to the
+machine: a run keeps what was chosen, and its fingerprint has it."""
 Price = Annotated[T, "a price"]
 """It changes what an episode is worth, and not what a demonstrator plays. So the cold start is
 played and named as if it had its default."""
@@ -118,7 +118,7 @@ class DataConfig(Section):
     abstracts) | a JSONL file."""
     skip_bad: bool = False
     """Skip corrupt records instead of refusing the file."""
-    split_by: OutsideWhileAuto[str] = "auto"
+    split_by: OutsideWhileDefault[str] = "auto"
     """auto (a single file is divided question by question) | a key of the questions' metadata, such
     as item. Then train, val and test share none of its values."""
 
@@ -180,7 +180,7 @@ class EnvConfig(Section):
     reward: NamesCode[str | None] = None
     """Scores an answer, instead of exact match: math | code | sub_em | judge | reward_model, or
     FILE.py:FUNCTION (reward/named.py)."""
-    rules: Price[dict[str, Share]] = {}
+    rules: OutsideWhileDefault[Price[dict[str, Share]]] = {}
     """Rewards to mix with `reward`, each with its share of the sum, such as {exact_match: 0.5}. An
     agent may fool a judge or a reward model alone."""
     call_reward: Price[float] = Field(0.0, ge=0, le=10)

@@ -14,7 +14,7 @@ from agent_r1.config.settings import (
     NamesCode,
     NamesFile,
     OutsideFingerprint,
-    OutsideWhileAuto,
+    OutsideWhileDefault,
     Section,
     Share,
 )
@@ -33,7 +33,7 @@ class TinyModelConfig(ModelConfig):
     kv_heads: AtLeast1 = 4
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
-    induction: OutsideWhileAuto[Literal["auto", "bigram"]] = "auto"
+    induction: OutsideWhileDefault[Literal["auto", "bigram"]] = "auto"
     """Copying circuit of the initial weights: auto compares one token with what was read. bigram
     also compares the token before, in a second head (cold_start/tiny_model.py)."""
 
@@ -72,10 +72,10 @@ class ColdStartConfig(Section):
     copy_tokens: AtLeast1 = 1024
     """Tokens in one step of phase (a). Small: the many updates are what makes the copying circuit
     form."""
-    copy_optimizer: OutsideWhileAuto[Literal["auto", "muon"]] = "auto"
+    copy_optimizer: OutsideWhileDefault[Literal["auto", "muon"]] = "auto"
     """Optimiser of phase (a). auto: AdamW. `muon`: Muon for the matrices of the layers, which
     learns to copy in about half the steps (docs/lab/laptop.md)."""
-    embedding_lr: OutsideWhileAuto[LearningRate | Literal["auto"]] = "auto"
+    embedding_lr: OutsideWhileDefault[LearningRate | Literal["auto"]] = "auto"
     """Peak learning rate, in phase (a), of what Muon does not move: embeddings, gains and biases.
     auto: `lr`. With about five times `lr`, copying is learned sooner (docs/lab/laptop.md)."""
     mix_steps: NonNegativeInt = 600
@@ -84,7 +84,7 @@ class ColdStartConfig(Section):
     """Tokens in one step of phase (b)."""
     lr: LearningRate = 1.5e-3
     """Peak learning rate of both phases."""
-    mix_lr: OutsideWhileAuto[LearningRate | Literal["auto"]] = "auto"
+    mix_lr: OutsideWhileDefault[LearningRate | Literal["auto"]] = "auto"
     """Peak learning rate of phase (b); auto: `lr`. Smaller where phase (a) has already learned the
     skills, which large steps would damage."""
     warm_steps: NonNegativeInt = 0
