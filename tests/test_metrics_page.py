@@ -23,6 +23,7 @@ def test_every_key_of_the_local_loop_is_explained(written):
 
 
 UNASKED = (
+    "val-aux/*/*/acc/mean@1",
     "actor/reward_kl_penalty",
     "reward/process_scale",
     "rollout/episodes_played",

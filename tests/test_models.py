@@ -364,7 +364,11 @@ def test_the_server_parses_the_dialect_if_the_vocabulary_has_its_tokens(llama, q
 
 @tool
 def look(word: str) -> str:
-    """Look a word up."""
+    """Look a word up.
+
+    Args:
+        word: The word.
+    """
     return word
 
 

@@ -32,7 +32,8 @@ def config() -> Config:
     return load_config("small", [*TINY[1:], "cold_start.copy_steps=3", "cold_start.mix_steps=3"])
 
 
-PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start", "probe"))
+PLACES = (("model", "path"), ("search", "url"), ("env", "sandbox"), ("cold_start", "probe"),
+          ("env", "mcp_variables"), ("env", "mcp_tokens"))  # fmt: skip
 """Settings that say where something is, and so make nothing new; and a check of the start."""
 PRICES = (
     "reward", "judge_url", "judge_model", "judge_max_tokens", "format_penalty", "call_reward",

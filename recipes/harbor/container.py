@@ -378,8 +378,8 @@ def check_container() -> None:
     same_root = os.geteuid() == 0 and container._users is None
     try:
         with canary() as (file, port):
-            words = [file, str(port), str(os.getpid()), str(SHARED_MEMORY)]
-            result = container.call(PROBE, *words)
+            own_process = str(os.getpid())
+            result = container.call(PROBE, file, str(port), own_process, str(SHARED_MEMORY))
     finally:
         container.remove()
     if result.output != "end\n":

@@ -144,8 +144,10 @@ class DockerContainer:
         refused = refuse_command(command)
         if refused:
             return refused
-        words = ["exec", self.name, "/bin/bash", "-c", command]
-        return self._limited(self.program(*words, within_s=within_s, keep=MAX_OUTPUT))
+        ran = self.program(
+            "exec", self.name, "/bin/bash", "-c", command, within_s=within_s, keep=MAX_OUTPUT
+        )
+        return self._limited(ran)
 
     def call(
         self,
@@ -156,8 +158,20 @@ class DockerContainer:
         keep: int = MAX_OUTPUT,
     ) -> Ran:
         """Run a script of ours: `words` are its arguments, `text` is its input."""
-        command = ["exec", "--interactive", self.name, "/bin/bash", "-c", script, "bash", *words]
-        return self._limited(self.program(*command, text=text, within_s=within_s, keep=keep))
+        ran = self.program(
+            "exec",
+            "--interactive",
+            self.name,
+            "/bin/bash",
+            "-c",
+            script,
+            "bash",
+            *words,
+            text=text,
+            within_s=within_s,
+            keep=keep,
+        )
+        return self._limited(ran)
 
     def for_tests(self, tests: Path) -> DockerContainer:
         """Return a container of this one's files, with a network and the folder as `GIVEN`.
@@ -177,8 +191,9 @@ class DockerContainer:
 
     def end_processes(self) -> None:
         """Kill all processes but the first one."""
-        words = ["exec", "--user", "0", self.name, "/bin/sh", "-c", "kill -9 -1"]
-        self.program(*words, within_s=START_S)
+        self.program(
+            "exec", "--user", "0", self.name, "/bin/sh", "-c", "kill -9 -1", within_s=START_S
+        )
 
     def remove(self) -> None:
         """Delete everything."""

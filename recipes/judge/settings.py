@@ -21,7 +21,9 @@ class RewardModelSettings(EnvConfig):
     (vLLM; also /pooling) or http://127.0.0.1:8080/predict (TEI)."""
     reward_model: OutsideWhileDefault[Price[str | None]] = None
     """Name of the model on that server; unset: the one that it serves."""
-    reward_model_template: OutsideWhileDefault[Price[str | None]] = Field(None, pattern=r"\{answer\}")
+    reward_model_template: OutsideWhileDefault[Price[str | None]] = Field(
+        None, pattern=r"\{answer\}"
+    )
     """What the model reads, with {question} and {answer}: the model's chat template. Unset: both
     texts, each on its own lines."""
     reward_model_raw: OutsideWhileDefault[Price[bool]] = False

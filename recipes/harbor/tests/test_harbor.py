@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tarfile
 import time
-from pathlib import Path
 
 import pytest
 from conftest import fails_with
+from harbor_tasks import DOCKERFILE, TEST, config_of, write_task
 
-from agent_r1 import AgentR1Error, Workspace, load_config
-from agent_r1.app.cli import _split_of_models
-from agent_r1.app.stages import make_missing
+from agent_r1 import AgentR1Error
 from agent_r1_recipes.harbor.container import Container, check_container
 from agent_r1_recipes.harbor.dockerfile import read_dockerfile
 from agent_r1_recipes.harbor.env import HarborTask, expert, read_reward
 from agent_r1_recipes.harbor.packages import Refused, check_verifier
 from agent_r1_recipes.harbor.source import TASKS
 from agent_r1_recipes.harbor.tasks import read_task, read_text
-
-DOCKERFILE = """# A comment.
-FROM python:3.13-slim AS base
-RUN apt-get update && apt-get install -y --no-install-recommends tmux \\
-    && rm -rf /var/lib/apt/lists/*
-WORKDIR /app
-ENV KIND=sum
-COPY numbers.txt .
-RUN chmod 644 numbers.txt && mkdir made
-CMD ["bash"]
-"""
-TEST = """#!/bin/bash
-apt-get update
-curl -LsSf https://astral.sh/uv/0.9.5/install.sh | sh
-source $HOME/.local/bin/env
-uvx -p 3.13 -w pytest==8.4.1 -w pytest-json-ctrf==0.3.5 \\
-  pytest --ctrf /logs/verifier/ctrf.json /tests/test_outputs.py -rA
-if [ $? -eq 0 ]; then R=1; else R=0; fi
-echo $R > /logs/verifier/reward.txt
-"""
-OUTPUTS = """from pathlib import Path
-
-def test_sum():
-    assert Path("/app/sum.txt").read_text().strip() == "42"
-"""
-
-
-def write_task(folder: Path, dockerfile: str = DOCKERFILE, test: str = TEST) -> Path:
-    texts = {
-        "task.toml": '[verifier]\ntimeout_sec = 60\nenv = {WORD = "w"}\n[environment]\ncpus = 1\n',
-        "instruction.md": "Write the sum of the numbers to sum.txt.\n",
-        "environment/Dockerfile": dockerfile,
-        "environment/numbers.txt": "4\n5\n33\n",
-        "tests/test.sh": test,
-        "tests/test_outputs.py": OUTPUTS,
-        "solution/solve.sh": "awk '{s+=$1} END {print s}' /app/numbers.txt > /app/sum.txt\n",
-    }
-    for name, text in texts.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
-    return folder
 
 
 def test_a_dockerfile_of_the_subset_becomes_a_script():
@@ -200,78 +156,6 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
         read_task(task)
     with pytest.raises(Refused, match="no regular file"):
         read_text(task, name)
-
-
-# ------------------------------------------------------------------------------------------ splits
-
-
-def ten_tasks(folder: Path, count: int = 10) -> Path:
-    for number in range(count):
-        task = write_task(folder / f"task{number}", "FROM ubuntu\n")
-        (task / "instruction.md").write_text(f"Write {number} to sum.txt.\n")
-    return folder
-
-
-def config_of(folder: Path, *settings: str):
-    settings = (f"data.source={folder}", "data.harbor_engine=bubblewrap", *settings)
-    return load_config("harbor", list(settings), trains=False)
-
-
-@pytest.mark.parametrize(
-    ("count", "settings", "sizes"),
-    [
-        (10, [], (7, 1, 2)),
-        (3, [], (1, 1, 1)),
-        (10, ["data.train=3", "data.val=2", "data.test=1"], (3, 2, 1)),
-        (2, ["data.test=0"], (1, 1, 1)),  # test is val
-        (9, ["data.train=1", "data.val=99", "data.test=99"], (1, 4, 4)),
-    ],
-)
-def test_few_tasks_are_shared_out_and_none_is_in_two_splits(tmp_path, count, settings, sizes):
-    made = TASKS.make(config_of(ten_tasks(tmp_path, count), *settings).data, 0)
-    questions = {split: [a.question for a in asked] for split, asked in made.splits.items()}
-    assert tuple(len(questions[split]) for split in ("train", "val", "test")) == sizes
-    assert "untrainable" not in made.manifest
-    assert len(set(questions["all"])) == len(questions["all"]) == count
-    assert not set(questions["train"]) & {*questions["val"], *questions["test"]}
-    if "data.test=0" not in settings:
-        assert not set(questions["val"]) & set(questions["test"])
-
-
-@pytest.mark.parametrize(("count", "settings"), [(1, []), (2, []), (1, ["data.test=0"])])
-def test_too_few_tasks_are_played_but_not_trained_on(tmp_path, count, settings):
-    config = config_of(ten_tasks(tmp_path / "tasks", count), *settings)
-    paths = Workspace(config, tmp_path)
-    paths.make_data()
-    assert len(paths.load_rows("train")) == len(paths.load_rows("test")) == count
-    with fails_with("too_few_questions", "without a common one"):
-        make_missing(paths)
-    assert paths.held_out("test") == {"questions": {"all": count, "for_training": 0}}
-
-
-def test_a_copy_of_a_task_is_counted_once(tmp_path):
-    ten_tasks(tmp_path, 3)
-    shutil.copytree(tmp_path / "task1", tmp_path / "task1-again")
-    made = TASKS.make(config_of(tmp_path).data, 0)
-    assert len(made.splits["all"]) == 3
-    assert made.manifest["skipped"] == ["task1-again: the same task as task1"]
-
-
-def test_a_model_that_was_not_trained_on_the_folder_plays_all_tasks(tmp_path, monkeypatch):
-    config = config_of(ten_tasks(tmp_path / "tasks"), "seed=3")
-    own = {"trained": config, "foreign": None, "elsewhere": config_of(tmp_path / "other")}
-    monkeypatch.setattr("agent_r1.inference.agent.own_settings", lambda model: own[model.name])
-    asked = config_of(tmp_path / "tasks")
-    assert _split_of_models([Path("foreign")], asked) == (asked, "all")
-    assert _split_of_models([Path("elsewhere")], asked) == (asked, "all")
-    # Its own seed decides which tasks it was trained on.
-    kept, split = _split_of_models([Path("foreign"), Path("trained")], asked)
-    assert (kept.data, kept.seed, split) == (config.data, 3, "test")
-    paths = Workspace(config, tmp_path)
-    paths.make_data()
-    assert len(paths.load_rows("all")) == 10
-    assert paths.held_out("all") == {"questions": {"all": 10, "for_training": 0}}
-    assert paths.held_out("test") == {"questions": {"all": 10, "for_training": 7}}
 
 
 # ------------------------------------------------------------------------------- with a container

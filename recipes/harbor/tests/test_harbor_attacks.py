@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from test_harbor import write_task
+from harbor_tasks import write_task
 
 from agent_r1 import AgentR1Error
 from agent_r1_recipes.code import watch

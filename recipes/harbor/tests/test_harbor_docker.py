@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import fails_with
-from test_harbor import config_of, write_task
+from harbor_tasks import config_of, write_task
 
 from agent_r1_recipes.harbor import env
 from agent_r1_recipes.harbor.docker import find_program

@@ -258,10 +258,8 @@ class ChatFormat:
 
     def _encode_between(self, text: str, before: str, after: str) -> list[int]:
         """Encode a stretch of a turn. Tags of ordinary tokens are the agent's own words."""
-        own_words: set[int] = set()
-        for match in self.template.guard_pattern.finditer(text):
-            if match[0] not in self.control_ids:
-                own_words.add(match.start())
+        matches = self.template.guard_pattern.finditer(text)
+        own_words = {match.start() for match in matches if match[0] not in self.control_ids}
         return list(self._data_ids(text, frozenset(own_words), before, after))
 
     def decode(self, ids: list[int]) -> str:
