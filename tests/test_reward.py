@@ -184,10 +184,10 @@ def test_a_target_without_words_is_compared_as_it_is_written(target):
         assert (
             exact_match(answer, [target])
             == sub_em(answer, [target])
-            == float(answer.strip().lower() == target.lower())
+            == float(answer.strip() == target)
         ), answer
     assert exact_match(f" {target} ", ["Oslo", target]) == 1.0
-    assert qa_outcome("an", True, [target], 0.2)[0] == 0.0
+    assert qa_outcome("a", True, [target], 0.2)[0] == 0.0
 
 
 def test_f1_by_hand():
