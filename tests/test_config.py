@@ -73,6 +73,18 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
         load_config("small", [f"{old}={value}"])
 
 
+@pytest.mark.parametrize("old", NEW_NAMES)
+def test_an_old_key_beside_its_new_one_is_refused(old, tmp_path):
+    """One of the two values would be ignored without a word."""
+    (section, key), (owner, name) = old.split("."), NEW_NAMES[old].split(".")
+    saved = {section: {key: 5}}
+    saved.setdefault(owner, {})[name] = 96
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(saved))
+    with fails_with("setting_twice", f"{old} and {NEW_NAMES[old]} are the same setting"):
+        from_yaml(file)
+
+
 def test_a_card_of_an_earlier_run_has_an_interval():
     assert translate_card({"score": 0.5, "em_ci95": [0.4, 0.6]})["score_ci95"] == [0.4, 0.6]
     assert translate_card({"score": 0.5})["score_ci95"] == [0.5, 0.5]

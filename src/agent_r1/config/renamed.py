@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from agent_r1.ground.errors import ConfigError
+
 
 class Dropped(NamedTuple):
     """Mark a removed setting. A run opens only if the setting had this value."""
@@ -38,7 +40,10 @@ NEW_PREFIXES = {
 
 
 def translate_keys(values_of_run: dict[str, Any]) -> dict[str, Any]:
-    """Return `saved` with today's keys. A dropped key with another value stays, and is refused."""
+    """Return a copy with today's keys. A dropped key with another value stays, and is refused.
+
+    Raises ConfigError for an old key with its new one: one of the two values would be ignored.
+    """
     result = copy_sections(values_of_run)
     for old, new in RENAMED_SETTINGS.items():
         section, _, key = old.partition(".")
@@ -50,7 +55,13 @@ def translate_keys(values_of_run: dict[str, Any]) -> dict[str, Any]:
         value = values.pop(key)
         if isinstance(new, str):
             section, _, key = new.partition(".")
-            result.setdefault(section, {})[key] = value
+            owner = result.setdefault(section, {})
+            if isinstance(owner, dict) and key in owner:
+                raise ConfigError(
+                    f"{old} and {new} are the same setting, and both have a value; delete {old}",
+                    code="setting_twice",
+                )
+            owner[key] = value
     for values in result.values():
         if isinstance(values, dict):
             for key, value in values.items():
