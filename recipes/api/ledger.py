@@ -62,6 +62,7 @@ class Ledger:
         self.without_usage = 0
         """Answers whose usage was not reported, or not believed."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -112,11 +113,15 @@ class Ledger:
         return self.prices.of(usage | {"completion_tokens": sampled_tokens})
 
     def write(self, record: dict[str, Any]) -> None:
-        """Count one record, and append its line. Raise OSError if the disk is full."""
+        """Count one record, and append its line. Raise OSError with the file's name."""
         line = json.dumps(record).encode()
         self._enter(read_record(line))
-        self._file.write(line + b"\n")
-        self._file.flush()
+        try:
+            self._file.write(line + b"\n")
+            self._file.flush()
+        except OSError as error:  # which has no name of its own
+            error.filename = str(self._path)
+            raise
 
     def close(self) -> None:
         self._file.close()

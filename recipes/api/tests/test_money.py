@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 import time
 
 import pytest
@@ -218,3 +219,16 @@ def test_what_cannot_be_counted_is_not_written(tmp_path):
         ledger.write(json.loads(line(usage=usage(10**400))))
     ledger.close()
     assert path.read_bytes() == b"" and not ledger.answers
+
+
+def test_a_full_disk_is_reported_with_the_name_of_the_ledger(tmp_path):
+    path = tmp_path / "calls.jsonl"
+    ledger = Ledger(path, Prices(1000, 1000, 2000))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
+    try:
+        with pytest.raises(OSError) as raised:
+            ledger.write(json.loads(line(key="a")))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert raised.value.filename == str(path)

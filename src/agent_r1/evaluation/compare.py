@@ -39,7 +39,7 @@ from agent_r1.evaluation.reliability import (
 )
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.files import json_line, read_jsonl, write_whole
+from agent_r1.ground.files import json_line, read_jsonl, write_whole, writing
 from agent_r1.ground.ui import progress, say
 from agent_r1.rollout.agent import Agent
 from agent_r1.rollout.setup import make_loop
@@ -280,9 +280,10 @@ def _evaluate(
         def on_done(trajectory: Trajectory) -> None:
             finished_scores.append(trajectory.score)
             if file:
-                for record in evaluation_records([trajectory], agent.chat):
-                    file.write(json_line(record | {"sample": trajectory.sample}))
-                file.flush()
+                with writing(records):
+                    for record in evaluation_records([trajectory], agent.chat):
+                        file.write(json_line(record | {"sample": trajectory.sample}))
+                    file.flush()
             if samples > 1:
                 check_scores([trajectory], threshold)
             name = trajectory.score_name or ("EM" if "em" in trajectory.metrics else "reward")

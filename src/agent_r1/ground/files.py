@@ -39,6 +39,10 @@ def whole(target: Path) -> Iterator[Path]:
         if part.is_dir():  # rename cannot replace a folder that is not empty
             remove(target)
         part.rename(target)
+    except OSError as error:
+        # A write to a full disk raises an error without a name; `agent-r1` prints this one.
+        error.filename = error.filename or str(target)
+        raise
     finally:
         remove(part)
 
