@@ -49,7 +49,7 @@ def _compare(batch: Batch, by_turn: bool) -> tuple[Tensor, Tensor]:
     reward_S = steps.reward_S.tolist()
     if by_turn:
         number_S = _numbers(trajectory_S)
-        same: dict[tuple, list[float]] = defaultdict(list)
+        same: dict[tuple[str, int], list[float]] = defaultdict(list)
         for n, number, reward in zip(trajectory_S, number_S, reward_S, strict=True):
             same[group_N[n], number].append(reward)
         for place, (n, number) in enumerate(zip(trajectory_S, number_S, strict=True)):

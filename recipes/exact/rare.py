@@ -58,7 +58,7 @@ def rare_chance(
     seed: int,
 ) -> RareChance:
     """Compute the agent's chance of success in the question of both trees."""
-    known_plays: dict[tuple, float] = {}
+    known_plays: dict[tuple[tuple[int, ...], ...], float] = {}
     for play in tree.plays:
         if success(play.trajectory):
             known_plays[_key(play.trajectory)] = play.logprob
@@ -81,13 +81,14 @@ def rare_chance(
     for who, player in (("agent", agent), ("guide", guide)):
         jobs = [(tree.row, tree.name, Script(())) for _ in range(samples // 2)]
         seeds = [derive_seed(seed, "rare", who, tree.name, i) for i in range(len(jobs))]
-        halves.append(weigh(player.player(samples=True).play(jobs, seeds)))
+        halves.append(weigh(player.player(samples=True).play_whole(jobs, seeds)))
     beyond = fmean(fmean(half) for half in halves)
     error = math.sqrt(sum(pvariance(half) / len(half) for half in halves)) / 2
     return RareChance(bound, len(known_plays), beyond, error)
 
 
-def _key(trajectory: Trajectory) -> tuple:
+def _key(trajectory: Trajectory) -> tuple[tuple[int, ...], ...]:
+    """Return the sampled ids of each turn: equal for equal plays."""
     return tuple(tuple(step.action_ids) for step in trajectory.steps)
 
 

@@ -100,9 +100,10 @@ class Replay(Policy):
         return await self.sampler.generate(prompt_ids, sampling, session)
 
     async def _finish(
-        self, prompt_ids: list[int], sampling: Sampling, session: str, opening: Generation
+        self, prompt_ids: list[int], sampling: Sampling, session: str | None, opening: Generation
     ) -> Generation:
         """Sample the rest of a turn that has opening."""
+        assert self.sampler is not None, "without one, `generate` stops the episode"
         ids = opening.token_ids
         reason = finish_reason(ids, sampling, self.sampler.stop_ids)
         if reason is not None:
@@ -140,7 +141,7 @@ class Player:
     """Its policy is a `Replay`."""
     temperature: float
     max_tokens: int
-    _numbers: itertools.count = field(default_factory=itertools.count)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def play(
         self, jobs: Sequence[tuple[Row, str, Script]], seeds: Sequence[int] | None = None
@@ -158,6 +159,16 @@ class Player:
             return await asyncio.gather(*tasks)
 
         return asyncio.run(play_all())
+
+    def play_whole(
+        self, jobs: Sequence[tuple[Row, str, Script]], seeds: Sequence[int] | None = None
+    ) -> list[Trajectory]:
+        """Play each script to the end of its episode. The policy has a sampler."""
+        trajectories: list[Trajectory] = []
+        for result in self.play(jobs, seeds):
+            assert not isinstance(result, Prompt), "only a policy without a sampler stops"
+            trajectories.append(result)
+        return trajectories
 
     async def _play_one(
         self, row: Row, question: str, script: Script, seed: int | None

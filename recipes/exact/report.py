@@ -14,7 +14,7 @@ from argparse import Namespace
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import ConfigError, Workspace, find_model, write_whole
+from agent_r1 import ConfigError, Row, Workspace, find_model, write_whole
 from agent_r1_recipes.exact.gradient import Plays, true_gradient
 from agent_r1_recipes.exact.rare import rare_chance
 from agent_r1_recipes.exact.tree import Agent, Tree, enumerate_plays
@@ -33,7 +33,7 @@ from agent_r1_recipes.exact.truth import (
 )
 
 
-def open_agent(a: Namespace, step: int | None) -> tuple[Agent, list]:
+def open_agent(a: Namespace, step: int | None) -> tuple[Agent, list[Row]]:
     """Load the checkpoint of a step, and the chosen questions. Step 0 is the start model."""
     model, config = find_model(
         run=a.run, step=step or None, checkpoint_dir=a.checkpoint_dir, hf_path=a.model,
@@ -48,7 +48,7 @@ def open_agent(a: Namespace, step: int | None) -> tuple[Agent, list]:
     return Agent.load(model, config, workspace.load_tools()), rows
 
 
-def enumerate_rows(a: Namespace, agent: Agent, rows: list) -> list[Tree]:
+def enumerate_rows(a: Namespace, agent: Agent, rows: list[Row]) -> list[Tree]:
     """Enumerate the questions' plays, with a line of progress per part."""
 
     def tell(done: int) -> None:
@@ -76,7 +76,7 @@ def report_plays(a: Namespace) -> None:
     below = sum(share < a.mass for share in shares)
     if below:
         print(f"{below} questions stopped below --mass {a.mass:g}, at --max-tokens {a.max_tokens}")
-    records = {"questions": [], "kinds": {}}
+    records: dict[str, Any] = {"questions": [], "kinds": {}}
     for kind, members in by_kind(trees).items():
         records["kinds"][kind] = describe(a, agent, members)
         print(f"\n{kind}, {len(members)} questions")

@@ -12,7 +12,7 @@ pass turns the average into its mean direction. So thousands of batches cost lit
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from statistics import fmean, stdev
 
@@ -104,13 +104,13 @@ def exact_values(plays: Plays) -> Tensor:
     rewards_BT = batch.rewards_BT.double()
     index_B, N = batch.number_trajectories()
     total_N = torch.zeros(N, dtype=torch.float64).index_add(0, index_B, rewards_BT.sum(1))
-    below: dict[tuple, list[float]] = {}
-    places: list[tuple[int, int, tuple]] = []
+    below: dict[Hashable, list[float]] = {}
+    places: list[tuple[int, int, Hashable]] = []
     earlier: dict[int, float] = {}
     for row, play in enumerate(batch.trajectory_B.tolist()):
         ids = batch.ids_BT[row].tolist()
         to_go = float(total_N[index_B[row]]) - earlier.get(play, 0.0)
-        key = (batch.groups[row],)
+        key: Hashable = (batch.groups[row],)
         start = 0
         for position in batch.mask_BT[row].nonzero()[:, 0].tolist():
             # Nested keys: a token's beginning is that of the token before, and what came since.
@@ -389,13 +389,15 @@ def step_gain(world: World, direction: Tensor) -> dict[str, float]:
     if not norm:
         return dict.fromkeys([*kinds, "all"], 0.0)
     size = 0.01 / norm
-    for attempt in range(5):
+    attempts = 0
+    while True:
+        attempts += 1
         with at_offset(world.model, direction, size), torch.no_grad():
             change_N = play_logprobs(world.model, plays.batch, world.temperature) - world.logprob_N
         # Without a term that is 0 if the plays are all; with it, no part of the sum is negative.
         per_play_N = plays.chance_N * (torch.expm1(change_N) - change_N)
         kl = float(per_play_N.sum()) / plays.questions
-        if abs(kl / KL - 1) < 0.02 or attempt == 4:
+        if abs(kl / KL - 1) < 0.02 or attempts == 5:
             break
         # The KL is about quadratic in the step; a factor of 30 at most, for it is so only nearby.
         size *= min(30.0, math.sqrt(KL / max(kl, 1e-12)))

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +27,7 @@ from agent_r1 import (
     Batch,
     ConfigError,
     Estimator,
+    Row,
     load_config,
     make_estimator,
     write_whole,
@@ -64,7 +66,7 @@ class Entry:
     """Give it the exact V instead of the frozen critic's."""
 
 
-def entry(name: str, algorithm: str, *overrides: str, **changes) -> Entry:
+def entry(name: str, algorithm: str, *overrides: str, **changes: Any) -> Entry:
     """Make the entry of an estimator of ours."""
     config = load_config("small", list(overrides), algorithm=algorithm)
     return Entry(name, make_estimator(config), config.advantage, **changes)
@@ -101,16 +103,16 @@ def verl_entries() -> list[Entry]:
     config = SimpleNamespace(gamma=1.0)
     plain = load_config("small").advantage
 
-    def groups(batch: Batch) -> dict:
+    def groups(batch: Batch) -> dict[str, Any]:
         return {"index": np.array(batch.groups)}
 
-    def discounts(batch: Batch) -> dict:
+    def discounts(batch: Batch) -> dict[str, Any]:
         return {"config": config}
 
-    def values(batch: Batch) -> dict:
+    def values(batch: Batch) -> dict[str, Any]:
         return {"values": batch.values_BT, "gamma": 1.0, "lam": 0.95}
 
-    def greedy(batch: Batch) -> dict:
+    def greedy(batch: Batch) -> dict[str, Any]:
         return {"reward_baselines": batch.columns["baseline_B"]}
 
     functions = {
@@ -133,7 +135,9 @@ def verl_entries() -> list[Entry]:
     return entries
 
 
-def verl_estimator(function: Callable, inputs: Callable[[Batch], dict]) -> Estimator:
+def verl_estimator(
+    function: Callable[..., tuple[Tensor, Tensor]], inputs: Callable[[Batch], dict[str, Any]]
+) -> Estimator:
     """Make an estimator of verl's function; `inputs` makes its further arguments."""
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
@@ -216,12 +220,12 @@ def first_plays(plays: Plays) -> list[int]:
     return [numbers.index(question) for question in range(plays.questions)]
 
 
-def make_world(name: str, agent: Agent, plays: Plays, rows: list, noise: float = 0.0) -> World:
+def make_world(name: str, agent: Agent, plays: Plays, rows: list[Row], noise: float = 0.0) -> World:
     """Add the greedy plays and a frozen critic."""
     player = agent.player(samples=True)
     player.temperature = 0.0
     jobs = [(row, str(number), Script(())) for number, row in enumerate(rows)]
-    greedy = [trajectory.reward for trajectory in player.play(jobs)]
+    greedy = [trajectory.reward for trajectory in player.play_whole(jobs)]
     critic_BT, share = fit_critic(agent.model, plays, CRITIC_EPISODES, seed=0)
     print(
         f"{name}: mean reward {float(plays.value_Q().mean()):.4f}; the frozen critic explains "

@@ -15,13 +15,15 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torch import Tensor
 
 from agent_r1 import (
     AgentEnv,
+    BaseTool,
     ChatFormat,
     Config,
     ConfigError,
@@ -54,13 +56,13 @@ class Agent:
 
     model: Decoder
     chat: ChatFormat
-    tools: dict
+    tools: dict[str, BaseTool]
     config: Config
     make_env: Callable[[Row], AgentEnv] | None = None
     """Instead of the environment that the row names."""
 
     @classmethod
-    def load(cls, folder, config: Config, tools: dict) -> Agent:
+    def load(cls, folder: Path, config: Config, tools: dict[str, BaseTool]) -> Agent:
         """Read a model folder. Raise ConfigError for one that cannot be enumerated."""
         if config.rollout.has_agent:
             raise ConfigError(
@@ -295,6 +297,13 @@ class Expansion:
         """Play an episode again. Raise ConfigError if it has another outcome."""
         row, name, script = job
         [second] = self.player.play([(row, name, Script(script.turns))])
+        if isinstance(second, Prompt):
+            raise ConfigError(
+                f"question {name}: equal turns ended an episode, and then they did not: the "
+                "environment's outcome is not a function of the history, so its plays cannot be "
+                "enumerated; give it a fixed seed, or evaluate it by samples",
+                code="random_environment",
+            )
         if (first.reward, first.score, first.stop_reason) != (
             second.reward,
             second.score,
@@ -347,7 +356,11 @@ class Expansion:
         return self._add(entries, parents, prefixes, [[edge.token] for _, edge in going])
 
     def _add(
-        self, entries: list[tuple], parents: list[int], prefixes: list[int], new: list[list[int]]
+        self,
+        entries: Sequence[tuple[Tree, State, History | None, int, int, float]],
+        parents: list[int],
+        prefixes: list[int],
+        new: list[list[int]],
     ) -> list[tuple[Tree, History]]:
         if not entries:
             return []
@@ -389,7 +402,7 @@ def sample_rest(agent: Agent, trees: list[Tree], samples: int, seed: int) -> Non
             jobs.append((tree, Script(history.state.turns, opening)))
             seeds.append(derive_seed(seed, "rest", tree.name, number))
     player = agent.player(samples=True)
-    results = player.play([(tree.row, tree.name, script) for tree, script in jobs], seeds)
+    results = player.play_whole([(tree.row, tree.name, script) for tree, script in jobs], seeds)
     for (tree, _), trajectory in zip(jobs, results, strict=True):
         logprob = math.fsum(sum(step.action_logprobs) for step in trajectory.steps)
         tree.rest_plays.append(Play(trajectory, logprob))
@@ -404,7 +417,7 @@ def enumerate_plays(
     seed: int = 0,
     max_tokens: int = 30_000,
     together: int = 16,
-    on_done=None,
+    on_done: Callable[[int], None] | None = None,
 ) -> list[Tree]:
     """Enumerate the plays of each question up to the share `mass`, and sample the rest."""
     trees: list[Tree] = []

@@ -46,7 +46,7 @@ class TreeCache:
         tokens at this temperature.
         """
         numbers: list[int] = [0] * len(new)
-        logprobs: list[Tensor | None] = [None] * len(new)
+        logprobs: dict[int, Tensor] = {}
         # Similar lengths together: padding is computed, too.
         order = sorted(range(len(new)), key=lambda i: (len(new[i]), prefixes[i]))
         while order:
@@ -61,7 +61,7 @@ class TreeCache:
             for place, (i, row_V) in enumerate(zip(chunk, logits_BV.log_softmax(-1), strict=True)):
                 numbers[i] = first + place
                 logprobs[i] = row_V
-        return numbers, torch.stack(logprobs)
+        return numbers, torch.stack([logprobs[i] for i in range(len(new))])
 
     def _read(self, parents: list[int], prefixes: list[int], new: list[list[int]]) -> Tensor:
         """Read the new tokens in one pass. Return each last hidden state: [B, D]."""

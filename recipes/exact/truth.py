@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, variance
 
-from agent_r1 import BaseToolEnv, Config, HermesToolEnv, Trajectory, make_env
+from agent_r1 import BaseTool, BaseToolEnv, Config, HermesToolEnv, Trajectory, make_env
 from agent_r1_recipes.exact.tree import Play, Tree
 
 KS = (2, 8, 64)
@@ -137,7 +137,9 @@ def entropy(tree: Tree) -> Truth:
 # ----------------------------------------------------------------------------- the range of rewards
 
 
-def reward_range(config: Config, tree: Tree, tools: dict) -> tuple[float, float] | None:
+def reward_range(
+    config: Config, tree: Tree, tools: dict[str, BaseTool]
+) -> tuple[float, float] | None:
     """Return the least and the largest reward of any play, or None if unknown.
 
     The penalty of a malformed ending counts, and so do rewards of calls.
