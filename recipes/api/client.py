@@ -189,8 +189,9 @@ class Client:
                 most = most_tokens(bound, size_of(result["message"]))
                 least = least_tokens(body["messages"]), least_tokens([result["message"]])
                 result["usage"] = believed(result["usage"], least, most)
-                record = {"key": key, "usage": result["usage"], "answer": result}
-                if result["usage"] is None:
+                usage = result["usage"]
+                record: dict[str, Any] = {"key": key, "usage": usage, "answer": result}
+                if usage is None:
                     record["bound"] = most
                 self.ledger.write(record)
             else:
@@ -401,7 +402,7 @@ def read_usage(usage: Any) -> dict[str, int] | None:
         return None
     details = usage.get("prompt_tokens_details")
     cached_tokens = details.get("cached_tokens") if isinstance(details, dict) else 0
-    counts = {
+    counts: dict[str, Any] = {
         "prompt_tokens": usage.get("prompt_tokens"),
         "cached_tokens": cached_tokens or 0,
         "completion_tokens": usage.get("completion_tokens"),

@@ -53,7 +53,7 @@ class Ledger:
         self.prices = prices
         self.answers: dict[str, dict[str, Any]] = {}
         """Key of a request -> its answer."""
-        self.tokens = dict.fromkeys(COUNTS, 0)
+        self.tokens: dict[str, int] = dict.fromkeys(COUNTS, 0)
         self.dollars = 0.0
         """Of the answers, by the usage that the API reported."""
         self.uncertain_dollars = 0.0

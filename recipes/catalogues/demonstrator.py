@@ -7,6 +7,7 @@ actions gives the page.
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from agent_r1 import Message, Row
 from agent_r1_recipes.catalogues.pages import ACTION, KEEP, NEXT, PREVIOUS, Pages
@@ -36,6 +37,13 @@ class Habits:
         self.any_paper = slip(ANY_PAPER)
 
 
+class Visit(Pages):
+    """Pages, and every item that was opened on the way to the present one."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+
 def demonstrate(row: Row, history: list[Message], rng: random.Random) -> str:
     """Return the next turn. Slips are drawn once per goal: a habit lasts for an episode."""
     return _turn(row, history, Habits(random.Random(row["extra_info"]["metadata"]["goal"])))
@@ -50,15 +58,15 @@ def _turn(row: Row, history: list[Message], habits: Habits) -> str:
     pages = replay(row, history)
     if isinstance(pages.catalogue, Papers):
         return _collect(pages, pages.catalogue, habits)
+    assert isinstance(pages.catalogue, Products), "a catalogue has papers or products"
     return _buy(pages, pages.catalogue, habits)
 
 
-def replay(row: Row, history: list[Message]) -> Pages:
+def replay(row: Row, history: list[Message]) -> Visit:
     """Rebuild the page after all actions so far."""
-    pages = Pages()
+    pages = Visit()
     metadata = row["extra_info"]["metadata"]
     pages.reset(row["prompt"][-1]["content"], **metadata)
-    pages.seen = set()
     for message in history:
         action = ACTION.fullmatch(message["content"])
         if message["role"] != "assistant" or action is None:
@@ -71,7 +79,7 @@ def replay(row: Row, history: list[Message]) -> Pages:
     return pages
 
 
-def _buy(pages: Pages, catalogue: Products, habits: Habits) -> str:
+def _buy(pages: Visit, catalogue: Products, habits: Habits) -> str:
     """Return the next action of a buyer."""
     goal = pages.goal
     target = catalogue.items[goal["code"]]
@@ -90,7 +98,7 @@ def _buy(pages: Pages, catalogue: Products, habits: Habits) -> str:
     return f"click[{catalogue.finish}]"
 
 
-def _open_result(pages: Pages, catalogue: Products, habits: Habits) -> str:
+def _open_result(pages: Visit, catalogue: Products, habits: Habits) -> str:
     goal = pages.goal
     target = catalogue.items[goal["code"]]
     start = pages.number * catalogue.window
@@ -108,7 +116,7 @@ def _same_name(product: Product, target: Product) -> bool:
     return product.query == target.query and product.attributes == target.attributes
 
 
-def _meets(product: Product, target: Product, goal: dict) -> bool:
+def _meets(product: Product, target: Product, goal: dict[str, Any]) -> bool:
     """Say whether a product of the right name also has the options."""
     values = {value for choices in product.options.values() for value in choices}
     fits = _same_name(product, target) and product.price <= goal["highest"]

@@ -130,7 +130,7 @@ class Products:
     """A catalogue in which one looks for a product and buys it."""
 
     finish = BUY
-    subpages = ("Description", "Features")
+    subpages: tuple[str, ...] = ("Description", "Features")
 
     def __init__(self, products: list[Product], window: int):
         self.items = {product.code: product for product in products}
