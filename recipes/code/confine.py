@@ -114,6 +114,7 @@ def make_users() -> int | None:
         )  # fmt: skip
     except OSError:
         return None
+    assert process.stdin is not None, "a pipe, see above"
     place = f"/proc/{process.pid}"
     try:
         until = time.monotonic() + 10
@@ -164,6 +165,7 @@ def converse(
         most: Bytes of output after which it is ended.
         watch: Names a further limit that is exceeded; called about every `WATCH_S`.
     """
+    assert process.stdin is not None and process.stdout is not None, "pipes, see `start`"
     output = bytearray()
     count = 0
     unsent = memoryview(text)
@@ -210,6 +212,7 @@ def converse(
 
 def _send(process: subprocess.Popen[bytes], unsent: memoryview, poll: select.poll) -> memoryview:
     """Write what the pipe takes, and close it after the last byte. Return the rest."""
+    assert process.stdin is not None, "a pipe, see `start`"
     try:
         if unsent:
             unsent = unsent[os.write(process.stdin.fileno(), unsent) :]
@@ -231,6 +234,7 @@ def read(process: subprocess.Popen[bytes], most: int) -> bytes:
 
 def has_output(process: subprocess.Popen[bytes], until: float) -> bool:
     """Return whether there is output, or its end, before that time."""
+    assert process.stdout is not None, "a pipe, see `start`"
     poll = select.poll()
     poll.register(process.stdout, select.POLLIN)
     return bool(poll.poll(1000 * max(0, until - time.monotonic())))
@@ -242,6 +246,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
     They are a process group. Killing only the first process does not suffice: bubblewrap's child
     waits for its parent while it starts, forever if the parent is gone.
     """
+    assert process.stdin is not None and process.stdout is not None, "pipes, see `start`"
     if process.returncode is None:  # not reaped yet, so no other group can have its number
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -105,6 +105,7 @@ class Sandbox:
     def talk(self, source: str) -> Talk:
         """Start a program that stays and answers lines. Raises AgentR1Error if it cannot start."""
         process = self._take().result()
+        assert process.stdin is not None, "a pipe, see `start`"
         try:
             _hello(process, time.monotonic() + SANDBOX_START_S)
             process.stdin.write(_with_size(source.encode()))
