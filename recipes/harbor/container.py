@@ -127,7 +127,8 @@ class Container:
         self.directory = "/"
         self.variables: dict[str, str] = {"PATH": PATH}
         self._given: Path | None = None
-        self._users = make_users()
+        self.users = make_users()
+        """Descriptor of its user namespace; None: commands run as this user."""
         if built:
             self.directory = built.directory
             self.variables = built.variables
@@ -214,9 +215,9 @@ class Container:
     def remove(self) -> None:
         """Delete everything. Nothing runs in it any more."""
         self.give(None)
-        if self._users is not None:
-            os.close(self._users)
-            self._users = None
+        if self.users is not None:
+            os.close(self.users)
+            self.users = None
         _host("rm", "-rf", "--", str(self.root))
         if self.root.exists():  # a user may have taken the right to list a folder away
             _host("chmod", "-R", "u+rwX", "--", str(self.root))
@@ -232,14 +233,14 @@ class Container:
             options += ["--ro-bind", str(self._given), GIVEN]
         arguments = [str(int(within_s) + 1), place, *words]
         begin, change = namespaces(_bubblewrap(), 0, "task"), []
-        if self._users is not None:
-            begin, change = namespaces_of_root(_bubblewrap(), self._users, "task")
+        if self.users is not None:
+            begin, change = namespaces_of_root(_bubblewrap(), self.users, "task")
         with _filter_file() as filter_file:
             seccomp = filter_file.fileno()
             process = start(
                 [*begin, *options, "--seccomp", str(seccomp), "--chdir", "/", "--",
                  *change, "/bin/bash", "-c", script, "bash", *arguments],
-                {}, (seccomp,) if self._users is None else (seccomp, self._users),
+                {}, (seccomp,) if self.users is None else (seccomp, self.users),
             )  # fmt: skip
         try:
             watch = Watch(process.pid, self.root)
@@ -250,7 +251,7 @@ class Container:
 
     def _hand_over(self, folder: Path) -> None:
         """Give a folder to the user of the sandbox, if root runs this process."""
-        if self._users is not None:
+        if self.users is not None:
             _host("chown", "-hR", f"{STRANGER}:{STRANGER}", "--", str(folder))
 
     def _is_whole(self) -> bool:
@@ -375,7 +376,7 @@ def check_container() -> None:
     Raises AgentR1Error if commands cannot run, or if an attempt succeeds.
     """
     container = Container()
-    same_root = os.geteuid() == 0 and container._users is None
+    same_root = os.geteuid() == 0 and container.users is None
     try:
         with canary() as (file, port):
             own_process = str(os.getpid())

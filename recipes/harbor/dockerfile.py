@@ -242,11 +242,11 @@ def _read_word(text: str, place: int, spaces: bool = False) -> tuple[str, int]:
 
 def _assignments(word: str, rest: str) -> list[tuple[str, str | None]]:
     """Return the names and values of ENV or ARG; None without a value."""
+    pairs: list[tuple[str, str | None]] = []
     first = NAME.match(rest)
     if word == "ENV" and first and rest[first.end() : first.end() + 1].isspace():
-        pairs = [(first[0], _word(rest[first.end() :].strip()))]  # ENV NAME VALUE
+        pairs.append((first[0], _word(rest[first.end() :].strip())))  # ENV NAME VALUE
     else:
-        pairs = []
         place = 0
         while place < len(rest):
             name = NAME.match(rest, place)

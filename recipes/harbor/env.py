@@ -90,6 +90,7 @@ def _image(folder: str, engine: Engine) -> tuple[HarborFolder, Callable[[], AnyC
         raise AgentR1Error(f"{folder}: {reason}", code="task_refused") from None
     if program:
         return task, functools.partial(DockerContainer, program, build_image(program, task))
+    assert task.build is not None, "`read_task` reads the Dockerfile where no engine builds it"
     check_container()
     built = Container()
     atexit.register(built.remove)

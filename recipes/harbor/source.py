@@ -13,6 +13,7 @@ import hashlib
 import random
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 from agent_r1 import SPLITS, Asked, ConfigError, DataConfig, Made, Source
 from agent_r1_recipes.harbor.docker import Engine, find_program
@@ -48,7 +49,7 @@ class HarborTasks(Source):
             for task in tasks
         ]
         random.Random(f"{seed}/harbor").shuffle(questions)
-        manifest = {"sources": {}, "skipped": refusals}
+        manifest: dict[str, Any] = {"sources": {}, "skipped": refusals}
         wanted = {split: getattr(config, split) for split in SPLITS if getattr(config, split)}
         sizes = share_out(len(questions), wanted)
         if sizes is None:
@@ -123,9 +124,10 @@ def share_out(count: int, wanted: dict[str, int]) -> dict[str, int] | None:
     return sizes
 
 
-def main(place: str, engine: Engine = "auto") -> None:
+def main(place: str, engine: str = "auto") -> None:
     """Print which tasks run here, and why the others do not."""
-    tasks, refusals = read_tasks(Path(place), engine)
+    # A word of the command line: `find_program` raises for one that is no engine here.
+    tasks, refusals = read_tasks(Path(place), cast(Engine, engine))
     for task in tasks:
         print(f"{task.folder.name}: runs")
     for refusal in refusals:

@@ -124,7 +124,8 @@ def equal_steps(
             )
         per_step = episodes_per_step(config)
         if episodes is None:
-            episodes = per_step * config.trainer.steps
+            steps_of_first: int = config.trainer.steps
+            episodes = per_step * steps_of_first
         steps[arm.name] = max(1, round(episodes / per_step))
         print(
             f"{arm.name}: {steps[arm.name]} steps of {per_step} episodes, "
