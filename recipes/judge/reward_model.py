@@ -99,7 +99,7 @@ class RewardModel:
         labels = [label for label, _ in labelled]
         if self.label is None and len(labelled) == 1:
             return labelled[0][1]
-        if labels.count(self.label or "") != 1:
+        if self.label is None or labels.count(self.label) != 1:
             raise ValueError(
                 f"it has {len(labels)} classes; set env.reward_model_label to one of "
                 f"{', '.join(labels[:10])}"
