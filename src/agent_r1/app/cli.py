@@ -468,8 +468,9 @@ def _split_of_models(models: list[Path], config: Config) -> tuple[Config, str]:
     source = Path(config.data.source or "").resolve()
     for model in models:
         own = own_settings(model)
-        same_name = own and own.data.name == config.data.name
-        if same_name and Path(own.data.source or "").resolve() == source:
+        if own is None or own.data.name != config.data.name:
+            continue
+        if Path(own.data.source or "").resolve() == source:
             return config.model_copy(update={"data": own.data, "seed": own.seed}), "test"
     return config, split
 

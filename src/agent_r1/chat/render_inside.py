@@ -19,7 +19,7 @@ import resource
 import sys
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 sys.path += sys.argv[1:]  # only what `renderer.py` names: this interpreter has no site-packages
 
@@ -68,8 +68,9 @@ def make_environment(now: datetime) -> ImmutableSandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = now.strftime
+    names = cast(dict[str, Any], environment.globals)  # its type allows jinja2's own names only
+    names["raise_exception"] = raise_exception
+    names["strftime_now"] = now.strftime
     return environment
 
 

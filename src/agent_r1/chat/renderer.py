@@ -44,7 +44,8 @@ class Renderer:
     def __init__(self, template: str, now: datetime):
         self._lock = threading.Lock()
         self._owner = os.getpid()
-        folders = {str(Path(package.__file__).parents[1]) for package in (jinja2, markupsafe)}
+        files = (jinja2.__file__, markupsafe.__file__)
+        folders = {str(Path(file).parents[1]) for file in files}
         program = str(Path(__file__).with_name("render_inside.py"))
         self._process = subprocess.Popen(
             # -I and -S: neither the environment nor the current folder nor site-packages.

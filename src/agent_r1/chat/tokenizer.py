@@ -23,6 +23,7 @@ import errno
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -194,7 +195,9 @@ def load_chat(folder: Path) -> ChatFormat:
             f"{path} cannot be read ({first_line(error)}); make or download the model again",
             code="damaged_model",
         ) from None
-    return make_studied_chat(load_tokenizer(folder), ends if isinstance(ends, list) else [ends])
+    # A None in it, where no file names an id, is no stop (`ChatFormat`).
+    end_ids: list[Any] = ends if isinstance(ends, list) else [ends]
+    return make_studied_chat(load_tokenizer(folder), end_ids)
 
 
 def chat_with_tools(folder: Path) -> ChatFormat:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -307,8 +307,9 @@ class ReportsMicroBatches:
 
     unit = "micro_batches"
 
-    def forward_step(self, micro_batch, loss_function, forward_only):
-        out = super().forward_step(micro_batch, loss_function, forward_only)
+    def forward_step(self, micro_batch: Any, loss_function: Any, forward_only: bool) -> Any:
+        engine = cast(Any, super())  # verl's engine, the second base of each class below
+        out = engine.forward_step(micro_batch, loss_function, forward_only)
         report(self.unit)
         return out
 

@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -312,7 +313,9 @@ def look_at_run(watchdog: Watchdog, now: float, run: RunDir, mark: str, state: H
     watchdog.look(now, living_workers(folder, mark), progress)
 
 
-def refuse_dead_run(watchdog: Watchdog, now: float, run: RunDir, phase: dict | None) -> None:
+def refuse_dead_run(
+    watchdog: Watchdog, now: float, run: RunDir, phase: dict[str, Any] | None
+) -> None:
     """Raise AgentR1Error if a worker is gone, or if nothing has moved for too long."""
     if watchdog.has_lost_a_worker(now):
         raise failure(run, phase, f"if it was for want of memory, {LESS_MEMORY}", watchdog)

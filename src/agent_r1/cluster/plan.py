@@ -400,6 +400,15 @@ def other_card(config: Config) -> str:
     return setting and f"here is {list_gpus(gpus)}; {setting} plans for that"
 
 
+def _in_gib(amount: float) -> str:
+    return f"{amount / GIB:.0f}"
+
+
+def _list_parts(amounts: dict[str, float]) -> str:
+    """List the bytes of each part that has some, in GiB."""
+    return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount)
+
+
 def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     """Describe memory, disk, time and cost on GPUs.
 
@@ -411,7 +420,8 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
     shape = model_shape(config)
     check_context(config.rollout.max_context, v.tensor_parallel, shape)
     memory, step = gpu_memory(config, shape, gpu), step_seconds(config, shape, gpu)
-    memory["together"] = tuple(sum(row[i] for row in memory.values()) for i in (0, 1))
+    rows = list(memory.values())
+    memory["together"] = (sum(row[0] for row in rows), sum(row[1] for row in rows))
     (episodes, _, _, length), hours = lengths(config), run_hours(config, shape, step)
     index = [hours * passage_count(config) / INDEXED_PASSAGES for hours in INDEX_HOURS]
     times = slower(v.gpu)
@@ -426,12 +436,8 @@ def gpu_plan(config: Config, gpu_hour: float | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page.filters |= {
-        "gib": lambda amount: f"{amount / GIB:.0f}",
-        "parts": lambda amounts: ", ".join(
-            f"{name} {amount / GIB:.1f}" for name, amount in amounts.items() if amount
-        ),
-    }
+    page.filters["gib"] = _in_gib
+    page.filters["parts"] = _list_parts
     return page.get_template("plan.txt.j2").render(
         globals()
         | {

@@ -48,6 +48,7 @@ from agent_r1.cluster.algorithms import (
     votes,
 )
 from agent_r1.cluster.checkpoints import finish, keep_shards
+from agent_r1.cluster.replay import NamingReplayBuffer
 from agent_r1.config import from_yaml
 from agent_r1.evaluation.records import write_rollouts
 from agent_r1.ground.errors import AgentR1Error
@@ -73,6 +74,9 @@ PARITY_TOKENS = 512
 
 class AgentR1Trainer(PPOTrainerSync):
     """Override the parts named in the module's docstring."""
+
+    replay_buffer: NamingReplayBuffer
+    """verl makes it by `trainer.v1.sampler.custom_sampler` (settings.yaml)."""
 
     def __init__(self, config):
         super().__init__(config)

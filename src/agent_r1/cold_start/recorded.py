@@ -283,11 +283,8 @@ def _write_turn(content: str, thought: str, calls: list[ToolCall], dialect: Dial
         # As the server split it: no blank is added or taken away.
         text = f"<think>{thought}</think>{content}"
     for call in calls:
-        turn = dialect.write_turn(call)
-        if turn is None:
-            raise ValueError(f"the dialect cannot write the call of {call.name}")
         # The thought of a demonstrator that has none; the recorded one stands before.
-        text += turn.removeprefix("<think>go on</think>")
+        text += dialect.write_turn(call).removeprefix("<think>go on</think>")
     return text
 
 

@@ -171,7 +171,7 @@ def manifests() -> list[Traversable]:
     ]
 
 
-def recipe_folders() -> list[Traversable]:
+def recipe_folders() -> list[Path]:
     """List the folders of our recipes: recipes/ of a checkout, `agent_r1_recipes` of a wheel."""
     if importlib.util.find_spec("agent_r1_recipes") is None:
         return []

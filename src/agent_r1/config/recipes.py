@@ -7,7 +7,6 @@ user's names in the tables. Next: `load.py` reads the presets.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from agent_r1.config import plugins, tables
@@ -20,10 +19,10 @@ USER = "of a user's recipe"
 """Marks a name that a user's recipe added."""
 
 
-def preset_files() -> dict[str, Traversable]:
+def preset_files() -> dict[str, Path]:
     """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their
     own."""
-    files = {}
+    files: dict[str, Path] = {}
     for folder in plugins.recipe_folders():
         for file in folder.iterdir():
             if file.name.endswith(".yaml"):

@@ -250,6 +250,9 @@ class ServerPolicy(Policy):
                 del self._clients[loop]
                 await client.aclose()
 
+    def release(self, session: str) -> None:
+        """Do nothing: the server frees the cache of a conversation by itself."""
+
     def _server_error(self, what: str) -> AgentR1Error:
         cause = self._diagnose()
         hint = cause or "is it running? its log may say more"

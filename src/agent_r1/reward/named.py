@@ -57,7 +57,10 @@ async def score_by_name(
 ) -> tuple[float, dict[str, float]]:
     """Return (reward, parts) of the answer by the reward that `config` names."""
     # `answer` has what the rules leave of the sum: all of it, without rules.
-    names = {"answer": (config.reward, 1 - sum(config.rules.values()))}
+    assert config.reward is not None, "without one, `env/questions.py` pays exact match"
+    names: dict[str, tuple[str, float]] = {
+        "answer": (config.reward, 1 - sum(config.rules.values()))
+    }
     names |= {name: (name, share) for name, share in config.rules.items()}
     parts = {}
     for part, (name, share) in names.items():

@@ -42,7 +42,14 @@ LONG_TEXT = "Who founded the city of Tulo in 1930, and why? " * 60
 """About 700 tokens: longer than a `max_length` of 512 in a tokenizer's file."""
 KEPT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
 """What of a folder decides how it is read."""
-_CODE = (cpu_products, decoder, rope_scaling, model_files, chat_format, chat_tokenizer)
+_CODE = (
+    cpu_products.__file__,
+    decoder.__file__,
+    rope_scaling.__file__,
+    model_files.__file__,
+    chat_format.__file__,
+    chat_tokenizer.__file__,
+)
 
 
 def check_folder(folder: Path, weights: bool, use_cache: bool = True) -> str:
@@ -74,7 +81,7 @@ def _cache_file(folder: Path, weights: bool) -> Path:
     packages = ("transformers", "tokenizers", "torch", "safetensors")
     digest = hashlib.sha256(json.dumps([metadata.version(p) for p in packages]).encode())
     digest.update(f"{weights} {TOLERANCE} {TOKENS}".encode())
-    for file in (*(module.__file__ for module in _CODE), __file__):
+    for file in (*_CODE, __file__):
         digest.update(Path(file).read_bytes())
     for pattern in KEPT_FILES:
         for file in sorted(folder.glob(pattern)):
