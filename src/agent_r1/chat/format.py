@@ -226,9 +226,8 @@ class ChatFormat:
         # Cloning a turn without its end token would teach the model never to end one.
         if ids and ids[-1] in self.stop_ids:
             return ids
-        end = dialect.end_token(text)
-        end_id = self.turn_end_id if end is None else self.control_ids.get(end, self.turn_end_id)
-        return [*ids, end_id]
+        end = dialect.end_token(text) or ""
+        return [*ids, self.control_ids.get(end, self.turn_end_id)]
 
     def foreign_token(self, text: str, dialect: TurnForm) -> str | None:
         """Return the first control token that a turn must not spell, or None."""
