@@ -9,7 +9,16 @@ import pytest
 import torch
 from conftest import fails_with
 
-from agent_r1 import AgentEnvLoop, LocalPolicy, Sampling, Task, run_episodes, token_logprobs
+from agent_r1 import (
+    AgentEnvLoop,
+    LocalPolicy,
+    Observation,
+    Sampling,
+    StepResult,
+    Task,
+    run_episodes,
+    token_logprobs,
+)
 from agent_r1_recipes.exact.rare import logprobs_of, rare_chance
 from agent_r1_recipes.exact.stop import TURNS, Stop, stop_agent, stop_rows, stop_trees
 from agent_r1_recipes.exact.tree import Expansion, Tree, enumerate_plays, sample_rest
@@ -232,6 +241,26 @@ class RandomReward(Stop):
         return result
 
 
+class EndsOnce(Stop):
+    """Ends each history once; the next time, it goes on there."""
+
+    ends: set[tuple[str, ...]] = set()
+
+    def reset(self, row):
+        self.words = [row["prompt"][0]["content"]]
+        return super().reset(row)
+
+    async def step(self, action):
+        result = await super().step(action)
+        self.words.append(action.text)
+        history = tuple(self.words)
+        if result.observation is None and history in self.ends:
+            return StepResult(Observation([{"role": "tool", "content": "nothing"}]), result.reward)
+        if result.observation is None:
+            self.ends.add(history)
+        return result
+
+
 class Broken(Stop):
     async def step(self, action):
         raise OSError("no disk")
@@ -242,6 +271,7 @@ class Broken(Stop):
     [
         (RandomReply, "random_environment", "replies are not a function of the history"),
         (RandomReward, "random_environment", "outcome is not a function of the history"),
+        (EndsOnce, "random_environment", "ended an episode, and then they did not"),
         (Broken, "environment_failed", "no disk"),
     ],
 )
