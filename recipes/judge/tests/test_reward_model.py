@@ -211,6 +211,18 @@ def test_one_of_several_classes_has_to_be_chosen(tokenizer, form, label):
     assert chosen == [pytest.approx(served.numbers("Where?\na")[1], abs=1e-6)]
 
 
+def test_a_class_without_a_name_is_not_the_chosen_one():
+    app = FastAPI()
+
+    @app.post("/predict")
+    async def predict():
+        return [[{"score": 0.1, "label": ""}, {"score": 0.9, "label": "good"}]]
+
+    with serving(app) as url:
+        told = scores(RewardModel(f"{url}/predict"), "a")[0]
+        assert "it has 2 classes; set env.reward_model_label" in told
+
+
 def test_an_answer_cannot_end_its_turn_in_the_model_s_template():
     template = "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>"
     model = RewardModel("http://127.0.0.1:1/classify", template=template)
