@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from building import build_data, manifest_of, passages_in
+from conftest import fails_with
 from qa_files import hotpotqa, write_json, write_jsonl
 
 from agent_r1.config.settings import DataConfig, EnvConfig
@@ -175,3 +177,10 @@ def test_the_recall_of_an_index_counts_titles_in_any_spelling(tmp_path):
         for ours, _ in SPELLINGS
     ]
     assert title_recall(PassageIndex.load(tmp_path / "index"), rows, len(SPELLINGS)) == 1.0
+
+
+def test_a_pipe_for_a_table_is_refused_and_not_waited_for(tmp_path):
+    (tmp_path / "corpus/corpus").mkdir(parents=True)
+    os.mkfifo(tmp_path / "corpus/corpus/part.parquet")
+    with fails_with("damaged_source", "is not a regular file"):
+        list(corpora.read_folder(tmp_path))

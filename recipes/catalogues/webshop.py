@@ -24,9 +24,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, Asked, DataConfig, Made, Source, first_line
+from agent_r1 import AgentR1Error, Asked, DataConfig, Made, Source, first_line, read_file
 from agent_r1_recipes.catalogues.products import Product, Products
 
+LARGEST_FILE = 16 << 30
+"""Bytes. The file of all 1.18 million products has some 5 GB."""
 TEST_GOALS = 500
 VAL_GOALS = 1000
 SHUFFLE_SEED = 233
@@ -176,7 +178,7 @@ def _read(folder: str, pattern: str, kind: type) -> Any:
             code="missing_source",
         )
     try:
-        value = json.loads(paths[0].read_text(encoding="utf-8"))
+        value = json.loads(read_file(paths[0], LARGEST_FILE))
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(folder, pattern, error) from None
     if not isinstance(value, kind):

@@ -24,6 +24,7 @@ from agent_r1.config import tables
 from agent_r1.data.json_files import Text, json_records, parse_records
 from agent_r1.data.storage import Passage
 from agent_r1.ground import hub
+from agent_r1.ground.bounds import open_file
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line, nearest
 from agent_r1.ground.ui import say
 
@@ -181,7 +182,7 @@ def read_folder(folder: Path) -> Iterator[Passage]:
             values = _parquet_records(path) if path.suffix == ".parquet" else json_records(path)
             for passages in parse_records(values, parse_passages, str(path), False, []):
                 yield from passages
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise AgentR1Error(
             f"{folder} cannot be read ({first_line(error)}); delete it and run this again",
             code="damaged_source",
@@ -192,7 +193,8 @@ def _parquet_records(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet as pq
 
     number = 0
-    for batch in pq.ParquetFile(path).iter_batches(columns=["_id", "title", "text"]):
-        for value in batch.to_pylist():
-            number += 1
-            yield f"record {number}", value
+    with open_file(path, most_bytes=None) as file:
+        for batch in pq.ParquetFile(file).iter_batches(columns=["_id", "title", "text"]):
+            for value in batch.to_pylist():
+                number += 1
+                yield f"record {number}", value

@@ -391,8 +391,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     import pyarrow.parquet as pq
 
     try:
-        values = pq.read_table(path).to_pylist()
-    except (pa.ArrowException, OSError) as error:
+        with bounds.open_file(path, most_bytes=None) as file:
+            values = pq.read_table(file).to_pylist()
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise AgentR1Error(
             f"{path} cannot be read as parquet ({first_line(error)}); write it again",
             code="damaged_file",

@@ -17,6 +17,7 @@ from typing import Any
 
 from agent_r1.core import Row
 from agent_r1.data.json_files import MAX_RECORD
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.files import sha256, whole
 
@@ -199,7 +200,7 @@ def read_manifest(out: Path) -> dict[str, Any]:
     """Read a data set's manifest. Raise AgentR1Error if it is missing, damaged or of another
     version."""
     try:
-        manifest = json.loads((out / MANIFEST).read_text())
+        manifest = bounds.read_json(out / MANIFEST)
         version = manifest["format"]
         # These raise if one is no table.
         dict(manifest["files"])

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.data.spellings import title_key
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 from agent_r1.ground.files import hold_lock, sha256, write_whole
 from agent_r1.ground.ui import progress
@@ -388,7 +389,7 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
             f"the index {folder} {state}; build it with `agent-r1 index`", code="missing_index"
         )
     try:
-        manifest = json.loads(path.read_text())
+        manifest = bounds.read_json(path)
         readable = (manifest["format"], manifest["metric"]) == (INDEX_FORMAT, METRIC)
     except (ValueError, KeyError, TypeError):
         readable = False
