@@ -192,6 +192,25 @@ def test_samples_of_one_prompt_read_it_once(model):
     assert_logprobs(model, prompt(1, 9), other)
 
 
+def test_pairs_of_twins_that_keep_beginnings_of_different_length(model):
+    """Two pairs of equal prompts, read together: one pair keeps 15 tokens, the other 3."""
+
+    async def main():
+        for name in ("a", "b"):
+            await policy.generate(prompt(0, 20), GREEDY, name)
+        for name in ("c", "d"):
+            await policy.generate(prompt(1, 20), GREEDY, name)
+        long = prompt(0, 20)[:15] + prompt(2, 8)
+        short = prompt(1, 20)[:3] + prompt(3, 20)
+        asked = {"a": long, "b": long, "c": short, "d": short}
+        calls = [policy.generate(ids, GREEDY, name) for name, ids in asked.items()]
+        return list(zip(asked.values(), await asyncio.gather(*calls), strict=True))
+
+    policy = make_policy(model)
+    for ids, generation in asyncio.run(main()):
+        assert_greedy(model, ids, generation)
+
+
 def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_model):
     """Whole episodes in TinyHop, tools and all, sampled at a temperature that is not 1."""
     config = micro.config

@@ -233,6 +233,16 @@ def test_the_last_turn_cannot_call_because_nobody_would_read_the_result(search):
     assert result.stop_reason is StopReason.MAX_TURNS and search.queries == []
 
 
+def test_exactly_as_many_calls_as_allowed_are_run(search):
+    """The last allowed call runs, alone or with others of its turn; one more ends the episode."""
+    env = hermes(search, max_turns=20, max_tool_calls=3)
+    assert not step(env, call(query="a")).done
+    assert not step(env, call(query="b") + call(query="c")).done
+    assert (search.queries, env.tool_calls) == (["a", "b", "c"], 3)
+    assert step(env, call(query="d")).stop_reason is StopReason.TOOL_BUDGET
+    assert search.queries == ["a", "b", "c"]
+
+
 def test_invalid_calls_count_in_a_row_only(search):
     env = hermes(search, max_turns=20, max_tool_calls=20, max_invalid_calls=2)
     for text in ("<tool_call>x</tool_call>", call(query="fine"), call("find"), call(query="fine")):

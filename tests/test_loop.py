@@ -195,6 +195,36 @@ def test_the_critics_gradient_is_the_textbooks(sampled):
     assert_same_gradient(expected, gradient(sampled, update_critic, critic__value_clip=1e9))
 
 
+def test_a_critics_minibatch_is_divided_by_its_own_tokens(sampled, monkeypatch):
+    """The gradient of each of two minibatches, against a sum over its tokens; no step is taken."""
+    found, dealt = [], []
+
+    def keep_gradient(model, *words):
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        found.append(torch.cat([grad.flatten() for grad in grads]))
+        model.zero_grad(set_to_none=True)
+        return 1.0
+
+    def deal(*words):
+        dealt.extend(minibatches(*words))
+        return dealt
+
+    monkeypatch.setattr("agent_r1.training.loop.optimize", keep_gradient)
+    monkeypatch.setattr("agent_r1.training.loop.minibatches", deal)
+    gradient(sampled, update_critic, critic__minibatches=2, critic__value_clip=1e9)
+    torch.manual_seed(0)
+    model = Critic(actor())
+    torch.nn.init.normal_(model.value.weight)
+    assert len(found) == len(dealt) == 2
+    for rows_B, gradient_of_minibatch in zip(dealt, found, strict=True):
+        model.zero_grad()
+        error_BT = action_values(model, sampled) - sampled.returns_BT
+        mask_BT = sampled.mask_BT[rows_B]
+        (0.5 * (error_BT[rows_B].square() * mask_BT).sum() / mask_BT.sum()).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        assert_same_gradient(torch.cat([g.flatten() for g in grads]), gradient_of_minibatch)
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_skipping_rows_without_advantage_changes_nothing(sampled, aggregation, monkeypatch):
     passes = []
@@ -565,9 +595,17 @@ def test_the_critic_learns_alone_at_first(micro, chat, cloned_model):
 
 def test_bfloat16_runs_on_a_cpu(micro, chat, cloned_model):
     start = copy.deepcopy(cloned_model.state_dict())
-    record = micro_run(
-        micro, chat, cloned_model, "ppo", "trainer.dtype=bfloat16", "trainer.steps=1"
-    )
+    evaluated = []
+
+    def evaluate(policy):
+        evaluated.append(copy.deepcopy(policy.model.state_dict()))
+        return {}
+
+    settings = ("trainer.dtype=bfloat16", "trainer.steps=1", "trainer.eval_every=1")
+    record = micro_run(micro, chat, cloned_model, "ppo", *settings, evaluate=evaluate)
+    for name, weight in evaluated[0].items():  # a copy, of the weights after the update
+        assert torch.equal(weight, record.weights[name].to(weight.dtype)), name
+    assert {weight.dtype for weight in evaluated[0].values()} == {torch.bfloat16}
     assert {t.dtype for t in record.weights.values()} == {torch.float32}  # the master weights stay
     assert not torch.equal(start["embed.weight"], record.weights["embed.weight"])
     assert all(math.isfinite(v) for m in record.metrics for v in m.values())

@@ -201,6 +201,19 @@ def test_intervals_cover_about_what_they_say(difficulty):
     assert all(0.88 <= share <= 1 for share in shares.values()), shares
 
 
+def test_both_ends_add_runs_and_questions_in_quadrature():
+    """Two runs with the means .50 and .51 on the same 40 questions.
+
+    Their deviation is .01 / sqrt 2; Student's quantile for one degree of freedom is 12.706.
+    """
+    runs = [[1.0, 0.0] * 20, [1.0, 0.02] * 20]
+    low, high = resampled_interval([fmean(pair) for pair in zip(*runs, strict=True)])
+    half = 12.7062 * (0.01 / math.sqrt(2)) / math.sqrt(2)
+    assert 0.5 * half < 0.505 - low < 5 * half
+    expected = [0.505 - math.hypot(0.505 - low, half), 0.505 + math.hypot(high - 0.505, half)]
+    assert interval_over_runs(runs, True) == pytest.approx(expected, abs=1e-6)
+
+
 @pytest.mark.parametrize("same_questions", [False, True])
 def test_the_interval_over_three_runs_covers(same_questions):
     """Runs of .8 on average that differ by .04, of 100 questions each."""

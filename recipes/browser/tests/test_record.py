@@ -93,6 +93,15 @@ def test_the_bound_is_wilsons():
     assert record.lower_bound(0, 10) == pytest.approx(0, abs=1e-12)
 
 
+def test_the_flops_of_a_run_by_hand(monkeypatch):
+    """Two FLOPs a parameter and played token, six a learnt one."""
+    told = iter([[{"hash": "a" * 64, "weights": "", "played": 1000, "learned": 300}], [7]])
+    monkeypatch.setattr(record, "run_node", lambda *words: next(told))
+    header, _ = small_world()
+    run = record.run_once(good() | {"track": "flops"}, 1, header)
+    assert run == {"weights": "a" * 64, "right": 7, "flops": 460_160 * (2000 + 1800)}
+
+
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     """A small record of each track in a small world, made and checked."""
