@@ -24,6 +24,10 @@ Shares = Annotated[dict[str, NonNegativeFloat], AfterValidator(_some_share)]
 """Share of each kind; only proportions count."""
 
 
+KIND_NAMES = ("1-hop", "2-hop", "3-hop", "yes-no", "which", "4-hop", "5-hop")
+"""The keys of `tinyhop.KINDS`, which is not imported when a command starts."""
+
+
 class TinyHopSettings(DataConfig):
     entities: int = 600
     """Entities in the training world; the val and test worlds are scaled to their number of
@@ -37,11 +41,9 @@ class TinyHopSettings(DataConfig):
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
-        from agent_r1_recipes.laptop.tinyhop import KINDS  # not in each command's start
-
         for kind in config.data.mix:
-            if kind not in KINDS:
-                yield ConfigError.unknown("data.mix", kind, KINDS)
+            if kind not in KIND_NAMES:
+                yield ConfigError.unknown("data.mix", kind, KIND_NAMES)
 
 
 class DemonstratorSettings(ColdStartConfig):

@@ -197,9 +197,20 @@ def test_the_page_is_followed_literally(tmp_path, monkeypatch, capsys):
     assert Path("table.tex").stat().st_size and Path("table.svg").stat().st_size
 
 
+def rows_of_unequal_groups(batch) -> torch.Tensor:
+    """Rows whose group has two scores. In float32 verl's mean of equal scores is off by its
+    rounding. Divided by verl's epsilon of 1e-6, that is an advantage of .1; ours is 0."""
+    scores = batch.rewards_BT.sum(dim=1)
+    spread = {}
+    for group, score in zip(batch.groups, scores.tolist(), strict=True):
+        low, high = spread.get(group, (score, score))
+        spread[group] = (min(low, score), max(high, score))
+    return torch.tensor([spread[group][1] - spread[group][0] > 1e-4 for group in batch.groups])
+
+
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_verls_functions_give_our_advantages(world):
-    pytest.importorskip("verl")
     ours = {one.name: one for one in entries_named([])}
     pairs = [(name, name.removeprefix("verl ")) for name in ours if name.startswith("verl")]
     assert len(pairs) == 6
@@ -208,7 +219,8 @@ def test_verls_functions_give_our_advantages(world):
         batch, _ = Sampler(world, own.estimator, world.critic_BT, seed=4).draw()
         expected, _ = own.estimator(batch, own.advantage)
         found, _ = ours[theirs].estimator(batch, ours[theirs].advantage)
-        apart = (found - expected).abs().max()
+        unequal_B = rows_of_unequal_groups(batch)
+        apart = (found - expected)[unequal_B].abs().max()
         if name == "remax":
             # verl's compares the return-to-go, not the score, with the greedy episode's score.
             assert apart > 0.1

@@ -426,3 +426,7 @@ def test_a_kind_that_does_not_exist_is_refused_before_anything_is_made(command):
     with pytest.raises(ConfigError, match=r"data.mix='6-hop' is unknown.*choose from 1-hop"):
         load_config("discover", ["data.mix={6-hop: 1}"], trains=command == "train")
     assert load_config("discover", ["data.mix={4-hop: 1, 5-hop: 1}"]).data.mix["4-hop"] == 1
+
+
+def test_the_settings_name_the_kinds_that_there_are():
+    assert tuple(tinyhop.KINDS) == settings.KIND_NAMES
