@@ -74,6 +74,14 @@ def test_children_count_and_the_whole_is_judged(tmp_path, words):
     assert code == 1 and "1 passed" in said and "too much CPU time" in said
 
 
+def test_a_slower_machine_may_take_longer(tmp_path):
+    slower = {"test_it.py": 0.1, "reference work": 1e-6}  # the budget's machine was much faster
+    code, _, said = session(tmp_path, A_CHILD, slower)
+    assert code == 0, said
+    faster = {"test_it.py": 0.1, "reference work": 1e6}
+    assert session(tmp_path, A_CHILD, faster)[0] == 1
+
+
 def test_a_process_counts_that_nobody_waits_for(tmp_path):
     code, rows, said = session(tmp_path, AN_ORPHAN, {"test_it.py": 100.0})
     assert code == 0 and rows["test_it.py"] >= 1, said
