@@ -210,6 +210,7 @@ def all_templates() -> dict[str, str | None]:
 
 
 @pytest.mark.slow
+@pytest.mark.cluster
 def test_every_sixth_row_of_the_table_is_up_to_date():
     """Each mechanism has its own test above. `make long` makes all rows again."""
     templates = all_templates()

@@ -186,6 +186,7 @@ def answer_of_served(folder: Path, words: list[str]) -> str:
         assert not list((folder / "runs").glob("serve-*.key"))
 
 
+@pytest.mark.cluster  # the package openai comes with vLLM
 @pytest.mark.slow
 def test_train_the_agent_you_have(empty_folder, capsys):
     """Each command of the page, with the page's file unchanged and a tiny world."""
