@@ -130,7 +130,7 @@ def test_a_server_forgets_old_conversations_and_answers_all_the_same(
 
 
 def is_refused(send) -> bool:
-    """Whether a request without the key was refused: by a status, or by a connection that was closed
+    """Whether a request without the key was refused, by a status or by a connection that was closed
     before its body was read."""
     import httpx
 
