@@ -19,9 +19,7 @@ from agent_r1.ground.machine import installed
 from agent_r1.ground.preflight import GpuHere
 from agent_r1.ground.units import GIB
 
-needs_verl = pytest.mark.skipif(
-    installed("verl") is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-)
+needs_verl = pytest.mark.cluster
 ON_VERL = ["hotpotqa-4xh100", "gsm8k", "dapo-math"]
 
 

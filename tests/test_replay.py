@@ -10,7 +10,7 @@ from verl.trainer.ppo.v1 import replay_buffer  # noqa: E402
 
 from agent_r1.cluster import replay  # noqa: E402
 
-pytestmark = pytest.mark.slow  # verl's import takes seconds
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture

@@ -16,9 +16,7 @@ import pytest
 from runs import ROOT
 
 FOUND = importlib.util.find_spec("verl")
-pytestmark = pytest.mark.skipif(
-    FOUND is None, reason="verl is not installed: see requirements/verl-cpu.txt"
-)
+pytestmark = pytest.mark.cluster
 SITE = Path(FOUND.submodule_search_locations[0]).parent if FOUND else Path()
 BASE = "verl/trainer/ppo/v1/trainer_base.py"
 SYNC = "verl/trainer/ppo/v1/trainer_sync.py"
