@@ -14,6 +14,8 @@ from conftest import ScriptedPolicy, question_row
 from agent_r1 import HermesToolEnv, Sampling, Task, load_config, run_episodes, trajectory_rows
 from agent_r1_recipes.support.tasks import POLICY, questions
 
+pytestmark = pytest.mark.cluster  # the package openai comes with vLLM
+
 SYSTEM = {"role": "system", "content": "Be short."}
 USER = {"role": "user", "content": "Who founded Vexlor?"}
 

@@ -16,7 +16,7 @@ from conftest import ScriptedPolicy, fails_with, question_row
 from agent_r1 import Hermes, HermesToolEnv, Sampling, StopReason, Task, run_episodes
 from agent_r1_recipes.gateway.agents import Agents
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.cluster]  # openai comes with vLLM
 
 CALL = """
 import json, os, sys, urllib.request

@@ -19,6 +19,8 @@ from api_servers import served_model
 from agent_r1 import HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
 from agent_r1_recipes.gateway.agents import Agents
 
+pytestmark = pytest.mark.cluster  # the package openai comes with vLLM
+
 PYTHONS = json.loads(os.environ.get("AGENT_R1_CLIENTS", "{}"))
 FOLDER = Path(__file__).parent / "clients"
 needs_clients = pytest.mark.skipif(not PYTHONS, reason="make long PART=agents installs them")
