@@ -59,6 +59,7 @@ def test_what_takes_long_and_moves_does_not_end_a_run():
     run.go_on(300)  # and a first checkpoint of five minutes
     run.go_on(100, progress_every=5)
     run.go_on(STALL_S)  # an episode as long as its limit, which is below the stall's
+    assert not run.ends
 
 
 def test_a_slow_start_is_seen_by_its_processes():
@@ -68,6 +69,8 @@ def test_a_slow_start_is_seen_by_its_processes():
         run.go_on(500)
         run.workers[pid] = title
     run.go_on(STALL_S)
+    assert not run.ends
+    assert run.now > STALL_S * 2  # far longer than the limit: each new process counted as progress
 
 
 def test_silence_of_living_workers_ends_a_run_after_its_limit_and_not_before():
