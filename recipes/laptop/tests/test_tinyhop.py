@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from agent_r1 import ConfigError, Passage, load_config
 from agent_r1_recipes.laptop import tinyhop
-from agent_r1_recipes.laptop.settings import TinyHopSettings
+from agent_r1_recipes.laptop.settings import KIND_NAMES, TinyHopSettings
 from agent_r1_recipes.laptop.tinyhop import (
     KINDS,
     RELATIONS,
@@ -429,4 +429,4 @@ def test_a_kind_that_does_not_exist_is_refused_before_anything_is_made(command):
 
 
 def test_the_settings_name_the_kinds_that_there_are():
-    assert tuple(tinyhop.KINDS) == settings.KIND_NAMES
+    assert tuple(tinyhop.KINDS) == KIND_NAMES
