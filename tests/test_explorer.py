@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from lab.experiments.plan_order import exchanged_plan, order_questions
 
 from agent_r1 import (
     AgentR1Error,
@@ -93,7 +94,19 @@ def test_an_item_that_the_passage_lacks_gives_another_fact():
     explorer = Explorer(QUESTION, Choices("headquarters", "author", DONE))
     explorer.turn("")
     answer, thought = explorer.turn(PASSAGES)
-    assert (answer, thought) == ("Dospax", " is a book by Dospax/headquarters/answer")
+    assert (answer, thought) == ("Dospax", " is a book by Dospax/author/answer")
+
+
+def test_what_was_quoted_by_chance_is_done():
+    explorer = Explorer(QUESTION, Choices("headquarters", "publisher", DONE))
+    explorer.turn("")
+    _, thought = explorer.turn(PASSAGES)
+    assert thought == " from Bumvel/publisher/answer"
+    # Each relation is drawn once for each time that it stands in the plan.
+    explorer = Explorer("Who is the spouse of the spouse of Sosnum?", Choices("spouse", "spouse"))
+    explorer.turn("")
+    _, thought = explorer.turn("Sosnum from Landir works for Bumvel and married Dospax.")
+    assert thought == " and married Dospax/spouse/spouse"
 
 
 def test_the_order_of_the_plan_does_not_influence_the_draws():
@@ -110,8 +123,11 @@ def test_the_order_of_the_plan_does_not_influence_the_draws():
         assert items[0] == items[1]
 
 
-def play(items: list[str], queries: list[str], answer: str) -> Play:
-    return Play(QUESTION, ["publisher", "headquarters", DONE], items, queries, answer)
+def play(
+    items: list[str], queries: list[str], answer: str, quoted: list[str] | None = None
+) -> Play:
+    plan = ["publisher", "headquarters", DONE]
+    return Play(QUESTION, plan, items, items[:-1] if quoted is None else quoted, queries, answer)
 
 
 ROW = {
@@ -151,6 +167,10 @@ def test_margins_are_counted_by_hand():
     assert margins_of_next_item(play(["publisher", DONE], [], "")) == [1.0, -1.0]
     # `headquarters` first: -1. After it comes `answer` in the plan, and `publisher` was drawn: -1.
     assert margins_of_next_item(play(["headquarters", "publisher", DONE], [], "")) == [-1.0, -1.0]
+    # It looked for `headquarters` (-1) and read `publisher`: one option is left, and no margin.
+    assert margins_of_next_item(play(["headquarters", DONE], [], "", ["publisher"])) == [-1.0]
+    # It looked for `headquarters` (-1) and read something that is not in its plan: nothing is next.
+    assert margins_of_next_item(play(["headquarters", DONE], [], "", ["author"])) == [-1.0]
     twice = replace(play([DONE], [], ""), plan=["spouse", "spouse", DONE])
     assert margins_of_next_item(twice) == []
 
@@ -237,3 +257,36 @@ def test_an_explorer_plays_alone(micro):
     with pytest.raises(ConfigError, match="explore shows no solution, and the others do"):
         check_behaviours({"explore": 0.5, "plan": 0.5}, micro.rows("cold"))
     check_behaviours({"explore": 0.5, "plan": 0.0}, micro.rows("cold"))
+
+
+# --------------------------------------------------------------------------- the order of a plan
+
+
+def test_a_plan_with_its_items_exchanged(explored):
+    chat, _ = explored
+
+    def ids(text: str) -> list[int]:
+        return chat.tokenizer.encode(text, add_special_tokens=False)
+
+    turn = ids("plan/spouse/employer/answer: plan/spouse")
+    assert chat.decode(exchanged_plan(turn, chat)) == "plan/employer/spouse/answer"
+    for other in ("plan/spouse/answer", "plan/spouse/spouse/answer", "plan/spouse/employer"):
+        assert exchanged_plan(ids(f"{other}: plan/spouse"), chat) is None
+
+
+def test_questions_whose_order_the_passages_do_not_show(world):
+    """Each has one answer, and both of its relations are facts of the first person."""
+    passages = {passage.title: passage.text for passage in world.passages()}
+    questions = make_questions(world, random.Random(2), 40, {"2-hop": 1})
+    rows = []
+    for question in questions:
+        lookups = [vars(lookup) for lookup in question.lookups]
+        rows.append(ROW | {"extra_info": {"kind": "2-hop", "hops": 2, "lookups": lookups}})
+    made = order_questions(rows, passages)
+    assert len(made) > 20
+    for row in made:
+        entity, relations = read_question(row["prompt"][-1]["content"])
+        assert set(relations) < read_facts(passages[entity], entity).keys()
+        first, second = row["extra_info"]["lookups"]
+        assert world.value(entity, relations[0]) == first["value"] == second["entity"]
+        assert [world.value(first["value"], relations[1])] == row["reward_model"]["ground_truth"]

@@ -21,6 +21,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -35,6 +36,7 @@ FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
 """Of the default preset; the others' are next to it."""
 LOWER = ("0.5", "0.25")
 """Temperatures below 1. There an agent is more reliable: how much of that is learned?"""
+KIND = re.compile(r"val-aux/\w+/([\w-]+)/acc/mean@1")
 RUN = "sprint"
 """Name of the run, where `test_score` looks for it."""
 COLUMNS = (
@@ -64,11 +66,13 @@ def run_stage(*words: str) -> tuple[str, float]:
 def read_card(file: Path) -> dict[str, Any]:
     """Return the figures of an eval card that the table shows."""
     card = json.loads(file.read_text())
+    kinds = {kind: scores["em"] for kind, scores in card["by_kind"].items()}
     samples = card.get("reliability")
     if not samples:
-        return {"greedy": card["em"]}
+        return {"greedy": card["em"], "kinds": kinds}
     return {
         "greedy": card["em"],
+        "kinds": kinds,
         "mean": samples["mean@8"],
         "pass@8": samples["pass@8"],
         "pass^8": samples["pass^8"],
@@ -90,6 +94,17 @@ def read_steps(file: Path) -> dict[str, Any]:
     }
 
 
+def read_validation(file: Path) -> dict[str, dict[str, float]]:
+    """Return the greedy EM of each validation, by kind of question: step -> kind -> EM."""
+    curve = {}
+    for text in file.read_text().splitlines():
+        line = json.loads(text)
+        found = {kind[1]: value for key, value in line.items() if (kind := KIND.match(key))}
+        if found:
+            curve[str(line["training/global_step"])] = found
+    return curve
+
+
 def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, Any]:
     """Sample each test question eight times. `model`: options of eval that name a model."""
     out = home / f"temperature-{temperature}"
@@ -97,7 +112,7 @@ def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, An
     return read_card(out / "1.json")
 
 
-def measure(what: list[str], seed: int, home: Path) -> dict[str, Any]:
+def measure(what: list[str], seed: int, home: Path, temperatures: list[str]) -> dict[str, Any]:
     """Train and evaluate one seed in `home`. `what`: algorithm, preset and settings."""
     os.environ["AGENT_R1_HOME"] = str(home)
     config = [*what, "--seed", str(seed)]
@@ -114,6 +129,7 @@ def measure(what: list[str], seed: int, home: Path) -> dict[str, Any]:
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),
         "steps": read_steps(folder / "metrics.jsonl"),
+        "validation": read_validation(folder / "metrics.jsonl"),
         "cpu_seconds": {
             "start": round(start_cpu, 1),
             "before": before_cpu,
@@ -123,7 +139,7 @@ def measure(what: list[str], seed: int, home: Path) -> dict[str, Any]:
     }
     if "pass^8" not in facts["after"]:
         return facts
-    facts["after_at"] = {temperature: sample_tests(home, run, temperature) for temperature in LOWER}
+    facts["after_at"] = {at: sample_tests(home, run, at) for at in temperatures}
     found = FOUND.search(said)
     step = int(found[2]) if found else None
     facts["agent"] = {"step": step, "greedy": test_score(home, step)}
@@ -171,10 +187,12 @@ def main() -> None:
     parser.add_argument("--preset", default="sprint")
     parser.add_argument("--algorithm", default="grpo")
     parser.add_argument("--only", type=int, nargs="+", default=range(10), metavar="I")
+    parser.add_argument("--name", help="of the file (default: preset, and the algorithm)")
+    parser.add_argument("--temperatures", nargs="*", default=LOWER, metavar="T")
     parser.add_argument("--table", action="store_true")
     arguments, settings = parser.parse_known_args()
     suffix = "" if arguments.algorithm == "grpo" else f"-{arguments.algorithm}"
-    file = FILE.with_name(f"{arguments.preset}{suffix}.json")
+    file = FILE.with_name(f"{arguments.name or arguments.preset + suffix}.json")
     what = [arguments.algorithm, "--preset", arguments.preset, *settings]
     for i in () if arguments.table else arguments.only:
         known = json.loads(file.read_text()) if file.is_file() else {}
@@ -183,7 +201,7 @@ def main() -> None:
         if str(i) in known.get("seeds", {}):
             continue
         with tempfile.TemporaryDirectory() as home:
-            facts = measure(what, seed_of(arguments.commit, i), Path(home))
+            facts = measure(what, seed_of(arguments.commit, i), Path(home), arguments.temperatures)
         keep_seed(file, {"commit": arguments.commit}, i, facts)
         print(json.dumps(facts), flush=True)
     seeds = read_seeds(file)

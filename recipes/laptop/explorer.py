@@ -11,11 +11,16 @@ next, it draws from the *set* of the items that are left. `In which city is the 
 based?` may give
 
     plan/publisher/headquarters/answer: plan/headquarters       and a search for Sosnum
-     is a book by Dospax/headquarters/answer                    and the answer Dospax
+     is a book by Dospax/author/answer                          and the answer Dospax
 
-The pair at the end of a thought is the item that is done and the item that is next. Before the
-first search, `plan` is done. In a solution the items come in the plan's order, so each pair
-stands in the plan. A model that copies from the plan solves every question. No play shows that.
+The passage of a book has no headquarters, so the explorer quotes another fact. The pair at the end
+of a thought is what was quoted and what is next. Before the first search, it is `plan` and what is
+next. In a solution each pair stands in the plan, side by side. A model that copies from the plan
+solves every question. No play shows that.
+
+The first of the two is what the quote says, and not what the explorer was looking for. Otherwise
+the pair is wrong wherever the passage lacks that, and RL cannot tell a good choice from a bad one:
+with such pairs, one seed of three stayed at two hops (docs/discover.md, "What was tried").
 """
 
 from __future__ import annotations
@@ -48,7 +53,10 @@ class Explorer:
             thought = f"{BEGIN}{plan}: {BEGIN}"
             options = self.items_left  # nothing is read yet that it could answer
         else:
-            thought = self._quote(result) + item_text(self.item)
+            relation, fact = self._read_fact(result)
+            if relation != self.item and relation in self.items_left:
+                self.items_left.remove(relation)  # done, although it was not looked for
+            thought = fact + item_text(relation)
             options = [*self.items_left, DONE]
         self.item = self.rng.choice(options)
         thought += item_text(self.item)
@@ -57,17 +65,17 @@ class Explorer:
         self.items_left.remove(self.item)
         return ToolCall("search", {"query": self.entity}), thought
 
-    def _quote(self, result: str) -> str:
-        """Quote the fact that the item names, or any other if there is none.
+    def _read_fact(self, result: str) -> tuple[str, str]:
+        """Return the relation that the item names, or any other if there is none, and its quote.
 
         The entity that it leads to is the next one to search.
         """
         facts = read_facts(result, self.entity)
         if not facts:  # the search has missed
-            return self.entity
+            return self.item, self.entity
         relation = self.item if self.item in facts else self.rng.choice(sorted(facts))
         self.entity = facts[relation]
-        return quote(result, self.entity)
+        return relation, quote(result, self.entity)
 
 
 def item_text(item: str) -> str:

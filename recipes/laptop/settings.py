@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, NonNegativeFloat
 
-from agent_r1 import ColdStartConfig, ConfigError, DataConfig
+from agent_r1 import ColdStartConfig, ConfigError, DataConfig, OutsideWhileDefault
 
 DEMO_AGENT = Path(__file__).with_name("agent")
 """A trained agent; its model card is README.md."""
@@ -38,12 +38,16 @@ class TinyHopSettings(DataConfig):
     mix: Shares = {"1-hop": 0.2, "2-hop": 0.4, "3-hop": 0.2, "yes-no": 0.1, "which": 0.1}
     """Share of each kind of question: 1-hop to 5-hop, yes-no, which. Chains of four hops need
     env.max_turns=5, and chains of five 6."""
+    train_mix: OutsideWhileDefault[Shares | None] = None
+    """The same, of the questions that RL practises; unset: `mix`. Where all eight samples of an
+    easy question are right, its group teaches nothing."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
-        for kind in config.data.mix:
-            if kind not in KIND_NAMES:
-                yield ConfigError.unknown("data.mix", kind, KIND_NAMES)
+        for key in ("mix", "train_mix"):
+            for kind in getattr(config.data, key) or ():
+                if kind not in KIND_NAMES:
+                    yield ConfigError.unknown(f"data.{key}", kind, KIND_NAMES)
 
 
 class DemonstratorSettings(ColdStartConfig):

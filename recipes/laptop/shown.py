@@ -32,6 +32,8 @@ class Play:
     """Items in the order of the first thought; the last one is `answer`."""
     chosen_items: list[str]
     """The item that each thought ends with: what comes next."""
+    quoted_relations: list[str]
+    """What each later thought quotes: the relation before its last item."""
     queries: list[str]
     answer: str
 
@@ -43,7 +45,8 @@ def read_play(text: str) -> Play:
     [question] = QUESTION.findall(text)
     [answer] = ANSWER.findall(text)
     items = [ITEM.findall(thought)[-1] for thought in thoughts]
-    return Play(question, ITEM.findall(plan), items, QUERY.findall(text), answer)
+    quoted = [ITEM.findall(thought)[-2] for thought in thoughts[1:]]
+    return Play(question, ITEM.findall(plan), items, quoted, QUERY.findall(text), answer)
 
 
 def is_right(play: Play, row: Row) -> bool:
@@ -73,23 +76,23 @@ def shows_solution(play: Play, row: Row) -> bool:
 def margins_of_next_item(play: Play) -> list[float]:
     """Compare the plan's next item with each other one, at each choice of a play.
 
-    A margin is 1 for a choice of the next item. Otherwise it is -1 / (others), so its mean is 0 if
-    all items are equally likely. Left out are choices with one option, or without the next item
-    among the options. A plan with one relation twice has no margins, since *next* is ambiguous.
+    Next is the item that stands in the plan after what was quoted. A margin is 1 for a choice of
+    the next item. Otherwise it is -1 / (others), so its mean is 0 if all items are equally likely.
+    Left out are choices with one option, or without the next item among the options. A plan with
+    one relation twice has no margins, since *next* is ambiguous.
     """
     if len(set(play.plan)) < len(play.plan):
         return []
     margins = []
-    done = BEGIN
     options = {*play.plan} - {DONE}  # before the first search, nothing is read to answer with
-    for item in play.chosen_items:
-        place = 0 if done == BEGIN else play.plan.index(done) + 1
-        if play.plan[place] in options and len(options) > 1:
-            margins.append(1.0 if item == play.plan[place] else -1 / (len(options) - 1))
+    for done, item in zip([BEGIN, *play.quoted_relations], play.chosen_items, strict=True):
+        options.discard(done)
+        next_item = dict(zip([BEGIN, *play.plan], play.plan, strict=False)).get(done)
+        if next_item in options and len(options) > 1:
+            margins.append(1.0 if item == next_item else -1 / (len(options) - 1))
+        options.discard(item)
         if done == BEGIN:
             options.add(DONE)
-        options.discard(item)
-        done = item
     return margins
 
 

@@ -87,6 +87,8 @@ def _mix(config: TinyHopSettings, split: str) -> dict[str, float]:
     The cold start has more one-hop questions, because its first phase only learns copying. It has
     twice the share of the longest chains, which need the most examples.
     """
+    if split == "train":
+        return config.train_mix or config.mix
     if split != "cold":
         return config.mix
     mix = config.mix | {"1-hop": config.mix.get("1-hop", 0.0) + sum(config.mix.values())}
