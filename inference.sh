@@ -3,7 +3,7 @@
 #
 #   bash inference.sh --demo                           the agent that ships with the repository: no training needed
 #   bash inference.sh                                  the newest run, served by vLLM
-#   bash inference.sh --run sprint-grpo --step 40      another run, another checkpoint
+#   bash inference.sh --run discover-grpo --step 40      another run, another checkpoint
 #   bash inference.sh --backend local                  in one process: no server, nothing more to install
 #   bash inference.sh --help                           all options, and more examples
 #

@@ -2,7 +2,7 @@
 # Agent-R1 on this machine, from nothing to a trained agent. Read it as the table of contents of the project: `stage X`
 # is the command `agent-r1 X`. The comment above it names the part of src/agent_r1 with its code.
 #
-#   bash speedrun-nodocker.sh                        GRPO, with the preset that fits this machine (no GPU: sprint)
+#   bash speedrun-nodocker.sh                        GRPO, with the preset that fits this machine (no GPU: discover)
 #   bash speedrun-nodocker.sh ppo                    PPO, with a critic
 #   bash speedrun-nodocker.sh --preset smoke         a small run on the CPU: does everything work?
 #   bash speedrun-nodocker.sh --help                 all options, and more examples

@@ -15,8 +15,8 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
 
   ALGORITHM          grpo (default), ppo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
-  --preset NAME      sprint, smoke, laptop, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
-                     (default: what fits the GPUs here and their driver; without a GPU that can train, sprint)
+  --preset NAME      discover, sprint, smoke, laptop, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
+                     (default: what fits the GPUs here and their driver; without a GPU that can train, discover)
   --recipe FOLDER    your own recipe (`agent-r1 new` writes one), or the name of one in recipes/; instead of --preset
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
   --seed N           random seed of all stages (default: 0)
@@ -91,7 +91,7 @@ case "$preset" in
     fi ;;
 esac
 
-is_tiny() { case "$preset" in sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
+is_tiny() { case "$preset" in discover|sprint|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
 
 preset_value() {  # preset_value PRESET SED-PATTERN: print the value that the preset has, or the first that it extends
     local name=$1 file value
@@ -109,13 +109,13 @@ trains_with_verl() { [ "$(preset_value "$1" 'engine: *\([a-z]*\)')" = verl ]; }
 
 choose_preset() {  # by name, memory and driver of the GPUs, before anything is downloaded
     local choice words
-    preset=sprint
+    preset=discover
     if [ "$stack" = cpu ]; then
-        echo "preset sprint, for a CPU; --preset smoke is a shorter run"
+        echo "preset discover, for a CPU; --preset smoke is a shorter run"
         return
     fi
     choice=$("${PYTHON:-python3}" src/agent_r1/ground/preflight.py --choose 2>/dev/null) ||
-        choice="sprint cpu"$'\n'"because ${PYTHON:-python3} cannot look for GPUs here"
+        choice="discover cpu"$'\n'"because ${PYTHON:-python3} cannot look for GPUs here"
     read -r -a words <<<"${choice%%$'\n'*}"
     preset=${words[0]} stack=${stack:-${words[1]}} setting=${words[2]:-}
     # A card that the user names is the user's word.

@@ -35,7 +35,7 @@ examples:
   bash inference.sh --demo
   bash inference.sh
   bash inference.sh --backend local --question "In which city is the publisher of Sosnum based?"
-  bash inference.sh --checkpoint-dir runs/sprint-grpo/checkpoints/step_000100 --target-dir my-agent
+  bash inference.sh --checkpoint-dir runs/discover-grpo/checkpoints/step_000100 --target-dir my-agent
 TEXT
 }
 

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from runs import CHATML, TINY, leftovers, lines, main, prepare, tree
+from runs import CHATML, ROOT, TINY, leftovers, lines, main, prepare, tree
 
 from agent_r1 import workspace
 from agent_r1.app import cli
@@ -173,7 +173,7 @@ def test_settings_in_any_order(planned):
 def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
     assert main("train", "--dry-run") == main("train", "--dry-run", "--run", "done") == 0
     assert planned == [
-        (load_config("sprint", algorithm="grpo"), "sprint-grpo"),
+        (load_config("discover", algorithm="grpo"), "discover-grpo"),
         (load_config("small", SMALL[1:], algorithm="grpo"), "done"),  # it speaks for itself
     ]
 
@@ -432,3 +432,38 @@ def test_a_run_that_failed_before_its_first_step_holds_nobody_to_its_settings(
     assert "actor.lr: 0.0005 there, 0.1 now" in refused(
         capsys, 1, *options, "actor.lr=0.1"
     )  # now something has run
+
+
+BLOCKED = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers"):
+            raise ImportError(f"blocked: {name}")
+
+sys.meta_path.insert(0, Blocked())
+from agent_r1.app.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["diagnose", "RUN"], "Agent-R1: 8 steps"),
+        (["inspect", "RUN/rollouts/eval.jsonl", "-i", "3", "--table"], "log-prob"),
+        (["env", "check", "--recipe", "tinyquest", "--questions", "4"], "determinism"),
+        # It refuses a file before it loads the model. To play a record's runs needs the model.
+        (["record", "RUN/config.yaml"], "the record is refused"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_commands_that_read_load_neither_torch_nor_transformers(produced, words, shown):
+    run = str(produced / "runs" / "grpo")
+    words = [word.replace("RUN", run) for word in words]
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, *words], capture_output=True, text=True, cwd=ROOT
+    )
+    said = done.stdout + done.stderr
+    assert "blocked" not in said and shown in said

@@ -54,8 +54,8 @@ def test_no_training_question_is_about_the_test_world(produced, monkeypatch):
 def laptop_world(tmp_path_factory):
     """(test questions, passages by title) of the default preset's world, seed 0: the one that a
     newcomer has."""
-    folder = tmp_path_factory.mktemp("sprint") / "data"
-    build(load_config("sprint").data, 0, folder)
+    folder = tmp_path_factory.mktemp("default") / "data"
+    build(load_config().data, 0, folder)
     asked = {row["prompt"][-1]["content"] for row in read_rows(folder / "test.parquet")}
     return asked, {passage.title: passage.text for passage in read_corpus(folder / "corpus.jsonl")}
 

@@ -127,15 +127,15 @@ def test_architecture_lists_the_contracts():
     assert names_in(text, "**Eval card**", "`em` is exact match") == list(card)
 
 
-@pytest.mark.parametrize("preset", ["sprint", "laptop"])
-def test_the_recipe_is_the_preset(preset):
+@pytest.mark.parametrize(("column", "preset"), enumerate(["discover", "sprint", "laptop"]))
+def test_the_recipe_is_the_preset(column, preset):
     text = (ROOT / "docs" / "laptop.md").read_text()
     config = load_config(preset, algorithm="grpo")
     with_critic = load_config(preset, algorithm="ppo")
-    rows = re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|([^|]*)\|([^|]*)\|", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([a-z_]+\.[a-z_]+)` \|([^|]*)\|([^|]*)\|([^|]*)\|", text, re.MULTILINE)
     assert len(rows) > 20
-    for key, sprint, laptop in rows:
-        written = (sprint if preset == "sprint" else laptop).strip()
+    for key, *values in rows:
+        written = values[column].strip()
         of_ppo = key.startswith("critic.") or key in ("advantage.gamma", "advantage.lam")
         value = attrgetter(key)(with_critic if of_ppo else config)
         assert value is not None, f"docs/laptop.md names {key}, which is no setting"

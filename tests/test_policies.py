@@ -243,7 +243,7 @@ def test_settings_come_from_beside_the_model_or_from_the_newest_run(home, micro_
         and own.rollout == settings_for(micro_model).rollout
     )
     shutil.rmtree(home / "runs")
-    config, default = settings_for(foreign), load_config("sprint")
+    config, default = settings_for(foreign), load_config()
     assert (config.data, config.search, config.env) == (
         default.data,
         default.search,

@@ -125,7 +125,7 @@ def test_the_script_needs_nothing_but_an_old_python():
 
 # ------------------------------------------------------------- what a newcomer's machine is told
 
-NEEDS_24_GB = "preset sprint, on the CPU, because a GPU run needs"
+NEEDS_24_GB = "preset discover, on the CPU, because a GPU run needs"
 MACHINES = {
     "RTX 3060, driver 535": (
         ["NVIDIA GeForce RTX 3060, 12288 MiB, 535.183.01, 8.6"],
@@ -141,7 +141,7 @@ MACHINES = {
     ),
     "RTX 5090 of a laptop": (
         ["NVIDIA GeForce RTX 5090 Laptop GPU, 24463 MiB, 580.95.05, 12.0"],
-        "preset sprint, on the CPU, because NVIDIA GeForce RTX 5090 Laptop GPU is a laptop's; "
+        "preset discover, on the CPU, because NVIDIA GeForce RTX 5090 Laptop GPU is a laptop's; "
         "--preset first-agent-1x24gb uses it",
     ),
     "RTX 4090, driver 570": (
@@ -217,9 +217,9 @@ MACHINES = {
     ),
     "MI300": (
         None,
-        "preset sprint, because a GPU run needs a GPU of NVIDIA, and this one is AMD's",
+        "preset discover, because a GPU run needs a GPU of NVIDIA, and this one is AMD's",
     ),
-    "none": ([], "preset sprint, because there is no GPU here; --preset smoke is a shorter run"),
+    "none": ([], "preset discover, because there is no GPU here; --preset smoke is a shorter run"),
 }
 
 
@@ -239,7 +239,7 @@ def test_the_first_line_names_preset_and_reason(programs, tmp_path, lines, first
     assert done.returncode == 0, done.stderr
     line, packages = done.stdout.splitlines()[:2]
     assert line == first
-    stack = "cpu" if "preset sprint" in first else "verl-gpu"
+    stack = "cpu" if "preset discover" in first else "verl-gpu"
     assert f"requirements/{stack}.txt" in packages
 
 

@@ -121,6 +121,31 @@ def test_the_last_steps_done_again_are_the_same(home, algorithm):
     assert_same(run, home / "runs" / algorithm)
 
 
+def test_a_finished_run_gets_more_steps_and_equals_a_longer_one(home, capsys):
+    flat = "actor.lr_final=1"
+    assert main(*train("grpo", "long", flat)) == 0
+    assert main(*train("grpo", "short", flat, "trainer.steps=4")) == 0
+    run = home / "runs" / "short"
+    (run / "eval.json").write_text("{}")
+    capsys.readouterr()
+    assert main(*train("grpo", "short", flat)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "trainer.steps: 4 there, 8 now" in said and "add --resume to add the steps" in said
+    assert main(*train("grpo", "short", flat, "--resume")) == 0
+    assert weights(run) == weights(home / "runs" / "long")
+    assert curve(run) == curve(home / "runs" / "long")
+    # The card was about step 4.
+    assert not (run / "eval.json").exists() and (run / "eval_step_000004.json").exists()
+
+
+def test_a_run_whose_learning_rate_has_fallen_gets_no_more_steps(home, capsys):
+    before = tree(home / "runs" / "grpo")
+    assert main(*train("grpo", "grpo", "--resume", "trainer.steps=9")) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "actor.lr_final=0.1 the learning rate falls over all steps" in said
+    assert tree(home / "runs" / "grpo") == before
+
+
 @pytest.fixture(scope="module")
 def interrupted(home):
     """A run that got Ctrl-C in its third step, and how its process ended."""

@@ -1,10 +1,11 @@
 """Make the canonical run, whose figures every page quotes, and record them.
 
-.venv/bin/python lab/experiments/canonical.py [docs/lab/canonical.json]      about three minutes
+.venv/bin/python -m lab.experiments.canonical HOME      about three minutes
 
-The run is `bash speedrun-nodocker.sh grpo`: preset sprint, grpo, seed 0, as many threads as the
-machine has cores. It starts in an empty AGENT_R1_HOME. Nothing else should be running: the seconds
-are recorded, too. tests/test_canonical.py compares the pages with the file.
+The run is `bash speedrun-nodocker.sh grpo`: the default preset, grpo, seed 0, as many threads as
+the machine has cores. HOME is an empty folder, which keeps the run: README's pictures are made from
+it. Nothing else should be running: the seconds are recorded, too. The figures are in
+docs/lab/canonical.json, and tests/test_canonical.py compares the pages with it.
 """
 
 from __future__ import annotations
@@ -15,13 +16,15 @@ import platform
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
+from agent_r1.config.recipes import DEFAULT
 from agent_r1.ground.machine import cores
+from lab.experiments.ten_seeds import read_validation
 
 ROOT = Path(__file__).parents[2]
+FILE = ROOT / "docs" / "lab" / "canonical.json"
 COMMAND = ["bash", "speedrun-nodocker.sh", "grpo"]
 
 
@@ -52,7 +55,7 @@ def record(home: Path) -> dict:
         COMMAND, cwd=ROOT, env=settings, text=True, stdout=subprocess.PIPE, check=True
     )
     whole = time.perf_counter() - start
-    run = home / "runs" / "sprint-grpo"
+    run = home / "runs" / f"{DEFAULT}-grpo"
     cards = {
         name: json.loads((run / f"{name}.json").read_text()) for name in ("eval_before", "eval")
     }
@@ -69,18 +72,19 @@ def record(home: Path) -> dict:
             "cold start": next(s for name, s in seconds.items() if name.startswith("cold-start")),
             "RL": next(s for name, s in seconds.items() if name.startswith("step_")),
         },
+        "validation": read_validation(run / "metrics.jsonl"),
         "before": figures(cards["eval_before"]),
         "after": figures(cards["eval"]),
     }
 
 
 def main() -> None:
-    """Record the run, and write it to the file of the command line."""
-    file = Path(sys.argv[1] if len(sys.argv) > 1 else ROOT / "docs/lab/canonical.json")
-    with tempfile.TemporaryDirectory() as home:
-        facts = record(Path(home))
-    file.write_text(json.dumps(facts, indent=2) + "\n")
-    print(file.read_text())
+    """Make the run in an empty folder, and record it."""
+    if len(sys.argv) != 2 or any(Path(sys.argv[1]).glob("*")):
+        sys.exit(f"{__doc__}\nName an empty folder.")
+    facts = record(Path(sys.argv[1]).resolve())
+    FILE.write_text(json.dumps(facts, indent=2) + "\n")
+    print(FILE.read_text())
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ THOUGHT = re.compile(r"<think>([^<]*)</think>")
 
 
 def order_questions(rows: list[Row], passages: dict[str, str]) -> list[Row]:
-    """Make a question for each of OUTER about the spouse of each person that `rows` name."""
+    """Make a question for each of OUTER about each person's spouse. `rows` name the persons."""
     template = next(row for row in rows if row["extra_info"]["kind"] == "2-hop")
     persons = set()
     for row in rows:
@@ -80,7 +80,7 @@ def order_questions(rows: list[Row], passages: dict[str, str]) -> list[Row]:
 
 
 def exchanged_plan(ids: list[int], chat: ChatFormat) -> list[int] | None:
-    """Return the ids of a first turn up to its plan's end, with the plan's two items exchanged.
+    """Return a first turn up to its plan's end, with the plan's two items exchanged.
 
     None: the turn has no plan of two different items and DONE, each of them one token.
     """

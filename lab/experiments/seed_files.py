@@ -14,7 +14,9 @@ def read_seeds(file: Path) -> dict[str, Any]:
     return json.loads(file.read_text())["seeds"] if file.is_file() else {}
 
 
-def keep_seed(file: Path, about: dict[str, Any], number: int, figures: dict[str, Any]) -> None:
+def keep_seed(
+    file: Path, about: dict[str, Any], number: int | str, figures: dict[str, Any]
+) -> None:
     """Add a seed's figures to a file. It is read again: another process may have added one."""
     content = about | {"seeds": read_seeds(file) | {str(number): figures}}
     write_whole(file, json.dumps(content, indent=1, sort_keys=True) + "\n")

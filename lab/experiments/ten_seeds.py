@@ -1,10 +1,10 @@
-"""Train a preset with ten seeds that no one could choose: docs/lab/sprint.json.
+r"""Train a preset with ten seeds that no one could choose: docs/lab/discover.json.
 
 python -m lab.experiments.ten_seeds COMMIT                   all ten, one after the other
 python -m lab.experiments.ten_seeds COMMIT --only 0 2 4      some of them, such as half on each core
 python -m lab.experiments.ten_seeds COMMIT --preset smoke    another preset: docs/lab/smoke.json
-python -m lab.experiments.ten_seeds COMMIT --algorithm ppo data.test=2000 trainer.eval_samples=1
-                                                             docs/lab/sprint-ppo.json
+python -m lab.experiments.ten_seeds COMMIT --preset sprint --algorithm ppo data.test=2000 \
+    trainer.eval_samples=1                                   docs/lab/sprint-ppo.json
 python -m lab.experiments.ten_seeds --table                  only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
@@ -28,11 +28,12 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
+from agent_r1.config.recipes import DEFAULT
 from agent_r1.evaluation.reliability import student_quantile
 from lab.experiments.seed_files import keep_seed, read_seeds
 from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
 
-FILE = Path(__file__).parents[2] / "docs" / "lab" / "sprint.json"
+FILE = Path(__file__).parents[2] / "docs" / "lab" / f"{DEFAULT}.json"
 """Of the default preset; the others' are next to it."""
 LOWER = ("0.5", "0.25")
 """Temperatures below 1. There an agent is more reliable: how much of that is learned?"""
@@ -184,7 +185,7 @@ def main() -> None:
     """Measure the seeds that the file lacks, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("commit", nargs="?", help="full hash of the commit that froze the settings")
-    parser.add_argument("--preset", default="sprint")
+    parser.add_argument("--preset", default=DEFAULT)
     parser.add_argument("--algorithm", default="grpo")
     parser.add_argument("--only", type=int, nargs="+", default=range(10), metavar="I")
     parser.add_argument("--name", help="of the file (default: preset, and the algorithm)")

@@ -89,7 +89,9 @@ def before_after() -> str:
     answers = [
         json.loads(line) for line in (LESSONS / "before_after.jsonl").read_text().splitlines()
     ]
-    d = Drawing(900, 492, "One question before and after reinforcement learning")
+    searches = max(len(answer["tool_calls"]) for answer in answers)
+    height = 192 + 150 * searches  # a search with three passages takes 150
+    d = Drawing(900, height, "One question before and after reinforcement learning")
     d.text(14, 28, answers[0]["question"], 17)
     # Below the title, which may be as wide as the picture: fonts differ.
     for x, kind, words in (
@@ -134,8 +136,49 @@ def before_after() -> str:
             y += 10
     d.text(
         14,
-        476,
+        height - 16,
         "Greedy decoding. A language model of half a million parameters, trained on two CPU cores.",
+        12,
+        "dim",
+    )
+    return d.done()
+
+
+def stairs() -> str:
+    """Draw the canonical run's validation by the number of searches that a question needs."""
+    facts = json.loads((ROOT / "docs" / "lab" / "canonical.json").read_text())
+    curves = {0: facts["before"]["hops"]}
+    curves |= {int(step): kinds for step, kinds in facts["validation"].items()}
+    last = max(curves)
+    left, right, top, bottom = 60, 680, 60, 330
+
+    def place(step: int, em: float) -> tuple[float, float]:
+        return left + (right - left) * step / last, bottom - (bottom - top) * em
+
+    d = Drawing(900, 400, "Questions of one, two and three searches over training")
+    d.text(14, 28, "What no demonstration shows: questions of two and three searches", 17)
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = place(0, share)[1]
+        d.path([(left, y), (right, y)], "line", 1)
+        d.text(left - 8, y + 4, f"{share:.2f}", 11, "dim", "end")
+    for step in curves:
+        d.text(place(step, 0)[0], bottom + 18, str(step), 11, "dim", "middle")
+    d.text((left + right) / 2, bottom + 38, "RL step", 12, "dim", "middle")
+    names = {
+        "1-hop": ("line", "1 search: demonstrated"),
+        "2-hop": ("good", "2 searches: not shown"),
+        "3-hop": ("bad", "3 searches: not shown"),
+    }
+    for number, (kind, (colour, words)) in enumerate(names.items()):
+        d.path([place(step, curves[step][kind]) for step in sorted(curves)], colour, 2.5)
+        y = top + 20 + 26 * number
+        d.path([(right + 14, y), (right + 36, y)], colour, 2.5)
+        d.text(right + 42, y + 4, words, 12)
+    d.text(
+        14,
+        bottom + 60,
+        f"Exact match, greedy. Step 0: {facts['questions']} test questions. Later: 200 other "
+        "questions, which choose nothing.",
         12,
         "dim",
     )
@@ -505,6 +548,7 @@ def architecture() -> str:
 
 PICTURES = {
     "before_after": before_after,
+    "stairs": stairs,
     "architecture": architecture,
     "row": row,
     "masks": masks,

@@ -19,8 +19,8 @@ next. In a solution each pair stands in the plan, side by side. A model that cop
 solves every question. No play shows that.
 
 The first of the two is what the quote says, and not what the explorer was looking for. Otherwise
-the pair is wrong wherever the passage lacks that, and RL cannot tell a good choice from a bad one:
-with such pairs, one seed of three stayed at two hops (docs/discover.md, "What was tried").
+the pair is wrong wherever the passage lacks that. RL then cannot tell a good choice from a bad one:
+one seed of three stayed at two hops (docs/discover.md, "What was tried").
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Explorer:
         return ToolCall("search", {"query": self.entity}), thought
 
     def _read_fact(self, result: str) -> tuple[str, str]:
-        """Return the relation that the item names, or any other if there is none, and its quote.
+        """Return a fact's relation and quote: the item's, or any if the passage lacks it.
 
         The entity that it leads to is the next one to search.
         """

@@ -2,7 +2,7 @@
 
     from agent_r1 import open_run
 
-    run = open_run("sprint", "grpo", seed=0)
+    run = open_run("discover", "grpo", seed=0)
     run.train()
     print(run.evaluate())
 

@@ -231,7 +231,7 @@ def doctor(a: Namespace) -> int:
 
 @command(
     "data", "make or download questions and passages",
-    ["--preset smoke", "--preset sprint --seed 3 data.entities=1000", "--preset smoke --release "
+    ["--preset smoke", "--preset discover --seed 3 data.entities=1000", "--preset smoke --release "
         "my-data",
      "--preset smoke --from my-data"],
     *CONFIG_OPTIONS,
@@ -255,7 +255,7 @@ def data(a: Namespace) -> None:
 
 
 @command(
-    "index", "build the search index", ["--preset smoke", "--preset sprint --seed 3 "
+    "index", "build the search index", ["--preset smoke", "--preset discover --seed 3 "
         "data.entities=1000"], *CONFIG_OPTIONS,
 )  # fmt: skip
 def index(a: Namespace) -> None:
@@ -267,7 +267,7 @@ def index(a: Namespace) -> None:
 
 @command(
     "cold-start", "make the model that RL starts from",
-    ["--preset smoke", "--preset sprint --seed 3 cold_start.copy_steps=600"],
+    ["--preset smoke", "--preset discover --seed 3 cold_start.copy_steps=600"],
     *CONFIG_OPTIONS, *AGENT,
 )  # fmt: skip
 def cold_start(a: Namespace) -> None:
@@ -282,8 +282,9 @@ def cold_start(a: Namespace) -> None:
 
 @command(
     "train", "train with reinforcement learning",
-    ["--preset smoke", "grpo --preset sprint --seed 1 actor.lr=5e-4", "--preset sprint --resume",
-     "--preset sprint --dry-run", "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
+    ["--preset smoke", "grpo --preset small --seed 1 actor.lr=5e-4", "--preset discover --resume",
+     "--run mine --resume trainer.steps=200", "--preset discover --dry-run",
+     "--preset hotpotqa-4xh100 --dry-run --gpu-hour 3 "
          "model.path=Qwen/Qwen2.5-3B-Instruct"],
     *CONFIG_OPTIONS,
     RUN,
@@ -313,12 +314,12 @@ def train(a: Namespace) -> None:
 
 @command(
     "eval", "evaluate a model on held-out questions",
-    ["--before --preset sprint", "--preset sprint", "--run mine --closed-book", "--run mine "
+    ["--before --preset discover", "--preset discover", "--run mine --closed-book", "--run mine "
         "--split val --limit 100",
      "--run my-task --trust-run",
      "--model runs/a/export --model runs/b/export --out evals/a-b --backend vllm",
      "--api https://api.example.com/v1 --model NAME --run mine --against runs/mine/eval.json",
-     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/sprint-grpo*/eval.json"],
+     "--run mine --samples 8 --temperature 0.5", "--power .02 --cards runs/mine*/eval.json"],
     *CONFIG_OPTIONS,
     RUN,
     flag("--before", "evaluate the model that RL starts from, and write eval_before.json"),
@@ -476,7 +477,7 @@ def _split_of_models(models: list[Path], config: Config) -> tuple[Config, str]:
 
 
 @command(
-    "report", "write a run's report.html", ["--preset sprint", "--run mine"], *CONFIG_OPTIONS, RUN
+    "report", "write a run's report.html", ["--preset discover", "--run mine"], *CONFIG_OPTIONS, RUN
 )
 def report(a: Namespace) -> None:
     from agent_r1.ground.ui import say
@@ -495,7 +496,7 @@ def report(a: Namespace) -> None:
 
 @command(
     "export", "write a checkpoint as a Hugging Face model folder or in a recipe's format",
-    ["", "--run sprint-grpo --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub "
+    ["", "--run mine --step 40 --target-dir my-agent", "--checkpoint-dir DIR --push-to-hub "
         "OWNER/NAME",
      "--checkpoint-dir global_step_60"],
     *FROM_RUN,
@@ -534,7 +535,7 @@ def export(a: Namespace) -> None:
 
 @command(
     "serve", "serve a trained agent with vLLM behind an OpenAI-compatible API",
-    ["", "--run sprint-grpo --port 8000", "--run mine --backend local", "--model runs/mine/export",
+    ["", "--run mine --port 8000", "--run mine --backend local", "--model runs/mine/export",
      "--model OWNER/NAME rollout.max_context=16384 rollout.max_concurrent_episodes=64"],
     *FROM_ANYWHERE,
     option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
@@ -558,7 +559,7 @@ def serve(a: Namespace) -> None:
 
 @command(
     "chat", "talk to a trained agent",
-    ["", "--demo", "--run sprint-grpo --step 40 --backend vllm",
+    ["", "--demo", "--run discover-grpo --step 40 --backend vllm",
      '--question "In which city is the publisher of Sosnum based?" --json',
      "--tools my_tools:weather", "--model OWNER/NAME --preset hotpotqa-4xh100 "
          "search.url=http://127.0.0.1:8100",
@@ -631,7 +632,7 @@ def tools(a: Namespace) -> int:
 
 @command(
     "try", "play the agent by hand, and see each observation with its tokens, mask and reward",
-    ["--recipe my-task", "--preset sprint --split val --index 7 --table"],
+    ["--recipe my-task", "--preset discover --split val --index 7 --table"],
     *CONFIG_OPTIONS,
     option("--split", default="train", choices=("train", "val", "test"), help="split of the "
         "question (default: train)"),
@@ -647,7 +648,7 @@ def try_by_hand(a: Namespace) -> None:
 @command(
     "search-server", "serve the search index to other processes (they set "
         "search.url=http://127.0.0.1:8100)",
-    ["--preset sprint", "--preset sprint --port 8101"],
+    ["--preset discover", "--preset discover --port 8101"],
     *CONFIG_OPTIONS,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
     option("--port", type=int, default=8100, help="port (default: 8100)"),
@@ -669,7 +670,7 @@ def search_server(a: Namespace) -> None:
 
 @command(
     "inspect", "print a trajectory token by token",
-    ["runs/sprint-grpo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
+    ["runs/discover-grpo", "runs/mine/rollouts/step_000010.jsonl -i 3 --table"],
     option("rollouts", type=Path, help="a run's folder, or a file of runs/NAME/rollouts/"),
     option("-i", "--index", type=int, default=0, help="number of the trajectory (default: 0)"),
     flag("--table", "print one token per line, with id, mask, log-prob and advantage"),

@@ -4,7 +4,7 @@ In: a preset and settings. Out: a `Run`; its methods call `app/stages.py` in thi
 
     from agent_r1 import open_run
 
-    run = open_run("sprint", "grpo", seed=0)
+    run = open_run("discover", "grpo", seed=0)
     run.train()              # makes data, index and start model first, if they are missing
     print(run.evaluate())    # EM with its 95 % interval, and the number of questions
     run.chat()
@@ -137,9 +137,9 @@ def open_run(
 
     Args:
         algorithm: grpo, ppo, ... (default: the preset's).
-        run: Name of the folder in `runs/` (default: as on the command line, e.g. sprint-grpo).
+        run: Name of the folder in `runs/` (default: as on the command line, e.g. discover-grpo).
         resume: Whether `train` may continue an unfinished run.
-        settings: Any other setting, by its dotted name: `open_run("sprint", "grpo",
+        settings: Any other setting, by its dotted name: `open_run("discover", "grpo",
             **{"trainer.steps": 20, "actor.lr": 1e-4})`.
 
     Raises ConfigError for an unknown setting or value, and AgentR1Error if `run` was started with
@@ -155,5 +155,5 @@ def open_run(
     opened_run = Run(config, run_name(config, run), resume)
     from agent_r1.training.run_dir import RunDir, check_same_settings
 
-    check_same_settings(RunDir(opened_run.workspace.run(opened_run.name)), config)
+    check_same_settings(RunDir(opened_run.workspace.run(opened_run.name)), config, resume=resume)
     return opened_run

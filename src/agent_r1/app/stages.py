@@ -117,12 +117,16 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
         return
-    if resume and run.latest_checkpoint() is None:
+    latest = run.latest_checkpoint()
+    if resume and latest is None:
         say(f"train: no checkpoint in {run.path}: starting from step 0")
+    card = run.path / "eval.json"
+    if latest and card.exists():  # the run was finished, and now gets more steps
+        card.rename(card.with_name(f"eval_{latest.name}.json"))
     make_missing(paths)
     set_threads(config.trainer.threads)
     model = start_model(paths)
-    if config.engine == "local" and run.latest_checkpoint() is None:
+    if config.engine == "local" and latest is None:
         check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
     start = time.perf_counter()

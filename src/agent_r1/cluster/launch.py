@@ -53,7 +53,7 @@ from agent_r1.cluster.watchdog import (
     run_processes,
     size_of,
 )
-from agent_r1.config import Config, fingerprint, keep_choices, shareable, tables
+from agent_r1.config import Config, keep_choices, shareable, tables
 from agent_r1.data.storage import read_rows
 from agent_r1.env import dialect_of
 from agent_r1.ground.device import resolve_device
@@ -65,7 +65,12 @@ from agent_r1.model import files as model_files
 from agent_r1.rollout.rollouts import prompts_of_step
 from agent_r1.training.checkpoint import read_checkpoint
 from agent_r1.training.run import graceful_interrupt
-from agent_r1.training.run_dir import RunDir, only_trainer, open_run
+from agent_r1.training.run_dir import (
+    RunDir,
+    fingerprints_of_checkpoint,
+    only_trainer,
+    open_run,
+)
 from agent_r1.watch.dashboard import Dashboard
 from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
@@ -106,7 +111,7 @@ def train_with_verl(
         step = 0
         state = None
         if latest:  # every file's hash is checked before verl unpickles any
-            step, _ = read_checkpoint(latest, fingerprint(config))
+            step, _ = read_checkpoint(latest, *fingerprints_of_checkpoint(run, config))
             state = latest / f"global_step_{step}"
         run.metrics.truncate_after(step)
         sources = prepare(run, config, start_model, state)

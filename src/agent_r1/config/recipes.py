@@ -13,7 +13,7 @@ from agent_r1.config import plugins, tables
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
-DEFAULT = "sprint"
+DEFAULT = "discover"
 """The preset without `--preset`, on a machine without a large GPU."""
 USER = "of a user's recipe"
 """Marks a name that a user's recipe added."""

@@ -359,7 +359,7 @@ class Config(Section):
     """Hold everything that a run depends on. `agent-r1 train --dry-run --verbose` prints it."""
 
     _replaced_auto: list[str] = PrivateAttr(default_factory=list)
-    preset: str = "sprint"
+    preset: str = "discover"
     algorithm: str = "grpo"
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a
     critic, `grpo:` without)."""

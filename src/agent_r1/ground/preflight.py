@@ -49,7 +49,7 @@ PRESETS = (
     (1, LEAST_GIB, "first-agent-1x24gb", "RTX-4090"),
 )
 """(GPUs, least GiB of each, preset, the card that its plan is for); the first that fits counts."""
-CPU_PRESET = "sprint"
+CPU_PRESET = "discover"
 PLANS = (
     ("H200", r"\bH200\b", 0),
     ("H100", r"\bH100\b", 0),
@@ -213,12 +213,12 @@ def check_cards() -> Finding:
     """Check that a GPU preset can use GPUs of this kind and size."""
     gpus = gpus_here()
     if not gpus and has_amd_gpu():
-        return "fail", "a GPU of AMD", "rent one of NVIDIA, or use --preset sprint on the CPU"
+        return "fail", "a GPU of AMD", "rent one of NVIDIA, or use --preset discover on the CPU"
     if not gpus:
         return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
     lacks = [reason for reason in lacks_for_gpus(gpus) if not reason.startswith("driver")]
     if lacks:
-        remedy = "use --preset sprint on the CPU, or another GPU"
+        remedy = "use --preset discover on the CPU, or another GPU"
         return "fail", f"{list_gpus(gpus)}; a GPU preset needs {'; '.join(lacks)}", remedy
     return "ok", list_gpus(gpus), ""
 

@@ -101,16 +101,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
     )
 
 
-def read_checkpoint(path: Path, fingerprint: str) -> tuple[int, dict[str, Any]]:
+def read_checkpoint(path: Path, *fingerprints: str) -> tuple[int, dict[str, Any]]:
     """Verify every file's hash, and return the step and trainer state of a checkpoint.
 
-    Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of another
-    configuration.
+    Raises AgentR1Error for a missing, damaged or foreign checkpoint, and for one of a configuration
+    with none of these fingerprints.
     """
     import torch
 
     manifest = verify_checkpoint(path)
-    if manifest["config"] != fingerprint:
+    if manifest["config"] not in fingerprints:
         raise AgentR1Error(
             f"{path} was made with another configuration, or by another version; resume with the "
             "settings in the run's "

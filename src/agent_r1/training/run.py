@@ -47,7 +47,12 @@ from agent_r1.training.folder_check import check_folder
 from agent_r1.training.learner import Learner, make_learner
 from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
-from agent_r1.training.run_dir import RunDir, only_trainer, open_run
+from agent_r1.training.run_dir import (
+    RunDir,
+    fingerprints_of_checkpoint,
+    only_trainer,
+    open_run,
+)
 from agent_r1.watch.dashboard import Dashboard
 from agent_r1.watch.log import (
     AGENT_SCORE,
@@ -80,7 +85,8 @@ def run_training(
         open_run(run, config)
         device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
         critic = config.critic if config.algorithm_has("critic") else None
-        learner = start_learner(run, fingerprint(config), start_model, config.actor, critic, device)
+        made_with = fingerprints_of_checkpoint(run, config)
+        learner = start_learner(run, made_with, start_model, config.actor, critic, device)
         learner.actor.recompute = config.trainer.recompute
         if learner.critic is not None:
             learner.critic.trunk.recompute = config.trainer.recompute
@@ -142,20 +148,19 @@ def run_training(
 
 def start_learner(
     run: RunDir,
-    made_with: str,
+    made_with: list[str],
     start_model: Path,
     actor: ActorConfig,
     critic: CriticConfig | None,
     device: str,
 ) -> Learner:
-    """Load the learner of the newest checkpoint, or start one. `made_with`: the configuration's
-    fingerprint."""
+    """Load the learner of the newest checkpoint, or start one. `made_with`: fingerprints that its
+    configuration may have."""
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         return make_learner(model_files.load_model(start_model, device), actor, critic)
-    step, state = read_checkpoint(
-        checkpoint, made_with
-    )  # checks all hashes before any weights are read
+    # Checks all hashes before any weights are read.
+    step, state = read_checkpoint(checkpoint, *made_with)
     learner = make_learner(model_files.load_model(checkpoint / "model", device), actor, critic)
     learner.step = step
     learner.actor_optimizer.load_state_dict(state["actor_optimizer"])

@@ -86,7 +86,7 @@ class RunDir:
 def check_run(run: RunDir, config: Config, resume: bool) -> None:
     """Raise AgentR1Error with the remedy for an existing run that this configuration cannot
     continue."""
-    check_same_settings(run, config)
+    check_same_settings(run, config, resume=resume)
     latest = run.latest_checkpoint()
     can_continue = latest is not None and not run.is_finished(config.trainer.steps)
     if latest and can_continue and not resume:
@@ -115,7 +115,7 @@ def open_run(run: RunDir, config: Config) -> None:
     Call it with `only_trainer`. Raises AgentR1Error if another process has trained here meanwhile,
     with other settings.
     """
-    check_same_settings(run, config)
+    check_same_settings(run, config, resume=True)  # `check_run` has asked for it where it matters
     if old_config := run.stored_config():
         # A script that is called again evaluates before training: a choice must survive that.
         config = keep_choices(config, old_config)
@@ -130,11 +130,14 @@ ANOTHER_RUN = "choose another name with --run NAME, or delete the folder"
 OWN_SETTINGS = "an evaluation takes the run's own settings, so leave this one out"
 
 
-def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) -> None:
+def check_same_settings(
+    run: RunDir, config: Config, remedy: str = ANOTHER_RUN, resume: bool = False
+) -> None:
     """Raise AgentR1Error if an existing run was started with settings that give other weights.
 
     Args:
         remedy: What to do about it. An evaluation trains nothing, so it never advises deletion.
+        resume: Whether more steps may be added to the run.
     """
     old_config = run.stored_config()
     if old_config is None:
@@ -143,11 +146,14 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
     config = keep_spelling(keep_choices(config, old_config), old_config)
     old_config = keep_choices(old_config, config)
     if fingerprint(old_config) != fingerprint(config):
-        raise AgentR1Error(
-            f"{run.path} was started with other settings "
-            f"({_first_difference(old_config, config)}); {remedy}",
-            code="other_settings",
-        )
+        if remedy == ANOTHER_RUN and _only_adds_steps(old_config, config):
+            remedy = _way_to_more_steps(config, resume)
+        if remedy:
+            raise AgentR1Error(
+                f"{run.path} was started with other settings "
+                f"({_first_difference(old_config, config)}); {remedy}",
+                code="other_settings",
+            )
     changes = changed_code(run, config)
     if not changes:
         return
@@ -159,6 +165,42 @@ def check_same_settings(run: RunDir, config: Config, remedy: str = ANOTHER_RUN) 
         return
     way = " to evaluate what was trained" if is_evaluation else f", {remedy}"
     raise AgentR1Error(f"{cause}; undo the change{way}", code="other_code")
+
+
+def _only_adds_steps(old: Config, new: Config) -> bool:
+    steps = new.trainer.steps
+    longer = old.trainer.model_copy(update={"steps": steps})
+    return steps > old.trainer.steps and fingerprint(
+        old.model_copy(update={"trainer": longer})
+    ) == fingerprint(new)
+
+
+def _way_to_more_steps(config: Config, resume: bool) -> str:
+    """Say what is needed to add steps to a run; nothing is: empty.
+
+    Of a run's settings only the learning rate depends on the number of its steps.
+    """
+    if config.actor.lr_final != 1:
+        return (
+            f"with actor.lr_final={config.actor.lr_final:g} the learning rate falls over all "
+            "steps, so those that are done would have had another one: only a run with "
+            f"actor.lr_final=1 can be extended. Else {ANOTHER_RUN}"
+        )
+    return "" if resume else f"add --resume to add the steps, or {ANOTHER_RUN}"
+
+
+def fingerprints_of_checkpoint(run: RunDir, config: Config) -> list[str]:
+    """List the fingerprints that the newest checkpoint's configuration may have.
+
+    A run that gets more steps begins from its last step, with the configuration that ended there.
+    """
+    fingerprints = [fingerprint(config)]
+    latest = run.latest_checkpoint()
+    if latest and config.actor.lr_final == 1:
+        steps = int(latest.name.removeprefix("step_"))
+        ended = config.trainer.model_copy(update={"steps": steps})
+        fingerprints.append(fingerprint(config.model_copy(update={"trainer": ended})))
+    return fingerprints
 
 
 def changed_code(run: RunDir, config: Config) -> list[str]:
