@@ -74,7 +74,7 @@ def test_a_renamed_key_keeps_its_value_in_a_saved_run_and_is_refused_elsewhere(o
 
 
 @pytest.mark.parametrize("old", NEW_NAMES)
-def test_an_old_key_beside_its_new_one_is_refused(old, tmp_path):
+def test_an_old_key_next_to_its_new_one_is_refused(old, tmp_path):
     """One of the two values would be ignored without a word."""
     (section, key), (owner, name) = old.split("."), NEW_NAMES[old].split(".")
     saved = {section: {key: 5}}

@@ -16,7 +16,7 @@ import yaml
 from runs import ROOT
 
 DOORS = yaml.safe_load(Path(__file__).with_name("doors.yaml").read_text())
-"""Row of the table -> file -> functions. OURS are no rows: nobody else writes what they read."""
+"""Row of the table -> file -> functions. OURS are no rows: no one else writes what they read."""
 OURS = {"our own file", "this machine"}
 METHODS = {
     "open", "read_text", "read_bytes", "safe_open", "load_file", "read_index", "ParquetFile",

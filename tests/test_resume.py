@@ -138,6 +138,20 @@ def test_a_finished_run_gets_more_steps_and_equals_a_longer_one(home, capsys):
     assert not (run / "eval.json").exists() and (run / "eval_step_000004.json").exists()
 
 
+def test_an_unfinished_run_is_finished_before_it_gets_more_steps(home, capsys):
+    """Its checkpoint has the old number of steps, which config.yaml must not forget."""
+    flat = "actor.lr_final=1"
+    assert main(*train("grpo", "half", flat)) == 0
+    run = home / "runs" / "half"
+    shutil.rmtree(run / "checkpoints" / "step_000008")
+    before = tree(run)
+    assert main(*train("grpo", "half", flat, "--resume", "trainer.steps=12")) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "first finish it with --resume trainer.steps=8" in said and tree(run) == before
+    assert main(*train("grpo", "half", flat, "--resume")) == 0
+    assert main(*train("grpo", "half", flat, "--resume", "trainer.steps=12")) == 0
+
+
 def test_a_run_whose_learning_rate_has_fallen_gets_no_more_steps(home, capsys):
     before = tree(home / "runs" / "grpo")
     assert main(*train("grpo", "grpo", "--resume", "trainer.steps=9")) == 1

@@ -248,7 +248,7 @@ def test_only_a_tool_that_says_it_is_safe_is_called_again(opened, tmp_path):
 
 
 def test_two_hundred_calls_of_which_ten_hang(opened):
-    """Each hanging call ends at its own deadline, and nobody else is lost or mixed up."""
+    """Each hanging call ends at its own deadline, and no other call is lost or mixed up."""
     tools = opened(names=["hand.count", "hand.hang"])
 
     async def main():

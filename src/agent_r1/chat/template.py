@@ -103,7 +103,7 @@ class Template:
         self.source = tokenizer.chat_template
         """One template, or several by name, such as `default` and `tool_use`."""
         self.key = template_key(self.source, control_ids)
-        self.guard_pattern = _any_of({*control_ids, *self._tags_beside_data()})
+        self.guard_pattern = _any_of({*control_ids, *self._tags_next_to_data()})
         """What data must not spell: control tokens, and the tags in which the template encloses
         data."""
         self.hidden = re.compile(f"{self.guard_pattern.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
@@ -155,7 +155,7 @@ class Template:
         """The model's name, for messages."""
         return repr(getattr(self.tokenizer, "name_or_path", "?"))
 
-    def _tags_beside_data(self) -> set[str]:
+    def _tags_next_to_data(self) -> set[str]:
         """Find each literal `<...>` that the template puts directly before or after a content."""
         tags: set[str] = set()
         for roles in (

@@ -49,6 +49,8 @@ MOST_ANGLES = 2**28
 """Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide
 heads."""
 
+UNREADABLE = (OSError, KeyError, RuntimeError, SafetensorError)
+"""What reading weights raises: a missing file or name, other sizes, a damaged header."""
 TYPES = ("F32", "BF16", "F16")
 """Types of weights in safetensors that are read as numbers. Others need a scale."""
 NEUTRAL = {
@@ -168,6 +170,15 @@ def authors_sampling(generation: dict[str, Any]) -> dict[str, Any]:
     return fields
 
 
+def _damaged_weights(folder: Path, error: Exception) -> AgentR1Error:
+    """Return the error that names a folder whose weights cannot be read."""
+    return AgentR1Error(
+        f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or "
+        "download the model again",
+        code="damaged_model",
+    )
+
+
 def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32) -> Decoder:
     """Read a Hugging Face folder of one of `FAMILIES`. Raise AgentR1Error naming the fault."""
     shape = read_shape(folder)
@@ -179,12 +190,8 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
         _fit(shape, files)  # before memory is allocated for the sizes in config.json
         model = Decoder(shape)
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise AgentR1Error(
-            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or "
-            "download the model again",
-            code="damaged_model",
-        ) from None
+    except UNREADABLE as error:
+        raise _damaged_weights(folder, error) from None
     return model.to(device=device, dtype=dtype)
 
 
@@ -378,12 +385,8 @@ def check_weights(folder: Path) -> None:
                     kind = weights.get_slice(name).get_dtype()
                     if kind not in TYPES:
                         raise RuntimeError(f"{name} is of type {kind}")
-    except (OSError, KeyError, RuntimeError, SafetensorError) as error:
-        raise AgentR1Error(
-            f"{folder}: its weights cannot be used ({type(error).__name__}: {error}); make or "
-            "download the model again",
-            code="damaged_model",
-        ) from None
+    except UNREADABLE as error:
+        raise _damaged_weights(folder, error) from None
 
 
 def _fit(shape: DecoderShape, files: list[Path]) -> None:

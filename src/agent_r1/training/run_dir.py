@@ -146,12 +146,13 @@ def check_same_settings(
     config = keep_spelling(keep_choices(config, old_config), old_config)
     old_config = keep_choices(old_config, config)
     if fingerprint(old_config) != fingerprint(config):
+        way = remedy
         if remedy == ANOTHER_RUN and _only_adds_steps(old_config, config):
-            remedy = _way_to_more_steps(config, resume)
-        if remedy:
+            way = _way_to_more_steps(run, old_config, resume)
+        if way:
             raise AgentR1Error(
                 f"{run.path} was started with other settings "
-                f"({_first_difference(old_config, config)}); {remedy}",
+                f"({_first_difference(old_config, config)}); {way}",
                 code="other_settings",
             )
     changes = changed_code(run, config)
@@ -175,17 +176,20 @@ def _only_adds_steps(old: Config, new: Config) -> bool:
     ) == fingerprint(new)
 
 
-def _way_to_more_steps(config: Config, resume: bool) -> str:
+def _way_to_more_steps(run: RunDir, old: Config, resume: bool) -> str:
     """Say what is needed to add steps to a run; nothing is: empty.
 
-    Of a run's settings only the learning rate depends on the number of its steps.
+    Only the learning rate depends on the number of steps. An unfinished run's checkpoints have the
+    fingerprint of the old number, and nothing in its folder would keep that number.
     """
-    if config.actor.lr_final != 1:
+    if old.actor.lr_final != 1:
         return (
-            f"with actor.lr_final={config.actor.lr_final:g} the learning rate falls over all "
+            f"with actor.lr_final={old.actor.lr_final:g} the learning rate falls over all "
             "steps, so those that are done would have had another one: only a run with "
             f"actor.lr_final=1 can be extended. Else {ANOTHER_RUN}"
         )
+    if not run.is_finished(old.trainer.steps):
+        return f"first finish it with --resume trainer.steps={old.trainer.steps}, or {ANOTHER_RUN}"
     return "" if resume else f"add --resume to add the steps, or {ANOTHER_RUN}"
 
 
