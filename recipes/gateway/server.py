@@ -31,6 +31,8 @@ IDLE_S = 900.0
 """Between two requests of a connection, while a client runs its tools."""
 ANSWER_S = 300.0
 """For a client to read an answer."""
+LINGER_S = 1.0
+"""After a refusal, while the rest of what was refused is thrown away unread."""
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -104,7 +106,10 @@ async def serving(
         connections[task] = writer
         try:
             if len(connections) > MAX_CONNECTIONS:
-                await _refuse(writer, 503, "too many connections are open")
+                # At once, even if the client then sees a reset: a thousand are enough to hold.
+                refusal = {"error": {"message": "too many connections are open"}}
+                with suppress(ConnectionError):
+                    await _send(writer, Reply.of(refusal, 503), None, last=True)
             else:
                 await _converse(reader, writer, handle, admit)
         finally:
@@ -137,7 +142,7 @@ async def _converse(
                 return
             request = await _read(reader, writer, first_line, admit)
             if isinstance(request, Reply):
-                await _send(writer, request, None)
+                await _send_last(reader, writer, request)
                 return
             last = await handle(request)
             whole = False
@@ -150,7 +155,7 @@ async def _converse(
             wait_s = IDLE_S
     except TimeoutError:
         if wait_s != IDLE_S:
-            await _refuse(writer, 408, "the request did not arrive in time")
+            await _refuse(reader, writer, 408, "the request did not arrive in time")
     except ConnectionError:
         # A reset instead of the next request: the last answer was not read to its end.
         if last is not None:
@@ -158,13 +163,34 @@ async def _converse(
     except asyncio.IncompleteReadError:
         return  # it left in the middle of a request
     except ValueError:  # not HTTP, or longer than it may be
-        await _refuse(writer, 400, "this is not an HTTP request that the gateway reads")
+        words = "this is not an HTTP request that the gateway reads"
+        await _refuse(reader, writer, 400, words)
 
 
-async def _refuse(writer: asyncio.StreamWriter, status: int, words: str) -> None:
-    """Answer with an error, if the client is still there."""
-    with suppress(ConnectionError):
-        await _send(writer, Reply.of({"error": {"message": words}}, status), None)
+async def _refuse(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, words: str
+) -> None:
+    """Answer with an error, and close the connection."""
+    await _send_last(reader, writer, Reply.of({"error": {"message": words}}, status))
+
+
+async def _send_last(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reply: Reply
+) -> None:
+    """Send the last answer of a connection, so that the client can read it.
+
+    A refused request may still be on its way. If the socket were closed over unread bytes, the
+    kernel would send a reset, and the client would lose the answer (RFC 9112, section 9.6). So
+    only our half is closed, and what arrives for a second is thrown away.
+    """
+    with suppress(ConnectionError, TimeoutError):
+        async with asyncio.timeout(LINGER_S):
+            await _send(writer, reply, None, last=True)
+            writer.write_eof()
+            # At most one request: what goes on sending after its refusal is cut off.
+            rest = MAX_BODY
+            while rest > 0 and (thrown := await reader.read(65536)):
+                rest -= len(thrown)
 
 
 async def _read(
@@ -225,12 +251,19 @@ async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
             return body
 
 
-async def _send(writer: asyncio.StreamWriter, reply: Reply, request: Request | None) -> bool:
-    """Write a reply. Return whether the client was there until the last byte."""
+async def _send(
+    writer: asyncio.StreamWriter, reply: Reply, request: Request | None, last: bool = False
+) -> bool:
+    """Write a reply. Return whether the client was there until the last byte.
+
+    `last` tells the client not to send its next request on this connection.
+    """
     kind = "text/event-stream" if reply.stream else "application/json"
     head = (
         f"HTTP/1.1 {reply.status} {REASONS.get(reply.status, 'Error')}\r\ncontent-type: {kind}\r\n"
     )
+    if last:
+        head += "connection: close\r\n"
     if reply.stream:
         head += "transfer-encoding: chunked\r\n\r\n"
     else:

@@ -168,6 +168,42 @@ def test_a_slow_request_is_ended(monkeypatch, pieces):
     assert talk(*pieces).startswith(b"HTTP/1.1 408 ")
 
 
+def refuse(request):
+    return Reply.of({"error": {"message": "no key"}}, 401)
+
+
+@pytest.mark.parametrize("length", [2, 1_000_000])
+def test_a_refusal_is_read_by_who_still_sends_the_body(length):
+    """A socket that is closed over unread bytes sends a reset, and the answer is lost."""
+    head = b"POST / HTTP/1.1\r\ncontent-length: %d\r\n\r\n" % length
+    for pause in (0.0, 0.01) * 10:
+        answer = talk(head, b"x" * length, pause=pause, admit=refuse)
+        assert answer.startswith(b"HTTP/1.1 401 ") and answer.endswith(b"}}")
+        # Or a client's next request would meet the reset.
+        assert b"\r\nconnection: close\r\n" in answer
+
+
+def test_who_never_stops_sending_is_cut_off(monkeypatch):
+    monkeypatch.setattr(server, "LINGER_S", 0.2)
+
+    async def run():
+        async with serving(handle, admit=refuse) as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"POST / HTTP/1.1\r\ncontent-length: 9999999\r\n\r\n")
+            answer = await reader.readuntil(b"}}")
+            sent = 0
+            with pytest.raises(ConnectionError):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.05)
+                    sent += 1
+            return sent, answer
+
+    sent, answer = asyncio.run(asyncio.wait_for(run(), 60))
+    assert sent >= 3 and answer.startswith(b"HTTP/1.1 401 ")
+
+
 def test_an_idle_connection_is_closed_without_a_word(monkeypatch):
     monkeypatch.setattr(server, "IDLE_S", 0.2)
     answer = talk(b"POST / HTTP/1.1\r\ncontent-length: 2\r\n\r\n12")
