@@ -256,6 +256,17 @@ def one_each(queries: str) -> list[tuple[str, int]]:
     return [(query, 1) for query in queries]
 
 
+def test_the_query_alone_decides_how_many_passages_it_gets():
+    def passages(query, **settings):
+        tool = SearchTool.over(CountingIndex(), **settings)
+        return len(asyncio.run(tool.execute({"query": query})).content.split("\n"))
+
+    # "a" is code point 97: 2 + 97 % 5 = 4.
+    assert [passages(letter, top_k=6, min_k=2) for letter in "abcde"] == [4, 5, 6, 2, 3]
+    assert passages(" a ", top_k=6, min_k=2) == 4
+    assert [passages(letter, top_k=3) for letter in "abcde"] == [3] * 5
+
+
 def test_one_turn_one_batch_and_equal_queries_asked_once():
     index = CountingIndex()
     searcher = Searcher(index, cache_size=100)

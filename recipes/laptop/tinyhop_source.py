@@ -9,12 +9,27 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from agent_r1 import Asked, ConfigError, DataConfig, Made, Passage, Source
+from agent_r1 import (
+    Asked,
+    ConfigError,
+    DataConfig,
+    Made,
+    Passage,
+    Source,
+)
 from agent_r1_recipes.laptop.settings import TinyHopSettings
-from agent_r1_recipes.laptop.tinyhop import KINDS, Question, make_questions, make_shares, make_world
+from agent_r1_recipes.laptop.tinyhop import (
+    KINDS,
+    Question,
+    World,
+    make_questions,
+    make_shares,
+    make_world,
+)
 
 
 class TinyHop(Source):
@@ -39,23 +54,19 @@ class TinyHop(Source):
         return ", ".join(texts)
 
     def make(self, config: TinyHopSettings, seed: int) -> Made:
-        """Draw each split from its own generator, seeded with the split's name."""
+        """Make the questions of each split about its own world."""
         if not config.test:
             raise ConfigError(
                 "data.test=0: TinyHop has no published validation set; give a number of questions",
                 code="no_validation_set",
             )
-        used_names: set[str] = set()
         corpus: list[Passage] = []
         splits = {}
         manifest = {}
-        for split in self.splits:
-            # A generator of its own: more training questions leave the test questions as they are.
-            rng = random.Random(f"{seed}/{split}")
+        for split, rng, world in worlds(config, seed):
             count = getattr(config, split)
-            world = make_world(rng, _world_size(config, split), used_names)
             questions = make_questions(world, rng, count, _mix(config, split))
-            splits[split] = [_to_row(question) for question in questions]
+            splits[split] = [to_asked(question) for question in questions]
             corpus += world.passages()
             counts = Counter(question.kind for question in questions)
             kinds = {kind: counts[kind] for kind in KINDS if counts[kind]}
@@ -66,7 +77,19 @@ class TinyHop(Source):
 TINYHOP = TinyHop()
 
 
-def _to_row(question: Question) -> Asked:
+def worlds(config: TinyHopSettings, seed: int) -> Iterator[tuple[str, random.Random, World]]:
+    """Make the world of each split, from a generator of its own.
+
+    It is seeded with the split's name, so more training questions change no test question.
+    """
+    used_names: set[str] = set()
+    for split in TinyHop.splits:
+        rng = random.Random(f"{seed}/{split}")
+        yield split, rng, make_world(rng, _world_size(config, split), used_names)
+
+
+def to_asked(question: Question) -> Asked:
+    """Convert a question to the form of all sources."""
     lookups = [asdict(lookup) for lookup in question.lookups]
     facts = {"kind": question.kind, "hops": question.hops, "lookups": lookups}
     return Asked(question.text, [question.answer], facts)

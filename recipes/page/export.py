@@ -268,6 +268,7 @@ def header_of(
             "maxTokensPerTurn": rollout.max_tokens_per_turn,
             "maxContext": rollout.max_context,
             "topK": config.search.top_k,
+            "minK": config.search.min_k,
             "dim": config.search.dim,
         },
         "corpus": corpus,

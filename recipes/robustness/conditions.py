@@ -61,6 +61,37 @@ class ClosedBook(Condition):
         return rows_without_tools, {}
 
 
+def search_tools(config: Config, condition: str) -> dict[str, BaseTool]:
+    """Load the agent's tools. Raise ConfigError if search is not one of them."""
+    if not config.searches:
+        raise ConfigError(
+            f"{condition}: this agent does not search; env.tools is {', '.join(config.env.tools)}",
+            code="unfit_condition",
+        )
+    return Workspace(config).load_tools()
+
+
+def count_of(condition: str, argument: str) -> int:
+    """Read a condition's number. Raise ConfigError unless it is from 1 to 99."""
+    if not (argument.isascii() and argument.isdigit() and len(argument) < 3 and int(argument)):
+        raise ConfigError(
+            f"the condition {condition!r} needs a number from 1 to 99, such as '{condition} 4'; "
+            f"{argument!r} is none",
+            code="unfit_condition",
+        )
+    return int(argument)
+
+
+class Passages(Condition):
+    """A fixed number of passages in each result."""
+
+    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+        tools = search_tools(config, "passages")
+        count = count_of("passages", self.argument)
+        tools["search"] = SearchTool(tools["search"].searcher, count)
+        return rows, tools
+
+
 class OtherSearch(Condition):
     """The agent's own tools, over another index than it was trained with."""
 
@@ -68,16 +99,12 @@ class OtherSearch(Condition):
     """Results in addition to `search.top_k`."""
 
     def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        if not config.searches:
-            tools = ", ".join(config.env.tools)
-            raise ConfigError(
-                f"{type(self).__name__.lower()}: this agent does not search; env.tools is {tools}",
-                code="unfit_condition",
-            )
-        tools = Workspace(config).load_tools()
+        tools = search_tools(config, type(self).__name__.lower())
         search = tools["search"]
         tools["search"] = SearchTool.over(
-            self.index(config, search.searcher.index), search.top_k + self.more
+            self.index(config, search.searcher.index),
+            search.top_k + self.more,
+            search.min_k + self.more,
         )
         return rows, tools
 

@@ -287,7 +287,10 @@ class Workspace:
                 setting not in paid_later
             ):  # of a reward that is asked when an answer is paid (reward/named.py)
                 plugins.check_trusted(place, setting)
-        return make_tools(env.tools, env=env, searcher=searcher, top_k=config.search.top_k)
+        search = config.search
+        return make_tools(
+            env.tools, env=env, searcher=searcher, top_k=search.top_k, min_k=search.min_k
+        )
 
     def serve_index(self, host: str, port: int) -> None:
         """Serve searches over this configuration's index until the process ends.

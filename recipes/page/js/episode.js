@@ -115,8 +115,16 @@ function cutMiddle(content, maxChars) {
   return content.slice(0, room - end).join("") + mark + content.slice(-end).join("");
 }
 
+/** How many passages a query gets: `SearchTool.passages` in tool/search.py. */
+function passagesOf(query, { topK, minK }) {
+  const fewest = minK ?? topK;
+  const sum = [...query].reduce((sum, letter) => sum + letter.codePointAt(0), 0);
+  return fewest + (sum % (topK - fewest + 1));
+}
+
 /** Run one call. Return what the agent reads. */
-function callTool(index, call, { topK, maxChars }) {
+function callTool(index, call, settings) {
+  const { maxChars } = settings;
   const fault = refusal(call);
   if (fault) {
     const line = [...fault.split(/\s+/).filter(Boolean).join(" ")];
@@ -124,7 +132,7 @@ function callTool(index, call, { topK, maxChars }) {
     return { ok: false, content: [..."error: ", ...short].slice(0, maxChars).join("") };
   }
   const query = [...call.arguments.query].slice(0, MAX_QUERY_CHARS).join("").trim();
-  const hits = index.search(query, topK);
+  const hits = index.search(query, passagesOf(query, settings));
   const lines = hits.map(({ title, text }) => {
     const line = text.startsWith(title) ? text : `${title}: ${text}`;
     return line.split(/\s+/).filter(Boolean).join(" ");

@@ -160,13 +160,15 @@ TURNS = [
 ]
 
 
-def test_a_turn_is_parsed_run_and_paid_as_in_python(run):
+@pytest.mark.parametrize("min_k", [None, 1])
+def test_a_turn_is_parsed_run_and_paid_as_in_python(run, min_k):
     import asyncio
 
     from agent_r1 import Action, make_env
 
     _, config, (data, _, _) = run
-    paths = Workspace(config)
+    search = config.search.model_copy(update={"min_k": min_k})
+    paths = Workspace(config.model_copy(update={"search": search}))
     row, tools = (
         paths.load_rows("test")[0] | {"reward_model": {"ground_truth": ["us"]}},
         paths.load_tools(),
@@ -184,12 +186,13 @@ def test_a_turn_is_parsed_run_and_paid_as_in_python(run):
         "(async () => { const job = JSON.parse(require('fs').readFileSync(0)); const { header } = "
         "await unpack(job.data);"
         "const { index, settings } = openAgent(header); "
+        "settings.minK = job.minK; "
         "console.log(JSON.stringify(job.turns.map((text) => {"
         "const env = new Environment(index, settings); const { stop, results } = env.step(text, "
         "'stop');"
         "const told = (results ?? []).map((r) => r.content);"
         "return [stop, told, stop ? env.outcome(stop, ['us']).reward : null]; }))) })()",
-        {"data": base64.b64encode(data).decode(), "turns": TURNS},
+        {"data": base64.b64encode(data).decode(), "turns": TURNS, "minK": min_k},
     )
     for text, ours, page in zip(
         TURNS, [asyncio.run(theirs(text)) for text in TURNS], mine, strict=True

@@ -10,10 +10,23 @@ import shutil
 
 import pytest
 from building import row_of
-from runs import main
+from conftest import fails_with
+from runs import TINY, main
 from transformers import AutoTokenizer
 
-from agent_r1 import Action, ChatFormat, EnvConfig, Hermes, Hit, Passage, SearchTool, make_env
+from agent_r1 import (
+    Action,
+    ChatFormat,
+    EnvConfig,
+    Hermes,
+    Hit,
+    Passage,
+    SearchTool,
+    Workspace,
+    load_config,
+    make_env,
+)
+from agent_r1.evaluation.compare import condition_of
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedIndex, draw_document, lie
 
@@ -133,6 +146,60 @@ def test_each_has_a_card_of_its_own_and_the_report_shows_them_side_by_side(home,
             "commonest answer",
         )
     )
+
+
+def test_further_conditions_stand_in_the_card_and_in_the_report(home, capsys):
+    run = home / "runs" / "grpo"
+    plain = json.loads((run / "eval.json").read_text())
+    for name in ("eval.json", "eval_before.json"):
+        (run / name).unlink()
+    conditions = ["passages 1", "passages 2", "hops 3"]
+    for words in ([], ["--before"]):
+        setting = f"trainer.eval_conditions={json.dumps(conditions)}"
+        assert main("eval", "--run=grpo", *words, setting) == 0
+    assert "under other conditions, 12 questions: passages 1 0.0" in capsys.readouterr().out
+    card = json.loads((run / "eval.json").read_text())
+    found = card.pop("conditions")
+    assert list(found) == conditions and card["question_scores"] == plain["question_scores"]
+    for part in found.values():
+        assert part["n"] == 12 and 0 <= part["context_overflows"] <= 12
+    # `small` has two passages in a result.
+    assert found["passages 2"]["score"] == card["score"]
+    assert main("report", "--run=grpo") == 0
+    page = (run / "report.html").read_text()
+    assert "Under other conditions" in page and "<td>hops 3</td>" in page
+
+
+def test_a_condition_changes_what_is_read_or_asked(home):
+    config = load_config("small", TINY[1:])
+    rows = Workspace(config).load_rows("test")
+    same_rows, tools = condition_of("passages 5").apply(config, rows)
+    assert same_rows == rows
+    found = asyncio.run(tools["search"].execute({"query": "Sosnum"}))
+    assert len(found.content.split("\n")) == 5
+    longer, _ = condition_of("hops 4").apply(config, rows)
+    passages = {passage.title for passage in Workspace(config).load_passages()}
+    questions = {row["prompt"][-1]["content"] for row in longer}
+    assert len(questions) == len(rows)
+    for row, old in zip(longer, rows, strict=True):
+        entities = [lookup["entity"] for lookup in row["extra_info"]["lookups"]]
+        assert row["extra_info"]["hops"] == len(entities) == 4 and passages.issuperset(entities)
+        assert row["prompt"][:-1] == old["prompt"][:-1]
+        assert row["reward_model"]["style"] == old["reward_model"]["style"]
+
+
+@pytest.mark.parametrize("argument", ["", "0", "x", "-1", "100", "1.5"])
+@pytest.mark.parametrize("name", ["passages", "hops"])
+def test_a_condition_without_its_number_is_refused(home, name, argument):
+    config = load_config("small", TINY[1:])
+    with fails_with("unfit_condition"):
+        condition_of(f"{name} {argument}").apply(config, Workspace(config).load_rows("test"))
+
+
+def test_an_unknown_condition_is_refused_before_anything_runs(capsys):
+    words = ["train", "--preset=small", "--dry-run", 'trainer.eval_conditions=["passage 4"]']
+    assert main(*words) == 2
+    assert "did you mean 'passages'?" in capsys.readouterr().err
 
 
 def test_no_hostile_document_brings_a_control_token_into_an_episode(home):

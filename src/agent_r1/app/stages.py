@@ -53,6 +53,8 @@ from agent_r1.workspace import Workspace, check_local_model, seconds_file
 SAMPLED_QUESTIONS = 1000
 """Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of
 HotpotQA's cost."""
+CONDITION_QUESTIONS = 100
+"""Questions for each of `trainer.eval_conditions`: gives +-.05 near .9, in about a second."""
 
 
 def make_missing(paths: Workspace) -> None:
@@ -198,7 +200,7 @@ def run_eval(
     The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to
     `out`.
     """
-    from agent_r1.evaluation.compare import condition_of, full_card, play_rows
+    from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_condition
     from agent_r1.evaluation.evaluate import (
         calls_line,
         card_text,
@@ -234,11 +236,14 @@ def run_eval(
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED_QUESTIONS]
+    further = [] if condition else config.trainer.eval_conditions
+    fewer = rows[:CONDITION_QUESTIONS]
+    total = len(rows) + len(few) * samples + len(fewer) * len(further)
     times = f" {samples} times" if samples > 1 else ""
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled{times} ...")
     with (
         open_agent(model, config, backend, tools, all_gpus=True) as agent,
-        progress("evaluating", len(rows) + len(few) * samples) as advance,
+        progress("evaluating", total) as advance,
     ):
         start = time.perf_counter()
         greedy = play_rows(agent, rows, 0.0, lambda done: advance())
@@ -246,6 +251,9 @@ def run_eval(
             check_scores(greedy, threshold)
         # One pass: the first samples are those of an evaluation with one sample.
         samples_of_few = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
+        conditions = {}
+        for text in further:
+            conditions[text] = score_condition(agent, text, fewer, lambda done: advance())
     if samples > 1:
         name = scores(samples_of_few)["score_name"]
         facts["reliability"] = reliability(samples_of_few, name, 1.0, threshold)
@@ -254,6 +262,8 @@ def run_eval(
         # What imitation could know, next to what RL made of it.
         facts["cloned"] = json.loads(counts.read_text())
     samples_of_few = first_samples(samples_of_few)
+    if conditions:
+        facts["conditions"] = conditions
     card_scores = {k: v for k, v in scores(samples_of_few).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
@@ -271,6 +281,9 @@ def run_eval(
     say(f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}")
     if samples > 1:
         say(f"  {reliability_line(card['reliability'])}")
+    if conditions:
+        figures = [f"{text} {part['score']:.2f}" for text, part in conditions.items()]
+        say(f"  under other conditions, {len(fewer)} questions: {', '.join(figures)}")
     say(f"  {card['wall_seconds']:.1f} s, in {out}")
     return card
 

@@ -617,6 +617,8 @@ def _check_names(config: Config) -> None:
     """Raise ConfigError for a name in no table, and for code without its place."""
     tables.entry_of("estimator", config.algorithm, "algorithm")
     tables.entry_of("ratio", config.actor.ratio_level, "actor.ratio_level")
+    for text in config.trainer.eval_conditions:
+        tables.entry_of("condition", text.partition(" ")[0], "trainer.eval_conditions")
     kinds = {
         "data.name": "data",
         "env.reward": "reward",

@@ -140,6 +140,9 @@ class SearchConfig(Section):
     """Width of the hashed n-gram vectors."""
     top_k: AtLeast1 = 3
     """Passages per search result."""
+    min_k: OutsideWhileDefault[AtLeast1 | None] = None
+    """If set, results have `min_k` to `top_k` passages, by the query. An agent then cannot learn how
+    long a result is."""
     index: NamesFile[str] = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string such as Flat or IVF4096,PQ64 |
     the folder of an index over the same corpus."""
@@ -151,6 +154,16 @@ class SearchConfig(Section):
     def foreign(self) -> bool:
         """Return whether `url` is a retriever that does not describe its corpus and encoder."""
         return (self.url or "").rstrip("/").endswith("/retrieve")
+
+    @staticmethod
+    def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
+        search = config.search
+        if search.min_k is not None and search.min_k > search.top_k:
+            yield ConfigError(
+                f"search.min_k={search.min_k} is more than search.top_k={search.top_k}; results "
+                "have search.min_k to search.top_k passages",
+                code="conflict",
+            )
 
 
 class EnvConfig(Section):
@@ -327,6 +340,9 @@ class TrainerConfig(Section):
     eval_samples: OutsideFingerprint[AtLeast1] = 1
     """Samples of each test question in the evaluations before and after RL, at temperature 1. From
     two on, the card has pass@k and pass^k (evaluation/reliability.py)."""
+    eval_conditions: OutsideFingerprint[list[str]] = []
+    """Conditions that these evaluations try as well, greedily, on the first hundred test questions:
+    "passages 4" (recipes/robustness) or "hops 4" (recipes/laptop)."""
     eval_threshold: OutsideFingerprint[float | None] = None
     """Least score of a right sample, for scores other than 0 and 1."""
     save_every: OutsideFingerprint[AtLeast1] = 10

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -247,6 +248,22 @@ def full_card(
         card |= condition_of(condition).report(trajectories, c.seed)
     card |= Workspace(c).held_out(split)
     return card | facts | provenance(c, agent.model)
+
+
+def score_condition(
+    agent: Agent, text: str, rows: list[Row], on_done: Callable[[Trajectory], None]
+) -> Card:
+    """Evaluate an agent greedily under a condition.
+
+    Return its scores. Episodes that do not fit into the context are counted apart, because they say
+    nothing about the agent's skill.
+    """
+    rows, tools = condition_of(text).apply(agent.config, rows)
+    played = play_rows(replace(agent, tools=tools), rows, 0.0, on_done)
+    averages = scores(played)
+    overflows = sum(t.stop_reason is StopReason.CONTEXT_OVERFLOW for t in played)
+    card: Card = {key: averages[key] for key in ("score", "score_ci95", "score_name")}
+    return {"n": len(rows)} | card | {"context_overflows": overflows}
 
 
 def condition_of(text: str) -> Any:

@@ -23,17 +23,19 @@ class SearchTool(BaseTool):
         "additionalProperties": False,
     }
 
-    def __init__(self, searcher: Searcher, top_k: int):
+    def __init__(self, searcher: Searcher, top_k: int, min_k: int | None = None):
+        """Take the number of passages, or its range: see `SearchConfig`."""
         super().__init__()
         self.searcher = searcher
         self.top_k = top_k
+        self.min_k = min_k or top_k
         # The index may wait for a service.
         self.timeout_s = getattr(searcher.index, "deadline_s", None)
 
     @classmethod
-    def over(cls, index: Index, top_k: int) -> SearchTool:
+    def over(cls, index: Index, top_k: int, min_k: int | None = None) -> SearchTool:
         """Make the tool over an index."""
-        return cls(Searcher(index), top_k)
+        return cls(Searcher(index), top_k, min_k)
 
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         query = self.query_of(args)
@@ -41,9 +43,17 @@ class SearchTool(BaseTool):
             raise InvalidArgumentsError(
                 "query is empty; write what to look for, for example the name of an entity"
             )
-        hits = await self.searcher.search(query, self.top_k)
+        hits = await self.searcher.search(query, self.passages(query))
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
+
+    def passages(self, query: str) -> int:
+        """Return how many passages a query gets.
+
+        The query alone decides, by the sum of its code points. If chance decided, samples of one
+        question could not be compared.
+        """
+        return self.min_k + sum(map(ord, query)) % (self.top_k - self.min_k + 1)
 
     @staticmethod
     def query_of(args: dict[str, Any]) -> str:
@@ -53,7 +63,10 @@ class SearchTool(BaseTool):
 
 
 def make(
-    searcher: Searcher | None = None, top_k: int = SearchConfig().top_k, **_: Any
+    searcher: Searcher | None = None,
+    top_k: int = SearchConfig().top_k,
+    min_k: int | None = None,
+    **_: Any,
 ) -> SearchTool:
     """Make the tool from a run's resources, for `make_tools`."""
     if searcher is None:
@@ -61,7 +74,7 @@ def make(
             "the tool 'search' needs an index; build one with `agent-r1 index`, or remove the tool",
             code="missing_index",
         )
-    return SearchTool(searcher, top_k)
+    return SearchTool(searcher, top_k, min_k)
 
 
 def _line(hit: Hit) -> str:
