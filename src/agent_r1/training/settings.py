@@ -33,9 +33,6 @@ class TinyModelConfig(ModelConfig):
     kv_heads: AtLeast1 = 4
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
-    rope_theta: OutsideWhileDefault[float] = Field(10000.0, gt=1, lt=1e9)
-    """Base of the rotary frequencies. With a larger one more of them turn so slowly that a head
-    compares tokens alone, and not their distance."""
     induction: OutsideWhileDefault[Literal["auto", "bigram"]] = "auto"
     """Copying circuit of the initial weights: auto compares one token with what was read. bigram
     also compares the token before, in a second head (cold_start/tiny_model.py)."""
