@@ -256,15 +256,23 @@ def one_each(queries: str) -> list[tuple[str, int]]:
     return [(query, 1) for query in queries]
 
 
-def test_the_query_alone_decides_how_many_passages_it_gets():
-    def passages(query, **settings):
-        tool = SearchTool.over(CountingIndex(), **settings)
-        return len(asyncio.run(tool.execute({"query": query})).content.split("\n"))
+def test_the_first_query_of_an_episode_decides_how_many_passages_its_results_have():
+    def passages(tool, queries):
+        results = [asyncio.run(tool.execute({"query": query})) for query in queries]
+        return [len(result.content.split("\n")) for result in results]
 
+    varied = SearchTool.over(CountingIndex(), top_k=6, min_k=2)
     # "a" is code point 97: 2 + 97 % 5 = 4.
-    assert [passages(letter, top_k=6, min_k=2) for letter in "abcde"] == [4, 5, 6, 2, 3]
-    assert passages(" a ", top_k=6, min_k=2) == 4
-    assert [passages(letter, top_k=3) for letter in "abcde"] == [3] * 5
+    assert [passages(varied.for_episode({}), [letter]) for letter in "abcde"] == [
+        [4], [5], [6], [2], [3]
+    ]  # fmt: skip
+    assert passages(varied.for_episode({}), [" b ", "a", "b"]) == [5, 5, 5]
+    episode: dict = {}
+    assert passages(varied.for_episode(episode), "a") == [4]
+    assert passages(varied.for_episode(episode), "b") == [4]
+    assert passages(varied, "ab") == [4, 5]
+    fixed = SearchTool.over(CountingIndex(), 3)
+    assert fixed.for_episode({}) is fixed and passages(fixed, "abcde") == [3] * 5
 
 
 def test_one_turn_one_batch_and_equal_queries_asked_once():

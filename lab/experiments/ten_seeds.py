@@ -68,12 +68,13 @@ def read_card(file: Path) -> dict[str, Any]:
     """Return the figures of an eval card that the table shows."""
     card = json.loads(file.read_text())
     kinds = {kind: scores["em"] for kind, scores in card["by_kind"].items()}
+    figures: dict[str, Any] = {"greedy": card["em"], "kinds": kinds}
+    if "conditions" in card:
+        figures["conditions"] = {text: part["score"] for text, part in card["conditions"].items()}
     samples = card.get("reliability")
     if not samples:
-        return {"greedy": card["em"], "kinds": kinds}
-    return {
-        "greedy": card["em"],
-        "kinds": kinds,
+        return figures
+    return figures | {
         "mean": samples["mean@8"],
         "pass@8": samples["pass@8"],
         "pass^8": samples["pass^8"],

@@ -115,15 +115,16 @@ function cutMiddle(content, maxChars) {
   return content.slice(0, room - end).join("") + mark + content.slice(-end).join("");
 }
 
-/** How many passages a query gets: `SearchTool.passages` in tool/search.py. */
-function passagesOf(query, { topK, minK }) {
+/** How many passages the results of an episode have: `SearchTool.passages` in tool/search.py. */
+function passagesOf(firstQuery, { topK, minK }) {
   const fewest = minK ?? topK;
-  const sum = [...query].reduce((sum, letter) => sum + letter.codePointAt(0), 0);
+  const sum = [...firstQuery].reduce((sum, letter) => sum + letter.codePointAt(0), 0);
   return fewest + (sum % (topK - fewest + 1));
 }
 
 /** Run one call. Return what the agent reads. */
-function callTool(index, call, settings) {
+function callTool(environment, call) {
+  const { index, settings } = environment;
   const { maxChars } = settings;
   const fault = refusal(call);
   if (fault) {
@@ -132,7 +133,8 @@ function callTool(index, call, settings) {
     return { ok: false, content: [..."error: ", ...short].slice(0, maxChars).join("") };
   }
   const query = [...call.arguments.query].slice(0, MAX_QUERY_CHARS).join("").trim();
-  const hits = index.search(query, passagesOf(query, settings));
+  environment.firstQuery ??= query;
+  const hits = index.search(query, passagesOf(environment.firstQuery, settings));
   const lines = hits.map(({ title, text }) => {
     const line = text.startsWith(title) ? text : `${title}: ${text}`;
     return line.split(/\s+/).filter(Boolean).join(" ");
@@ -151,6 +153,7 @@ class Environment {
       toolCalls: 0,
       invalidInARow: 0,
       finalTurn: "",
+      firstQuery: null,
     });
   }
 
@@ -169,7 +172,7 @@ class Environment {
     if (this.turns >= maxTurns) return { stop: "max_turns" };
     if (this.toolCalls + calls.length > maxToolCalls) return { stop: "tool_budget" };
     this.toolCalls += calls.length;
-    const results = calls.map((call) => callTool(this.index, call, this.settings));
+    const results = calls.map((call) => callTool(this, call));
     let longest = 0;
     for (const result of results) {
       this.invalidInARow = result.ok ? 0 : this.invalidInARow + 1;

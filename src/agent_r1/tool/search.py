@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from agent_r1.config.settings import SearchConfig
@@ -29,6 +30,7 @@ class SearchTool(BaseTool):
         self.searcher = searcher
         self.top_k = top_k
         self.min_k = min_k or top_k
+        self.episode: dict[Any, Any] | None = None
         # The index may wait for a service.
         self.timeout_s = getattr(searcher.index, "deadline_s", None)
 
@@ -47,12 +49,22 @@ class SearchTool(BaseTool):
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
 
-    def passages(self, query: str) -> int:
-        """Return how many passages a query gets.
+    def for_episode(self, shared: dict[Any, Any]) -> SearchTool:
+        """Return the tool of one episode, which remembers the episode's first query."""
+        if self.min_k == self.top_k:
+            return self
+        tool = copy(self)
+        tool.episode = shared
+        return tool
 
-        The query alone decides, by the sum of its code points. If chance decided, samples of one
+    def passages(self, query: str) -> int:
+        """Return how many passages the result of a query has: in one episode always the same.
+
+        The first query decides, by the sum of its code points. If chance decided, samples of one
         question could not be compared.
         """
+        if self.episode is not None:
+            query = self.episode.setdefault(SearchTool, query)
         return self.min_k + sum(map(ord, query)) % (self.top_k - self.min_k + 1)
 
     @staticmethod
