@@ -58,10 +58,10 @@ class SearchTool(BaseTool):
         return tool
 
     def passages(self, query: str) -> int:
-        """Return how many passages the result of a query has: in one episode always the same.
+        """Return how many passages the result of a query has.
 
-        The first query decides, by the sum of its code points. If chance decided, samples of one
-        question could not be compared.
+        In one episode it is always the same number. The first query decides, by the sum of its code
+        points. If chance decided, samples of one question could not be compared.
         """
         if self.episode is not None:
             query = self.episode.setdefault(SearchTool, query)
