@@ -53,6 +53,7 @@ def _split(text: str, tags: Tags) -> tuple[tuple[Part, ...], list[tuple[int, int
     """Return the parts of `split_turn`, and the places of the tags around them."""
     parts: list[Part] = []
     places: list[tuple[int, int]] = []
+    # A subclass may name its tags otherwise; a part has the name that TAGS gives it.
     kinds = dict(zip(tags, TAGS, strict=True))
     kind = "text"  # of the part that is open
     start = 0  # of the open part, after its opening tag

@@ -140,19 +140,11 @@ class AgentEnvLoop(AgentFlowBase):
             error = str(failure)
         finally:
             self.policy.release(task.session)
-        try:
-            # A fresh limit, so that an episode that timed out also gets its outcome.
-            async with asyncio.timeout(self.limits.timeout_s) as deadline:
-                outcome = await maybe_await(env.outcome(stop))
-            check_reward(outcome.reward)
-        except Exception as failure:
-            # For example, `reset` failed, and the environment has no row to score. What stopped the
-            # episode first is the better explanation, so it is kept.
-            outcome = Outcome()
+        outcome, failed = await self._ask_outcome(env, stop)
+        if failed:
             stop = StopReason.ERROR
-            if error is None:
-                late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
-                error = f"outcome: {late if deadline.expired() else _error_text(failure)}"
+            # What stopped the episode first is the better explanation, so it is kept.
+            error = error or failed
         if steps:
             # Only actions get credit, so the outcome goes to the last one, even if a tool result
             # came after it. On a result's token it would be masked out, and running out of turns
@@ -170,6 +162,22 @@ class AgentEnvLoop(AgentFlowBase):
             score_name=outcome.score_name,
             truncated=outcome.truncated,
         )
+
+    async def _ask_outcome(self, env: AgentEnv, stop: StopReason) -> tuple[Outcome, str | None]:
+        """Ask once for the outcome. Return an empty one and the reason if the environment fails.
+
+        It may fail because `reset` did, so that it has no row to score.
+        """
+        try:
+            # A fresh limit, so that an episode that timed out also gets its outcome.
+            async with asyncio.timeout(self.limits.timeout_s) as deadline:
+                outcome = await maybe_await(env.outcome(stop))
+            check_reward(outcome.reward)
+        except Exception as failure:
+            late = f"no result after {self.limits.timeout_s:g} s (env.episode_timeout_s)"
+            reason = late if deadline.expired() else _error_text(failure)
+            return Outcome(), f"outcome: {reason}"
+        return outcome, None
 
     async def _converse(
         self, env: AgentEnv, task: Task, sampling: Sampling, steps: list[Step]

@@ -1,9 +1,10 @@
 """Estimate advantages: how much better each action token did than expected.
 
 In: rewards, masks and values of a batch of training rows (`rollout/training_rows.py`). Out: one
-number per action token.
-Next: `losses.py` makes tokens with a positive advantage more likely and tokens with a negative one
-less likely. The local loop and verl call the same functions; recipes/credit has more estimators.
+number per action token. Next: `losses.py` makes tokens with a positive advantage more likely and
+tokens with a negative one less likely.
+
+The local loop and verl call the same functions; recipes/credit has more estimators.
 
 Only sampled tokens are actions. Rows also have prompts and tool results, so every estimator selects
 by `mask_BT` first and returns 0 elsewhere.
@@ -34,7 +35,7 @@ Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `val
 
 @dataclass(frozen=True)
 class Estimator:
-    """Decorator of an advantage estimator, which declares inputs.
+    """An estimator of advantages, with the inputs that it needs. Use it as a decorator.
 
     The last three properties are stated in a table of names, since a configuration is checked
     before any code is imported; `parts.get_estimator` copies them.
@@ -44,7 +45,7 @@ class Estimator:
     columns: tuple[Column, ...] = ()
     """Inputs beyond those that every batch has."""
     critic_mask: Callable[[Batch], Tensor] = attrgetter("mask_BT")
-    """[B, T]: the tokens that train the critic."""
+    """[B, T]: the tokens that train the critic. By default, all action tokens."""
     groups: bool = False
     """It compares the samples of a prompt, so a group of one teaches nothing."""
     critic: bool = False
@@ -82,9 +83,8 @@ def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         if len(members) == 1:
             raise ConfigError(
                 f"grpo: group {group!r} has a single trajectory and nothing to compare it with; "
-                "set "
-                "rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in one "
-                "batch, or use ppo",
+                "set rollout.samples_per_prompt to 2 or more and keep the samples of a prompt in "
+                "one batch, or use ppo",
                 code="group_of_one",
             )
         # Within the group only: a hard question's scores say nothing about an easy one's. Scores 1,

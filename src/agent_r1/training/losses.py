@@ -103,16 +103,17 @@ def value_loss(
     is active.
     """
     mask_BT = mask_BT.bool()
-    values_BT, old_values_BT, returns_BT = (
-        torch.where(mask_BT, x.float(), 0.0) for x in (values_BT, old_values_BT, returns_BT)
-    )
+    values_BT = torch.where(mask_BT, values_BT.float(), 0.0)
+    old_values_BT = torch.where(mask_BT, old_values_BT.float(), 0.0)
+    returns_BT = torch.where(mask_BT, returns_BT.float(), 0.0)
     # The value before any update of this step is the centre, as the ratio's denominator is for the
     # policy: several minibatches may then use the same returns.
     clipped_values_BT = values_BT.clamp(old_values_BT - value_clip, old_values_BT + value_clip)
     unclipped_loss_BT = (values_BT - returns_BT).square()
     clipped_loss_BT = (clipped_values_BT - returns_BT).square()
-    (clipfrac,) = _average_over_mask(mask_BT, clipped_loss_BT > unclipped_loss_BT)
-    return 0.5 * torch.maximum(unclipped_loss_BT, clipped_loss_BT), {"critic/vf_clipfrac": clipfrac}
+    loss_BT = 0.5 * torch.maximum(unclipped_loss_BT, clipped_loss_BT)
+    [clipfrac] = _average_over_mask(mask_BT, clipped_loss_BT > unclipped_loss_BT)
+    return loss_BT, {"critic/vf_clipfrac": clipfrac}
 
 
 # -------------------------------------------------------------------------------------- aggregation
