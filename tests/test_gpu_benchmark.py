@@ -17,6 +17,7 @@ import pytest
 from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour
 from runs import ROOT
 
+from agent_r1.cluster.hardware import GPUS
 from agent_r1.config import load_config
 from agent_r1.workspace import Workspace
 
@@ -143,7 +144,7 @@ def test_the_parts_fit_the_quarter_and_what_comes_back(tmp_path):
     assert sum(part.seconds for part in certain) <= 520 - 120, "verl gets what it needs to begin"
     assert all(part.least <= part.seconds and part.decides for part in parts)
     files = {name for part in parts for name in part.files} | {"kernel.json", "clock.json"}
-    assert len(files | {"log.txt"}) <= 8
+    assert len(files | {"log.txt", "memory.csv"}) <= 8
 
 
 def test_all_parts_train_one_start_model_on_one_world(tmp_path):
@@ -155,6 +156,45 @@ def test_all_parts_train_one_start_model_on_one_world(tmp_path):
         places.add((paths.start_model, paths.data, paths.index))
     carried = Workspace(load_config("pocket", ["search.encoder=ngram"], algorithm="grpo"))
     assert [place[1:] for place in places] == [(carried.data, carried.index)]
+
+
+def test_the_second_quarter_is_the_preset_on_a_share_for_80_gb(tmp_path, monkeypatch):
+    """Its settings are the preset's own, so the plan of an H100 is what the step is compared with."""
+    monkeypatch.setattr(quarter_hour, "DEVICE", "cuda")
+    parts = quarter_hour.make_second_parts(tmp_path)
+    assert sum(part.seconds for part in parts[:-1]) + parts[-1].least <= 520
+    assert all(part.least <= part.seconds and part.decides for part in parts)
+    words = parts[-1].command
+    settings = [word for word in words if "=" in word]
+    config = load_config("first-agent-1xh100", settings, algorithm="grpo")
+    preset = load_config("first-agent-1xh100", algorithm="grpo")
+    lent, budget = GPUS["H200"].memory, GPUS["H100"].memory
+    assert config.verl.gpu_memory * lent == pytest.approx(preset.verl.gpu_memory * budget, rel=0.01)
+    assert config.rollout == preset.rollout
+    limit = preset.trainer.max_tokens_per_microbatch
+    assert config.trainer.max_tokens_per_microbatch == limit
+    assert f"Qwen/{preset.model.path.split('/')[1]}" in parts[1].command
+    assert {"memory.csv", *(name for part in parts for name in part.files)} >= {"second.jsonl"}
+
+
+def test_memory_of_the_card_is_written_each_second_and_ends_with_the_parts(quarter, tmp_path):
+    smi = tmp_path / "bin" / "nvidia-smi"
+    smi.parent.mkdir()
+    smi.write_text('#!/bin/sh\necho "$*"\nexec sleep 60\n')
+    smi.chmod(0o755)
+    code = (
+        "from pathlib import Path\n"
+        "from benchmarks.gpu import quarter_hour\n"
+        f"quarter_hour.run_parts([], Path({str(quarter)!r}), 60)\n"
+        "import time\n"
+        f"while not Path({str(quarter / 'memory.csv')!r}).stat().st_size: time.sleep(.01)\n"
+    )
+    path = f"{smi.parent}:{os.environ['PATH']}"
+    environment = IMPORTS | {"PATH": path, "TEST_MARK": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, check=True, timeout=60)
+    assert "memory.used" in (quarter / "memory.csv").read_text()
+    environments = [process.info["environ"] for process in psutil.process_iter(["environ"])]
+    assert not any((one or {}).get("TEST_MARK") == str(tmp_path) for one in environments)
 
 
 def test_the_pieces_of_a_wheel_are_joined_in_any_order_of_transfers(quarter, tmp_path, monkeypatch):

@@ -310,6 +310,41 @@ def test_the_slurm_script_on_two_nodes(box):
     assert not list(box.home.glob(".ray-token*")) and not box.up.exists()
 
 
+def test_the_lines_for_two_machines_without_a_scheduler(box):
+    """docs/cloud.md's lines, typed in a shell of each machine; ray and the stages are stand-ins."""
+    section = re.search(
+        r"^## Two machines without.*?(?=^## )",
+        (ROOT / "docs/cloud.md").read_text(),
+        re.MULTILINE | re.DOTALL,
+    )[0]
+    blocks = re.findall(r"```bash\n(.*?)```", section, re.DOTALL)
+    both, first, second, train, end = (
+        block.replace("/shared/agent-r1", str(box.home))
+        .replace("FIRST", "10.0.0.1")
+        .replace(".venv-gpu/bin", f"{box.variables['AGENT_R1_VENV']}/bin")
+        for block in blocks
+    )
+    shell = {"env": environment(box.home) | box.variables | {"WANDB_API_KEY": "secret123"}}
+    shell |= {"cwd": ROOT, "capture_output": True, "text": True, "timeout": 100}
+    for lines in (both + second + end, both + first + train + end):
+        done = subprocess.run(["bash", "-euc", lines], **shell)
+        assert done.returncode == 0, done.stderr
+    worker, _, head, _ = box.log.with_name("calls.ray").read_text().splitlines()
+    start = "ray start"
+    size = "--num-cpus=44"  # as docs/cloud/slurm.sh computes it for eight GPUs
+    assert worker == f"{start} --address=10.0.0.1:6379 {size} KEY="
+    flags = f"--port=6379 {size} --include-dashboard=false"
+    assert head == f"{start} --head --node-ip-address=10.0.0.1 {flags} KEY="
+    assert "--num-cpus=$((3 * SLURM_GPUS_ON_NODE + 20))" in (
+        (ROOT / "docs/cloud/slurm.sh").read_text()
+    )
+    [train] = [call for call in box.calls() if call.startswith("train")]
+    assert train.startswith("train --preset hotpotqa-8xh100 grpo verl.nodes=2 verl.ranks=16 ")
+    assert "search.url=http://10.0.0.1:8100" in train
+    token = box.home / ".ray-token"
+    assert token.read_text() == "token" and token.stat().st_mode & 0o077 == 0
+
+
 def test_a_checkpoint_is_kept_whole_or_not_at_all(tmp_path):
     """docs/cloud/keep.sh, with folders in place of a disk and a bucket."""
     runs, kept = tmp_path / "runs", tmp_path / "kept"

@@ -31,8 +31,10 @@ def flash_packed(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
     """Attend within rows, from q [T, H, D] to k and v [T, K, D]."""
     longest = int(ends.diff().max())
     sizes = (ends, ends, longest, longest)
-    # Dropout 0, causal, no debug mask.
-    return torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, True, False)[0]
+    # As torch 2.13's varlen_attn calls it: dropout 0, causal, no debug mask, any number of tokens
+    # back and none ahead.
+    window = {"window_size_left": -1, "window_size_right": 0}
+    return torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, True, False, **window)[0]
 
 
 def row_by_row(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:

@@ -29,6 +29,8 @@ WAYS = {
     "inference.sh": ["vllm==0.27.1", "sentence-transformers==6.2.0", "-c", str(PINS)],
 }
 """What README, docs/verl.md, requirements/ and messages tell users to install."""
+WITHOUT_WHEEL = ("antlr4-python3-runtime",)
+"""Pins in pure Python that are built on every machine."""
 ONE_SET = ("torch", "vllm", "transformers", "verl", "ray", "tensordict")
 """Packages that training needs in exactly the pinned version; serving needs the first two."""
 TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
@@ -86,7 +88,7 @@ def run() -> dict[str, Any]:
     """Return figures of the resolutions, and of the installation and its checks."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-pins-") as folder:
         root = Path(folder)
-        figures: dict[str, Any] = {"resolved": resolve(root)}
+        figures: dict[str, Any] = {"resolved": resolve(root), "wheels_for_arm": count_arm(root)}
         if os.environ.get("AGENT_R1_INSTALL_GPU") != "1":
             return figures
         figures |= install(root)
@@ -134,6 +136,22 @@ def resolve(root: Path) -> dict[str, int]:
         counts[name] = len(found)
         print(f"  {name}: {len(found)} packages, torch {found['torch']}", flush=True)
     return counts
+
+
+def count_arm(root: Path) -> int:
+    """Count the pins that have a wheel for 64-bit Arm, as of a GH200. Raises if one has none."""
+    pins = read_pins(PINS.read_text())
+    wanted = root / "arm.in"
+    lines = [f"{name}=={pin}" for name, pin in pins.items() if name not in WITHOUT_WHEEL]
+    wanted.write_text("\n".join(lines) + "\n")
+    uv = [root / "tools/bin/uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
+    platform = ["--python-version", "3.12", "--python-platform", "aarch64-manylinux_2_35"]
+    compiled = call([*uv, *platform, "--no-deps", "--only-binary", ":all:", wanted])
+    count = len(read_pins(compiled))
+    if count != len(lines):
+        raise RuntimeError(f"{count} of {len(lines)} pins have a wheel for 64-bit Arm")
+    print(f"  64-bit Arm: {count} wheels", flush=True)
+    return count
 
 
 def install(root: Path) -> dict[str, Any]:

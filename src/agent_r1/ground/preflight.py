@@ -226,7 +226,7 @@ def check_cards() -> Finding:
 def check_processor() -> Finding:
     """Check for a processor that the packages of requirements/verl-gpu.txt have wheels for.
 
-    All of them have some for 64-bit Arm, as of a GH200 (resolved in November 2026).
+    For 64-bit Arm, as of a GH200, all have some but one in pure Python (lab/rehearsals/gpu_pins.py).
     """
     name = platform.machine()
     if name == "x86_64":
