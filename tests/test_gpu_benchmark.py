@@ -159,7 +159,7 @@ def test_all_parts_train_one_start_model_on_one_world(tmp_path):
 
 
 def test_the_second_quarter_is_the_preset_on_a_share_for_80_gb(tmp_path, monkeypatch):
-    """Its settings are the preset's own, so the plan of an H100 is what the step is compared with."""
+    """Its settings are the preset's own, so the step is compared with the plan of an H100."""
     monkeypatch.setattr(quarter_hour, "DEVICE", "cuda")
     parts = quarter_hour.make_second_parts(tmp_path)
     assert sum(part.seconds for part in parts[:-1]) + parts[-1].least <= 520

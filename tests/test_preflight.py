@@ -255,7 +255,8 @@ def test_the_first_line_names_preset_and_reason(programs, tmp_path, machine, fir
     variables = {"PATH": os.environ["PATH"], "AGENT_R1_VENV": "none"}
     if machine.startswith("GH200"):
         python = tmp_path / "python"
-        python.write_text(ON_ARM.replace("{python}", sys.executable).replace("{script}", str(SCRIPT)))
+        text = ON_ARM.replace("{python}", sys.executable)
+        python.write_text(text.replace("{script}", str(SCRIPT)))
         python.chmod(0o755)
         variables["PYTHON"] = str(python)
     done = speedrun(tmp_path, "--dry-run", **variables)

@@ -27,7 +27,7 @@ SLOWER = 10
 
 
 def reduce(part: Part, words: list[str]) -> Part:
-    """Return the part with smaller sizes and more seconds; what is no stage keeps its words."""
+    """Return the part with smaller sizes and more seconds."""
     if "agent_r1" in part.command:
         part = dataclasses.replace(part, command=[*part.command, *words])
     return dataclasses.replace(part, seconds=SLOWER * part.seconds, least=0)

@@ -1,9 +1,10 @@
-"""Run the presets of eight GPUs on eight gloo ranks, and Ray on two nodes with cloud.md's lines.
+"""Run presets of eight GPUs on eight gloo ranks; start Ray on two nodes.
 
-For each such preset with grpo and ppo: plan and verl's validation (`train --dry-run`), the doctor
-on eight faked H100, and an update by verl's worker on eight ranks. The rows, the limit of a pass
-and the configuration are a GPU run's, the model is narrow. Eight samplers of vLLM need more memory
-than such a machine has; gpu_config.py runs the whole life of a preset on four ranks.
+Each such preset with grpo and ppo has three checks. They are its plan with verl's validation
+(`train --dry-run`), the doctor on eight faked H100, and an update by verl's worker on eight ranks.
+The rows, the limit of a pass and the configuration are a GPU run's, the model is narrow. Ray starts
+with the lines of docs/cloud.md. Eight samplers of vLLM need more memory than such a machine has;
+gpu_config.py runs the whole life of a preset on four ranks.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ FULL = 0.9
 """Least share of trainer.max_tokens_per_microbatch that the largest pass must have."""
 NARROW = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
 NARROW |= {"intermediate": 128, "vocab": 400}
-SMI = '#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65"; done'
+CARD = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06, 9.0"
+SMI = f"#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo '{CARD}'; done\n"
 PAGE = ROOT / "docs" / "cloud.md"
 SECTION = "Two machines without a scheduler"
 FIRST = "127.0.0.2"
@@ -59,7 +61,7 @@ def run() -> dict[str, Any]:
                 agent(environment, "doctor", algorithm, "--preset", preset)
                 figures[f"{preset} {algorithm}"] = update(config, home / preset / algorithm)
                 print(f"  {preset} {algorithm}: {figures[f'{preset} {algorithm}']}", flush=True)
-        figures["two nodes"] = two_nodes(home)
+        figures["two nodes"] = two_nodes()
     return figures
 
 
@@ -107,7 +109,7 @@ def page_blocks() -> list[str]:
 
 
 def start_lines(folder: Path) -> list[str]:
-    """Return the page's lines for each of two nodes on this machine, up to the start of Ray.
+    """Return the page's lines that start Ray, for each of two nodes.
 
     Changed are addresses and folders. Added are eight GPUs, which Ray cannot count here, and
     for the second node an address of its own, because both are on one machine.
@@ -159,26 +161,25 @@ def page_cluster(folder: Path) -> Iterator[dict[str, str]]:
                 os.kill(pid, signal.SIGKILL)
 
 
-def two_nodes(home: Path) -> str:
-    """Start the page's Ray; compare what it has with what 16 ranks of the preset need."""
+def two_nodes() -> str:
+    """Start the page's Ray; compare it with what 16 ranks need."""
     [command] = [line for line in page_blocks()[3].splitlines() if "speedrun" in line]
     words = command.split()
     settings = [word for word in words if "." in word and "=" in word]
     config = load_config(words[words.index("--preset") + 1], settings, algorithm="grpo")
-    with tempfile.TemporaryDirectory(prefix="r1-") as folder:  # sockets have short paths
-        with page_cluster(Path(folder)) as environment:
-            counted = subprocess.run(
-                [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True
-            )
-            if counted.returncode:
-                raise RuntimeError(f"no Ray: {counted.stderr[-500:]}")
-            have = json.loads(counted.stdout.splitlines()[-1])
-            ray_keys = [
-                pid
-                for pid in processes("WANDB_API_KEY=secret", "raylet")
-                if pid in processes(f"AGENT_R1_TWO_NODES={Path(folder).name}")
-            ]
+    with (
+        tempfile.TemporaryDirectory(prefix="r1-") as folder,  # sockets have short paths
+        page_cluster(Path(folder)) as environment,
+    ):
+        counted = subprocess.run(
+            [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True
+        )
+        if counted.returncode:
+            raise RuntimeError(f"no Ray: {counted.stderr[-500:]}")
+        have = json.loads(counted.stdout.splitlines()[-1])
+        ours = set(processes(f"AGENT_R1_TWO_NODES={Path(folder).name}", "ray"))
+        with_key = ours & set(processes("WANDB_API_KEY=secret", "ray"))
     need = ray_cpus(config)
-    if have.get("GPU", 0) != config.verl.ranks or have["CPU"] < need or ray_keys:
-        raise RuntimeError(f"Ray has {have}, the run needs {need} CPUs; with a key: {ray_keys}")
+    if have.get("GPU", 0) != config.verl.ranks or have["CPU"] < need or with_key:
+        raise RuntimeError(f"Ray has {have}, the run needs {need} CPUs; with a key: {with_key}")
     return f"{have['GPU']:.0f} GPUs, {have['CPU']:.0f} CPUs for {need}"

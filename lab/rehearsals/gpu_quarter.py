@@ -1,8 +1,8 @@
-"""Rehearse the quarter of an hour of one GPU from its packed archives, without network, on a CPU.
+"""Rehearse the quarter of an hour of one GPU from its archives, on a CPU.
 
-The archives are made (or taken from AGENT_R1_QUARTER_PACK), unpacked one by one as they would
-arrive, and run by a Python 3.12 (python3.12, or PYTHON312) that has only packages of the GPU's
-machine, in a network namespace of its own. Sizes are small. vLLM's archive is for GPUs; the CPU
+The archives are made (or taken from AGENT_R1_QUARTER_PACK), and unpacked one by one as they would
+arrive. A Python 3.12 (python3.12, or PYTHON312) runs the parts in small sizes, in a network
+namespace of its own. It has only packages of the GPU's machine. vLLM's archive is for GPUs; the CPU
 build stands in. Then a training is ended by its limit, and another is killed: curve, clock and log
 must be there.
 """
@@ -20,8 +20,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.ground.machine import read_pins
 from benchmarks.gpu import pack_vllm, quarter_hour
+
+from agent_r1.ground.machine import read_pins
 from lab.rehearsals.gpu_config import processes
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +53,7 @@ def run() -> dict[str, Any]:
 
 
 def pack_all(root: Path) -> Path:
-    """Make the archives, with a small world; return a folder with a copy to unpack from."""
+    """Make the archives with a small world; return their folder."""
     pack = root / "pack"
     ready = os.environ.get("AGENT_R1_QUARTER_PACK")
     if ready:
@@ -190,7 +191,7 @@ def kill(root: Path, environment: dict[str, str]) -> str:
 
 
 def describe(out: Path, ended: str) -> str:
-    """Return what arrived of a training that did not end by itself; raises if a file lacks."""
+    """Return what arrived of an ended training; raise if a file is missing."""
     [row] = json.loads((out / "clock.json").read_text()).values()
     steps = len((out / "local.jsonl").read_text().splitlines())
     log = (out / "log.txt").read_text()

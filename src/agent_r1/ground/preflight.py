@@ -226,7 +226,7 @@ def check_cards() -> Finding:
 def check_processor() -> Finding:
     """Check for a processor that the packages of requirements/verl-gpu.txt have wheels for.
 
-    For 64-bit Arm, as of a GH200, all have some but one in pure Python (lab/rehearsals/gpu_pins.py).
+    For 64-bit Arm, as of a GH200, `make long PART=gpu_pins` counts them.
     """
     name = platform.machine()
     if name == "x86_64":
