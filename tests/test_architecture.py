@@ -27,6 +27,7 @@ from runs import TINY, environment
 
 import agent_r1
 import agent_r1.config
+from agent_r1 import cluster
 from agent_r1.config import tables
 
 PACKAGE = Path(__file__).parents[1] / "src" / "agent_r1"
@@ -186,6 +187,12 @@ def test_only_the_doors_take_the_whole_configuration():
 def test_every_room_has_a_storey():
     rooms = {name.split(".")[0] for name in modules(PACKAGE)}
     assert rooms == {room for rooms in STOREYS.values() for room in rooms}
+
+
+def test_the_wing_lists_its_modules():
+    folder = Path(cluster.__file__).parent
+    names = {file.name for file in folder.glob("*.py")} - {"__init__.py"}
+    assert {name for name in names if name not in cluster.__doc__} == set()
 
 
 def test_no_arrow_runs_up():

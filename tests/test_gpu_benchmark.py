@@ -14,6 +14,7 @@ import time
 
 import psutil
 import pytest
+import torch
 from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour
 from runs import ROOT
 
@@ -226,3 +227,16 @@ def test_packed_attention_is_compared_with_rows(monkeypatch):
         return packed_attention.row_by_row(q, k.flip(1), v.flip(1), ends)
 
     assert min(packed_attention.compare_attention("cpu", wrong).values()) > 0.5
+
+
+def test_the_kernels_operator_takes_grouped_heads_with_a_gradient():
+    """On tensors without numbers: the words of the call and the shapes, which a CPU can judge."""
+    ends = torch.tensor([0, 40, 57]).int()
+    shapes = [(57, heads, 128) for heads in (12, 2, 2)]
+    q, k, v = (torch.randn(s, device="meta", dtype=torch.bfloat16) for s in shapes)
+    for leaf in (q, k, v):
+        leaf.requires_grad_()
+    out = packed_attention.flash_packed(q, k, v, ends)
+    out.float().sum().backward()
+    assert out.shape == q.shape
+    assert [leaf.grad.shape for leaf in (q, k, v)] == [leaf.shape for leaf in (q, k, v)]

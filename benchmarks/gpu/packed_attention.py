@@ -30,11 +30,13 @@ ROWS = (700, 1301, 64, 2047)
 def flash_packed(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:
     """Attend within rows, from q [T, H, D] to k and v [T, K, D]."""
     longest = int(ends.diff().max())
-    sizes = (ends, ends, longest, longest)
     # As torch 2.13's varlen_attn calls it: dropout 0, causal, no debug mask, any number of tokens
     # back and none ahead.
-    window = {"window_size_left": -1, "window_size_right": 0}
-    return torch.ops.aten._flash_attention_forward(q, k, v, *sizes, 0.0, True, False, **window)[0]
+    out = torch.ops.aten._flash_attention_forward(
+        q, k, v, ends, ends, longest, longest, 0.0, True, False,
+        window_size_left=-1, window_size_right=0,
+    )  # fmt: skip
+    return out[0]
 
 
 def row_by_row(q: Tensor, k: Tensor, v: Tensor, ends: Tensor) -> Tensor:

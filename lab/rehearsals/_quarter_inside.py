@@ -14,7 +14,10 @@ from pathlib import Path
 from benchmarks.gpu import quarter_hour
 from benchmarks.gpu.quarter_hour import Part
 
+SMALL_WORLD = ["data.test=6", "data.val=4"]
+"""The archive of the world must be made with these settings, too."""
 SMALL = [
+    *SMALL_WORLD,
     *["cold_start.warm_steps=2", "cold_start.mix_tokens=512", "rollout.max_tokens_per_turn=24"],
     *["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.threads=2"],
 ]

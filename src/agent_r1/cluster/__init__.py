@@ -7,9 +7,11 @@ only adapts; everything about agents is imported from rollout/ and training/.
     plan.py          memory, disk, hours and cost on GPUs; hardware.py has their data sheets
     doctor.py        what a machine with GPUs must have
     gpu_check.py     a rehearsal of a preset with a tiny model
+    commands.py      `agent-r1 gpu-check` on the command line
     serve.py         a vLLM server, started by vllm_start.py
 
     launch.py        the user's process: checks, starts and watches the driver, shows progress
+    watchdog.py      when a run is over: a worker is gone, or nothing moves
     driver.py        the child process: starts its own Ray and gives verl its configuration
     compose.py       our Config -> verl's Hydra configuration, by settings.yaml
     trainer.py       verl's synchronous trainer with our advantages, metrics and checkpoints
