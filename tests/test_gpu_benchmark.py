@@ -217,6 +217,36 @@ def test_the_pieces_of_a_wheel_are_joined_in_any_order_of_transfers(quarter, tmp
     assert joined.read_bytes() == b"0123456789" and list(folder.iterdir()) == []
 
 
+def test_each_piece_fits_into_a_transfer_with_the_checkout(tmp_path, monkeypatch):
+    piece = tmp_path / "deps.tar.xz"
+    piece.write_bytes(bytes(1000))
+    sizes = quarter_hour.measure_pieces(tmp_path)
+    assert sizes["deps.tar.xz"] == 1000
+    # The model's wheel is cut into pieces of this size.
+    assert sizes["checkout"] + quarter_hour.CARRIER_BYTES < quarter_hour.TRANSFER_BYTES
+    monkeypatch.setattr(quarter_hour, "TRANSFER_BYTES", sizes["checkout"] + 999)
+    with pytest.raises(ValueError, match=r"deps\.tar\.xz and the checkout have"):
+        quarter_hour.measure_pieces(tmp_path)
+
+
+def test_each_package_is_in_one_archive():
+    names = [
+        "verl",
+        "ray",
+        "ray-2.60.0.dist-info",
+        "vllm",
+        "transformers",
+        "openai_harmony",
+        "yaml",
+    ]
+    groups = pack_vllm.group_names(names)
+    assert groups == {
+        "vllm": ["vllm"],
+        "ray": ["openai_harmony", "ray", "ray-2.60.0.dist-info", "transformers"],
+        "deps": ["verl"],
+    }
+
+
 def test_packed_attention_is_compared_with_rows(monkeypatch):
     """On a CPU both sides are row by row, in two precisions: what rounding alone explains."""
     monkeypatch.setattr(packed_attention, "ROWS", (40, 17, 1))

