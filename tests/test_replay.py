@@ -84,7 +84,11 @@ def test_a_slow_step_that_moves_is_not_noted(waiting):
         done(waiting.tags, "b", 3)
         waiting.tags["a"]["status"] = waiting.tags["b"]["status"] = "finished"
 
-    waiting.polls += [one_more, one_more, one_more, end]
+    def nothing():
+        pass
+
+    # After ten minutes two episodes are there, and the third one takes five more.
+    waiting.polls += [one_more, one_more, nothing, one_more, end]
     waiting()
     assert waiting.notes == []
 
