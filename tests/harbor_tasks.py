@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from agent_r1 import load_config
+import pytest
+
+from agent_r1 import AgentR1Error, load_config
+from agent_r1_recipes.harbor.container import Container, check_container
 
 DOCKERFILE = """# A comment.
 FROM python:3.13-slim AS base
@@ -59,3 +62,16 @@ def ten_tasks(folder: Path, count: int = 10) -> Path:
 def config_of(folder: Path, *settings: str):
     settings = (f"data.source={folder}", "data.harbor_engine=bubblewrap", *settings)
     return load_config("harbor", list(settings), trains=False)
+
+
+def need_container() -> None:
+    """Skip where bubblewrap starts no shell. A sandbox that starts and leaks is an error."""
+    try:
+        container = Container()
+        started = container.call("true").code == 0
+        container.remove()
+    except AgentR1Error as error:
+        pytest.skip(str(error))
+    if not started:
+        pytest.skip("bubblewrap starts no shell here")
+    check_container()

@@ -156,6 +156,7 @@ def converse(
     keep: int,
     most: int,
     watch: Callable[[], Limit | None] | None = None,
+    one_line: bool = False,
 ) -> Ran:
     """Send a text, and read until the process ends or reaches a limit.
 
@@ -164,6 +165,7 @@ def converse(
         keep: Bytes of output that are returned.
         most: Bytes of output after which it is ended.
         watch: Names a further limit that is exceeded; called about every `WATCH_S`.
+        one_line: Its answer ends with its first line, and the process waits for the next text.
     """
     assert process.stdin is not None and process.stdout is not None, "pipes, see `start`"
     output = bytearray()
@@ -192,7 +194,7 @@ def converse(
         if not events and time.monotonic() >= until:
             return ran(None, "time")
         if not process.stdin.closed and process.stdin.fileno() in events:
-            unsent = _send(process, unsent, poll)
+            unsent = _send(process, unsent, poll, close=not one_line)
         if process.stdout.fileno() not in events:
             continue
         piece = read(process, 1 << 16)
@@ -202,6 +204,8 @@ def converse(
         output += piece[: keep - len(output)]
         if count > most:
             return ran(None, "output")
+        if one_line and piece.endswith(b"\n"):
+            return ran(0)
         if now >= until:
             return ran(None, "time")
     try:
@@ -210,8 +214,10 @@ def converse(
         return ran(None, "time")
 
 
-def _send(process: subprocess.Popen[bytes], unsent: memoryview, poll: select.poll) -> memoryview:
-    """Write what the pipe takes, and close it after the last byte. Return the rest."""
+def _send(
+    process: subprocess.Popen[bytes], unsent: memoryview, poll: select.poll, close: bool
+) -> memoryview:
+    """Write what the pipe takes, and perhaps close it after the last byte. Return the rest."""
     assert process.stdin is not None, "a pipe, see `start`"
     try:
         if unsent:
@@ -222,7 +228,8 @@ def _send(process: subprocess.Popen[bytes], unsent: memoryview, poll: select.pol
         unsent = unsent[:0]
     if not unsent:
         poll.unregister(process.stdin)
-        process.stdin.close()
+        if close:
+            process.stdin.close()
     return unsent
 
 

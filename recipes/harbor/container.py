@@ -14,6 +14,7 @@ end with it.
 from __future__ import annotations
 
 import atexit
+import base64
 import contextlib
 import functools
 import importlib.util
@@ -51,6 +52,8 @@ MAX_OUTPUT = 64 << 10
 """Bytes of output that are kept; the command goes on if it prints more."""
 MOST_OUTPUT = 16 << 20
 """Bytes of output after which it is ended."""
+SHELL_S = 60
+"""Seconds of CPU of the shell that answers, and of each program that it starts."""
 MAX_COMMAND = 100_000
 """Bytes of a command. Linux passes at most 128 KB."""
 OURS = "/agent-r1"
@@ -79,6 +82,40 @@ LIMITS = (
 the new user namespace, so those of the user outside do not count."""
 COMMAND = LIMITS + 'command=$1\nshift\nexport -- "$@"\nexec /bin/bash -c "$command" </dev/null\n'
 """Of the agent: with the variables of its task, which may change how a shell starts."""
+OURS_ALONE = (
+    LIMITS
+    + "".join(f"export {name}={value}\n" for name, value in VARIABLES.items())
+    + f"export PATH={PATH}\n"
+)
+"""Begins a script of ours. It does not get the variables of the task, which could replace its
+programs."""
+SERVE = """
+answer() (
+  cd -- "${words[0]}" 2>/dev/null || cd /
+  set -- "${words[@]:1}"
+  script=$1
+  shift
+  eval "$script"
+)
+take() { # what a script that failed has not read, too; the next request stands after it
+  answer
+  code=$?
+  [ $code = 0 ] || cat >/dev/null
+  return $code
+}
+while IFS= read -r -d '' count && IFS= read -r -d '' size; do
+  words=()
+  while [ ${#words[@]} -lt $count ]; do
+    IFS= read -r -d '' word || exit 1
+    words+=("$word")
+  done
+  if [ $size = 0 ]; then answer </dev/null; else head -c $size | take; fi 2>&1 | base64 -w0
+  echo " ${PIPESTATUS[0]}"
+done
+"""
+"""A shell that answers one script after another, so that reading a file starts no new sandbox. In:
+the number of words, bytes of text, the words (directory, script, arguments), each with a zero byte,
+and the text. Out: a line with the output in base64 and the exit code."""
 STAND_IN = """#!/bin/sh
 # Stands in for an installer: what it would install was checked before.
 exit 0
@@ -127,12 +164,15 @@ class Container:
         self.directory = "/"
         self.variables: dict[str, str] = {"PATH": PATH}
         self._given: Path | None = None
+        """A folder of this machine that later commands see, read-only, as `GIVEN`."""
+        self._shell: subprocess.Popen[bytes] | None = None
         self.users = make_users()
         """Descriptor of its user namespace; None: commands run as this user."""
         if built:
             self.directory = built.directory
             self.variables = built.variables
             _copy("-a", built.root, self.root)  # with its owner
+            self._start_shell()  # now, so that it is ready when the agent asks
             return
         folders = ("root/.local/bin", "tmp", "etc", "logs/verifier", "home", "opt", "var/tmp")
         for name in (*folders, *MOUNT_POINTS):
@@ -142,13 +182,20 @@ class Container:
         (self.root / "etc/group").write_text("root:x:0:\n")
         for name in ("ld.so.cache", "alternatives"):
             (self.root / "etc" / name).symlink_to(f"{OURS}/{name}")
-        self._hand_over(self.root)
+        if self.users is not None:
+            _hand_over(self.root)
 
     def build(self, build: Build, context: Path, within_s: float) -> None:
         """Run the script of a Dockerfile. Raises AgentR1Error if a step fails."""
-        self.give(context)
-        result = self.call(build.script, within_s=within_s, keep=MOST_OUTPUT, directory="/")
-        self.give(None)
+        self._given = _readable_copy(context, self.users is not None)
+        for first in range(0, len(build.left_out), 100):
+            paths = [str(self._given / path) for path in build.left_out[first : first + 100]]
+            _host("rm", "-d", "--", *paths)  # a folder stays if something in it does
+        try:
+            result = self.call(build.script, within_s=within_s, keep=MOST_OUTPUT, directory="/")
+        finally:
+            _host("rm", "-rf", "--", str(self._given))
+            self._given = None
         _, ended, state = result.output.rpartition(END)
         if not fits(self.root):
             raise AgentR1Error("the build wrote too much", code="build_failed")
@@ -162,16 +209,6 @@ class Container:
         self.variables = dict(zip(build.variables, values, strict=False))
         ours = [place for place in PATH.split(":") if place not in path.split(":")]
         self.variables["PATH"] = ":".join([path, *ours])
-
-    def give(self, folder: Path | None) -> None:
-        """Show a folder of this machine to later calls, read-only, as `GIVEN`; None ends that."""
-        if self._given:
-            _host("rm", "-rf", "--", str(self._given))
-        self._given = None
-        if folder:  # a copy, because the user inside may be another one
-            self._given = Path(tempfile.mkdtemp(prefix="agent-r1-given-"))
-            _copy("-dR", folder, self._given)
-            self._hand_over(self._given)
 
     def run(self, command: str, within_s: float) -> Ran:
         """Run a command of a task in bash, in its directory, with its variables."""
@@ -191,18 +228,35 @@ class Container:
         keep: int = MAX_OUTPUT,
         directory: str | None = None,
     ) -> Ran:
-        """Run a script of ours: `words` are its arguments, `text` is its input.
-
-        It does not get the variables of the task, which could replace its programs.
-        """
-        assignments = "".join(f"export {name}={value}\n" for name, value in VARIABLES.items())
-        script = f"{LIMITS}{assignments}export PATH={PATH}\n{script}"
+        """Run a script of ours: `words` are its arguments, `text` is its input."""
         place = self.directory if directory is None else directory
-        return self._start(script, list(words), text, within_s, keep, place)
+        return self._start(OURS_ALONE + script, list(words), text, within_s, keep, place)
+
+    def ask(
+        self, script: str, *words: str, text: bytes = b"", within_s: float = 20.0,
+        keep: int = MAX_OUTPUT,
+    ) -> Ran:  # fmt: skip
+        """Run a short script of ours, as `call` does, in a shell that waits for the next one.
+
+        No program of a task runs in that shell. Where a task changed what the loader of programs
+        reads, each script gets a sandbox of its own, which ends all that it started.
+        """
+        shell = self._start_shell()
+        if shell is None:
+            return self.call(script, *words, text=text, within_s=within_s, keep=keep)
+        asked = [str(2 + len(words)), str(len(text)), self.directory, script, *words]
+        request = "".join(f"{word}\0" for word in asked).encode("utf-8", "replace") + text
+        result = self._converse(shell, request, within_s, MOST_OUTPUT, one_line=True)
+        answer, _, code = result.output.partition(" ")
+        if result.ended or not code.endswith("\n"):
+            self._end_shell()
+            return Ran("", None, result.ended or "time")
+        output = base64.b64decode(answer)[:keep]
+        return Ran(output.decode(errors="replace"), int(code))
 
     def for_tests(self, tests: Path) -> Container:
         """Return the container in which the tests run: this one, with the folder as `GIVEN`."""
-        self.give(tests)
+        self._given = _copy_of_tests(tests, self.users is not None)
         return self
 
     def fits(self) -> bool:
@@ -214,7 +268,7 @@ class Container:
 
     def remove(self) -> None:
         """Delete everything. Nothing runs in it any more."""
-        self.give(None)
+        self._end_shell()
         if self.users is not None:
             os.close(self.users)
             self.users = None
@@ -228,31 +282,64 @@ class Container:
     ) -> Ran:
         if not self._is_whole():
             return Ran("the container is broken: a folder of the system was replaced", 125)
+        process = self._popen(script, [str(int(within_s) + 1), place, *words])
+        try:
+            return self._converse(process, text, within_s, keep)
+        finally:
+            end(process)
+
+    def _popen(self, script: str, arguments: list[str]) -> subprocess.Popen[bytes]:
+        """Start a shell in a sandbox of its own."""
         options = ["--bind", str(self.root), "/", *_binds()]
         if self._given:
             options += ["--ro-bind", str(self._given), GIVEN]
-        arguments = [str(int(within_s) + 1), place, *words]
         begin, change = namespaces(_bubblewrap(), 0, "task"), []
         if self.users is not None:
             begin, change = namespaces_of_root(_bubblewrap(), self.users, "task")
         with _filter_file() as filter_file:
             seccomp = filter_file.fileno()
-            process = start(
+            return start(
                 [*begin, *options, "--seccomp", str(seccomp), "--chdir", "/", "--",
                  *change, "/bin/bash", "-c", script, "bash", *arguments],
                 {}, (seccomp,) if self.users is None else (seccomp, self.users),
             )  # fmt: skip
-        try:
-            watch = Watch(process.pid, self.root)
-            until = time.monotonic() + within_s
-            return converse(process, text, until, keep, MOST_OUTPUT, watch)
-        finally:
-            end(process)
 
-    def _hand_over(self, folder: Path) -> None:
-        """Give a folder to the user of the sandbox, if root runs this process."""
-        if self.users is not None:
-            _host("chown", "-hR", f"{STRANGER}:{STRANGER}", "--", str(folder))
+    def _converse(
+        self, process: subprocess.Popen[bytes], text: bytes, within_s: float, keep: int,
+        one_line: bool = False,
+    ) -> Ran:  # fmt: skip
+        watch = Watch(process.pid, self.root)
+        until = time.monotonic() + within_s
+        return converse(process, text, until, keep, MOST_OUTPUT, watch, one_line)
+
+    def _start_shell(self) -> subprocess.Popen[bytes] | None:
+        """Return the shell of `ask`; None where programs of the task would run in it."""
+        if not self._has_our_loader():
+            self._end_shell()
+        elif self._shell is None or self._shell.poll() is not None:
+            self._end_shell()
+            self._shell = self._popen(OURS_ALONE + SERVE, [str(SHELL_S), "/"])
+        return self._shell
+
+    def _end_shell(self) -> None:
+        if self._shell is not None:
+            end(self._shell)
+            self._shell = None
+
+    def _has_our_loader(self) -> bool:
+        """Return whether programs inside load libraries of this machine's /usr alone.
+
+        No program of the task runs meanwhile, so none can change that at the same time.
+        """
+        etc = self.root / "etc"
+        with contextlib.suppress(OSError):
+            if not self._is_whole() or not stat.S_ISDIR(os.lstat(etc).st_mode):
+                return False
+            with os.scandir(etc) as entries:  # as ld.so.preload, or ld-musl-x86_64.path
+                names = {entry.name for entry in entries if entry.name.startswith("ld")}
+            cache = os.readlink(etc / "ld.so.cache")
+            return names == {"ld.so.cache"} and cache == f"{OURS}/ld.so.cache"
+        return False
 
     def _is_whole(self) -> bool:
         """Return whether each mount point is a folder still, and no link."""
@@ -284,6 +371,28 @@ def _copy(options: str, source: Path, target: Path) -> None:
         raise AgentR1Error(
             f"an episode's files cannot be copied: {complaint.splitlines()[0]}", code="cannot_write"
         )
+
+
+def _hand_over(folder: Path) -> None:
+    """Give a folder to the user of the sandbox."""
+    _host("chown", "-hR", f"{STRANGER}:{STRANGER}", "--", str(folder))
+
+
+def _readable_copy(folder: Path, for_stranger: bool) -> Path:
+    """Copy a folder of a task for the user of the sandbox, who may not read the original."""
+    copy = Path(tempfile.mkdtemp(prefix="agent-r1-given-"))
+    _copy("-dR", folder, copy)
+    if for_stranger:
+        _hand_over(copy)
+    return copy
+
+
+@functools.cache
+def _copy_of_tests(folder: Path, for_stranger: bool) -> Path:
+    """Copy the tests once in a process: no episode can write to them."""
+    copy = _readable_copy(folder, for_stranger)
+    atexit.register(_host, "rm", "-rf", "--", str(copy))
+    return copy
 
 
 # ------------------------------------------------------------------------------ how it is confined

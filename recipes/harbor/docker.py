@@ -173,6 +173,8 @@ class DockerContainer:
         )
         return self._limited(ran)
 
+    ask = call
+
     def for_tests(self, tests: Path) -> DockerContainer:
         """Return a container of this one's files, with a network and the folder as `GIVEN`.
 

@@ -101,6 +101,8 @@ class Build:
     """The instructions in words, for a message."""
     variables: list[str] = field(default_factory=list)
     """Names of the variables of ENV."""
+    left_out: list[str] = field(default_factory=list)
+    """Paths of the context that no COPY sees: `ignore.py`."""
 
     @property
     def script(self) -> str:

@@ -48,7 +48,9 @@ exec base64 -w0 -- "$1"
 )
 WRITE = """
 [ ! -e "$1" ] || [ -f "$1" ] || { echo "not a regular file"; exit 1; }
-mkdir -p -- "$(dirname -- "$1")" && cat > "$1"
+folder=${1%/*}
+[ "$folder" != "$1" ] || folder=.
+[ -d "$folder/" ] || mkdir -p -- "$folder/" && cat > "$1"
 """
 READY = "\0tests\0"
 """Printed before the tests: what the agent left in their places is gone."""
@@ -62,11 +64,14 @@ printf '\0tests\0'
 export -- "$@"
 exec /bin/bash /tests/test.sh </dev/null
 """
+FOUND = "\0reward\0"
+"""Printed before the name of the file with the reward, after what a loader may complain about."""
 REWARD = r"""
+exec 2>/dev/null
 cd /logs/verifier || exit 1
 for name in reward.txt reward.json; do
   if [ -f "$name" ] && [ ! -L "$name" ]; then
-    printf '%s\0' "$name"
+    printf '\0reward\0%s\0' "$name"
     exec head -c 10000 -- "$name"
   fi
 done
@@ -190,7 +195,7 @@ class HarborTask:
         if "\0" in path or len(path) > 4096:
             return Ran("a path has at most 4096 characters, none of them zero", 1)
         keep = keep or MAX_OUTPUT
-        return self._container.call(script, path, *words, text=text, within_s=COMMAND_S, keep=keep)
+        return self._container.ask(script, path, *words, text=text, within_s=COMMAND_S, keep=keep)
 
     def _write(self, path: str, content: bytes) -> str:
         result = self._within_size(self._call(WRITE, path, text=content))
@@ -205,8 +210,9 @@ class HarborTask:
         if result.ended is not None or READY not in result.output:
             return 0.0
         container.end_processes()
-        result = container.call(REWARD)
-        name, _, text = result.output.partition("\0")
+        result = container.ask(REWARD)
+        _, _, answer = result.output.partition(FOUND)
+        name, _, text = answer.partition("\0")
         return read_reward(name, text)
 
 

@@ -26,6 +26,20 @@ COMMANDS = {
 """The command of a Debian package, where its name is another one."""
 RUNNERS = {"pytest", "pytest-json-ctrf", "uv", "pip", "setuptools", "wheel"}
 """Python packages that only run tests; ours stand in, whatever version is asked for."""
+USER_CHANGERS = {
+    "useradd", "adduser", "usermod", "groupadd", "addgroup", "su", "runuser", "gosu", "setpriv",
+}  # fmt: skip
+"""Commands for a second user, which a sandbox without rights does not have."""
+SECOND_USER = re.compile(
+    rf"(?:^|[;&|(`]|\b(?:sudo|then|do|else|exec)\s)\s*(?:{'|'.join(sorted(USER_CHANGERS))})\s"
+    r"|\bsudo\s+(?:-\S+\s+)*-u\s",
+    re.MULTILINE,
+)
+SECOND_USER_IN_PYTHON = re.compile(
+    r"\buser\s*=\s*['\"](?:nobody|daemon|www-data)['\"]|\bset(?:res|re|e)?uid\s*\("
+)
+"""Users of a plain image. Other ones need `useradd`, which is refused; `user="x"` alone may be that
+of a data base."""
 FETCHERS = {"curl", "wget", "npm", "cargo", "go", "gem", "conda"}
 REDIRECTIONS = re.compile(r"(?:\d|&)?>>?&?\s*[\w/.-]+")
 OPERATORS = re.compile(r"[;&|()<>]+")
@@ -40,6 +54,8 @@ def check_command(command: str) -> None:
     """Raise Refused for a missing package, and for commands that need a network."""
     for words in _simple_commands(command):
         _check_installer(words)
+        if USER_CHANGERS & set(words[:1]):
+            raise Refused(f"RUN {' '.join(words[:3])}: all commands run as one user here")
         if FETCHERS & set(words[:1]):
             raise Refused(f"RUN {' '.join(words[:3])}: there is no network")
         if words[:2] == ["git", "clone"] and any("://" in word for word in words):
@@ -104,6 +120,15 @@ def check_python(requirement: str) -> None:
         raise Refused(f"the Python package {name} is not here") from None
     if version and version != present_version:
         raise Refused(f"the Python package {name} is here as {present_version}, not {version}")
+
+
+def check_users(name: str, text: str) -> None:
+    """Raise Refused for a test that runs something as a second user."""
+    expression = SECOND_USER_IN_PYTHON if name.endswith(".py") else SECOND_USER
+    found = expression.search(text)
+    if found:
+        word = " ".join(found[0].split())
+        raise Refused(f"{name}: `{word}`: all commands run as one user here")
 
 
 def check_verifier(script: str) -> None:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1_recipes.harbor.dockerfile import Build, read_dockerfile
-from agent_r1_recipes.harbor.packages import Refused, check_verifier
+from agent_r1_recipes.harbor.ignore import IGNORE, list_ignored
+from agent_r1_recipes.harbor.packages import Refused, check_users, check_verifier
 
 MAX_TEXT = 1 << 20
 """Bytes of a text of a task."""
@@ -73,9 +74,16 @@ def read_task(folder: Path, with_docker: bool = False) -> HarborFolder:
     build = None
     if not with_docker:
         check_verifier(test)
-        if list((folder / "environment").glob("*.dockerignore")):
-            raise Refused("environment/.dockerignore")
+        for path in sorted((folder / "tests").glob("*.*")):
+            if path.suffix in (".py", ".sh") and path.is_file():
+                check_users(f"tests/{path.name}", read_text(folder, f"tests/{path.name}"))
         build = read_dockerfile(dockerfile)
+        context = folder / "environment"
+        # Docker prefers `Dockerfile.dockerignore`, which is rare.
+        if list(context.glob("?*.dockerignore")):
+            raise Refused("a .dockerignore of one Dockerfile")
+        if (context / IGNORE).exists():
+            build.left_out = list_ignored(read_text(context, IGNORE), context)
     return HarborFolder(
         folder,
         instruction,

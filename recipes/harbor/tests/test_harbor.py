@@ -9,12 +9,13 @@ import time
 
 import pytest
 from conftest import fails_with
-from harbor_tasks import DOCKERFILE, TEST, config_of, write_task
+from harbor_tasks import DOCKERFILE, TEST, config_of, need_container, write_task
 
 from agent_r1 import AgentR1Error
-from agent_r1_recipes.harbor.container import Container, check_container
+from agent_r1_recipes.harbor.container import Container
 from agent_r1_recipes.harbor.dockerfile import read_dockerfile
 from agent_r1_recipes.harbor.env import HarborTask, expert, read_reward
+from agent_r1_recipes.harbor.ignore import MAX_DEPTH, is_ignored, read_patterns
 from agent_r1_recipes.harbor.packages import Refused, check_verifier
 from agent_r1_recipes.harbor.source import TASKS
 from agent_r1_recipes.harbor.tasks import read_task, read_text
@@ -43,6 +44,7 @@ def test_whatever_stands_in_a_dockerfile_is_one_word_of_the_shell():
         ("FROM node:22", "FROM node:22"),
         ("FROM python:3.12\nFROM ubuntu", "several FROM"),
         ("FROM ubuntu\nUSER nobody", "USER nobody"),
+        ("FROM ubuntu\nRUN true && useradd -m me", "RUN useradd -m me: all commands run as one"),
         ("FROM ubuntu\nRUN apt-get install -y postgresql-99", "Debian package postgresql-99"),
         ("FROM ubuntu\nRUN pip install no-such-package-here", "no-such-package-here is not here"),
         ("FROM ubuntu\nRUN pip install pyyaml==0.1", "pyyaml is here as"),
@@ -138,7 +140,11 @@ def test_a_reward_that_is_no_number_is_an_error(text):
         ("task.toml", "a = " + "[" * 50_000, "cannot be read"),
         ("instruction.md", "x" * (1 << 20) + "x", "more than 1 MB"),
         ("environment/Dockerfile", "FROM ubuntu\nRUN echo \0", "a zero byte"),
-        ("environment/.dockerignore", "*", "dockerignore"),
+        ("environment/.dockerignore", "a/**/b", "line 1: .* is only read"),
+        ("environment/.dockerignore", "a\n" * 101, "more than 100 patterns"),
+        ("environment/Dockerfile.dockerignore", "*", "a .dockerignore of one Dockerfile"),
+        ("tests/test_outputs.py", "subprocess.run(['x'], user='nobody')", "run as one user"),
+        ("tests/test.sh", "set -e; su nobody -c true\n", "run as one user"),
     ],
 )
 def test_texts_that_cannot_be_meant_are_refused(tmp_path, name, text, reason):
@@ -158,15 +164,28 @@ def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(tmp_path, name):
         read_text(task, name)
 
 
+def test_ignored_files_are_those_of_docker():
+    text = "# c\n*.md\n!README.md\n**/__pycache__/\nbuild/**\n/a/*/c\nx?y\n[ab]z\n**/q*r*s\n"
+    patterns = read_patterns(text)
+    ignored = ["a.md", "d/e/__pycache__/f.pyc", "build/x/y", "a/b/c", "xyy", "az", "d/qrsrs"]
+    kept = ["README.md", "d/a.md", "d/build", "a/b/b/c", "xy", "cz", "d/qrst", "# c"]
+    assert [path for path in ignored + kept if is_ignored(path, patterns)] == ignored
+
+
+def test_no_ignored_pattern_takes_long():
+    # Read as an ordinary regular expression, one of them would not end.
+    patterns = read_patterns("\n".join(["**/" + "*a" * 100 + "*b"] * 100))
+    assert not is_ignored("/".join(["a" * 200] * MAX_DEPTH), patterns)
+    with pytest.raises(Refused, match="more than 50 folders"):
+        is_ignored("/".join("a" * 51), patterns)
+
+
 # ------------------------------------------------------------------------------- with a container
 
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory):
-    try:
-        check_container()
-    except AgentR1Error as error:
-        pytest.skip(str(error))
+    need_container()
     return write_task(tmp_path_factory.mktemp("tasks") / "sum")
 
 
@@ -204,7 +223,7 @@ def test_an_episode_sees_neither_tests_nor_another_episode(task, world):
 
 @pytest.mark.slow
 def test_time_output_and_folders_are_limited():
-    check_container()
+    need_container()
     container = Container()
     try:
         start = time.monotonic()
@@ -275,6 +294,27 @@ def test_the_shell_expands_variables_and_copies_as_docker_does(task, tmp_path):
 
 
 @pytest.mark.slow
+def test_ignored_files_are_not_copied(task, tmp_path):
+    folder = write_task(tmp_path / "task", "FROM ubuntu\nCOPY . /app/\nWORKDIR /app\n")
+    context = folder / "environment"
+    (context / ".dockerignore").write_text("*\n!numbers.txt\n!kept/y\n")
+    (context / "kept/z").mkdir(parents=True)
+    (context / "kept/y").write_text("y")
+    (context / "kept/link").symlink_to("..")
+    world = HarborTask()
+    try:
+        world.reset(str(folder), "bubblewrap")
+        assert world.run("find . -mindepth 1 | sort").split() == [
+            "./kept",
+            "./kept/y",
+            "./numbers.txt",
+        ]
+    finally:
+        world.close()
+    assert (context / "kept/link").is_symlink(), "only our copy lost it"
+
+
+@pytest.mark.slow
 def test_a_step_that_fails_is_named(task, tmp_path):
     folder = write_task(tmp_path / "task", "FROM ubuntu\nRUN echo oh no; exit 3\nRUN true\n")
     with fails_with("build_failed", "RUN echo oh no; exit 3: oh no"):
@@ -288,6 +328,19 @@ def test_an_edit_keeps_the_bytes_around_it(world):
     assert world.run("od -An -tx1 f").split() == ["61", "ff", "e2", "82", "ac"]
     assert world.edit("f", "x", "y") == "error: the text occurs 0 times"
     assert world.edit("none", "x", "y") == "error: No such file or directory"
+
+
+@pytest.mark.slow
+def test_files_are_whole_in_the_shell_that_answers(world):
+    long = "x\0\n" * 20_000
+    for path, text in (("empty", ""), ("a b/'c'\n$(d)", long), ("\u20ac", '\u20ac "')):
+        assert world.write(path, text) == "written" and world.read(path) == text
+    assert world.write("numbers.txt/x", long).startswith("error: ")
+    assert world.read("\u20ac") == '\u20ac "', "nothing of the refused text is left over"
+    shell = world.container._shell
+    shell.kill()
+    shell.wait()
+    assert world.read("empty") == "" and world.container._shell is not shell
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harbor_tasks import write_task
+from harbor_tasks import need_container, write_task
 
 from agent_r1 import AgentR1Error
 from agent_r1_recipes.code import watch
@@ -27,10 +27,7 @@ echo $((!$?)) > /logs/verifier/reward.txt
 
 @pytest.fixture(autouse=True, scope="module")
 def _confined():
-    try:
-        check_container()
-    except AgentR1Error as error:
-        pytest.skip(str(error))
+    need_container()
 
 
 @pytest.fixture(scope="module")
@@ -250,6 +247,23 @@ for call in (lambda: os.memfd_create("x"), lambda: socket.socket(40, 1, 0)):
 def test_system_calls_for_namespaces_and_uncounted_memory_are_refused(world):
     world.write("calls.py", CALLS.format(clone=56 if os.uname().machine == "x86_64" else 220))
     assert set(world.run("python3 calls.py").split()) == {"True"}
+
+
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "echo /app/x.so > /etc/ld.so.preload",
+        "rm /etc/ld.so.cache; cp /agent-r1/ld.so.cache /etc/ld.so.cache",
+        "mv /etc /e; mkdir /app/etc; cp -a /e/ld.so.cache /app/etc; ln -s /app/etc /etc",
+    ],
+)
+def test_no_library_of_the_agent_lives_in_the_shell_that_answers(world, deed):
+    # A library of the agent could start a process there, which the next command would not end.
+    assert world.read("numbers.txt") and world.container._shell.poll() is None
+    world.run(deed)
+    assert "4\n5\n33\n" in world.read("numbers.txt")
+    assert world.container._shell is None, "each answer has a sandbox of its own now"
+    assert world.get_reward() == 0.0 and world.container._shell is None
 
 
 # ------------------------------------------------------------------------------------------- bounds

@@ -34,7 +34,7 @@ elif "pwd" in words:
 elif any("tests/test.sh" in word for word in words):
     sys.stdout.write("\\0tests\\0all passed")
 elif any("/logs/verifier || exit" in word for word in words):
-    sys.stdout.write("reward.txt\\0" + "0.5")
+    sys.stdout.write("\\0reward\\0reward.txt\\0" + "0.5")
 elif script == "too long":
     import time
     time.sleep(60)
