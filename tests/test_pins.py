@@ -88,20 +88,14 @@ def test_files_of_other_systems_are_left_out():
     assert script("hashes").hashes_of({"sdist": package["sdist"]}) == (["source"], True)
 
 
-OPEN = {"pypa/gh-action-pypi-publish@release/v1"}
-"""Actions whose commit could not be looked up (SECURITY.md)."""
-
-
-def test_actions_are_pinned_by_a_commit_or_listed_as_open():
+def test_actions_are_pinned_by_a_commit_and_name_its_release():
     named = {
         match[1]
         for file in (ROOT / ".github/workflows").glob("*.yml")
-        for match in re.finditer(r"^ *-? *uses: (\S+)", file.read_text(), re.MULTILINE)
+        for match in re.finditer(r"^ *-? *uses: (.+)", file.read_text(), re.MULTILINE)
     }
-    branches = {name for name in named if not re.search("@[0-9a-f]{40}$", name)}
-    assert branches == OPEN and len(named) > len(OPEN)
-    for name in OPEN:
-        assert name in (ROOT / "SECURITY.md").read_text()
+    pinned = {name for name in named if re.fullmatch(r"\S+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", name)}
+    assert named == pinned and len(named) > 5
 
 
 def test_the_constraints_cover_the_default_installation():
