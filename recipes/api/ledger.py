@@ -46,7 +46,7 @@ class Ledger:
     """The answers of one evaluation, in a file that only grows."""
 
     def __init__(self, path: Path, prices: Prices):
-        """Open or continue `path`. Raise AgentR1Error if another process writes to it.
+        """Open or continue `path`. Raise AgentR1Error if it is no file, or in use.
 
         A line that cannot be read is named by its number, and left out.
         """
@@ -63,6 +63,10 @@ class Ledger:
         """Answers whose usage was not reported, or not believed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
+        if path.exists() and not path.is_file():  # a pipe would wait, and /dev/zero has no end
+            raise AgentR1Error(
+                f"{path} is not a regular file; choose another --out", code="unreadable_file"
+            )
         self._file = path.open("a+b")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

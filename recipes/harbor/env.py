@@ -34,10 +34,17 @@ MAX_WRITE = 64 << 10
 """Characters of a file that the agent writes."""
 MAX_EDIT = 1 << 20
 """Bytes of a file that the agent edits."""
-IS_FILE = """
+PLACE = """
+case $1 in /*) ;; *) set -- "./$1" "${@:2}" ;; esac
+"""
+"""A program takes the path `-` for its input."""
+IS_FILE = (
+    PLACE
+    + """
 [ -e "$1" ] || { echo "No such file or directory"; exit 1; }
 [ -f "$1" ] || { echo "not a regular file"; exit 1; }
 """
+)
 READ = IS_FILE + 'exec head -c "$2" -- "$1"'
 READ_ALL = (
     IS_FILE
@@ -46,12 +53,13 @@ READ_ALL = (
 exec base64 -w0 -- "$1"
 """
 )
-WRITE = """
+WRITE = (
+    PLACE
+    + """
 [ ! -e "$1" ] || [ -f "$1" ] || { echo "not a regular file"; exit 1; }
-folder=${1%/*}
-[ "$folder" != "$1" ] || folder=.
-[ -d "$folder/" ] || mkdir -p -- "$folder/" && cat > "$1"
+[ -d "${1%/*}/" ] || mkdir -p -- "${1%/*}/" && cat > "$1"
 """
+)
 READY = "\0tests\0"
 """Printed before the tests: what the agent left in their places is gone."""
 TESTS = rf"""

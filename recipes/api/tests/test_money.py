@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import resource
 import time
 
@@ -11,7 +12,7 @@ import pytest
 from api_servers import Wrong, answer, api_flow, scripted_api
 from conftest import fails_with, question_row
 
-from agent_r1 import HermesToolEnv, Sampling, StopReason, Task, run_episodes
+from agent_r1 import AgentR1Error, HermesToolEnv, Sampling, StopReason, Task, run_episodes
 from agent_r1_recipes.api.ledger import Ledger, Prices
 
 PRICED = ("rollout.api_price_in=1000", "rollout.api_price_out=2000", "rollout.api_attempts=1")
@@ -219,6 +220,19 @@ def test_what_cannot_be_counted_is_not_written(tmp_path):
         ledger.write(json.loads(line(usage=usage(10**400))))
     ledger.close()
     assert path.read_bytes() == b"" and not ledger.answers
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_a_ledger_that_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "calls.jsonl"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")  # reading it would not end
+    else:
+        path.mkdir()
+    with pytest.raises(AgentR1Error, match="calls.jsonl is not a regular file"):
+        Ledger(path, Prices(1000, 1000, 2000))
 
 
 def test_a_full_disk_is_reported_with_the_name_of_the_ledger(tmp_path):

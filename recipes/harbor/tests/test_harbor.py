@@ -333,7 +333,13 @@ def test_an_edit_keeps_the_bytes_around_it(world):
 @pytest.mark.slow
 def test_files_are_whole_in_the_shell_that_answers(world):
     long = "x\0\n" * 20_000
-    for path, text in (("empty", ""), ("a b/'c'\n$(d)", long), ("\u20ac", '\u20ac "')):
+    for path, text in (
+        ("empty", ""),
+        ("-", "dash"),
+        ("-n", "option"),
+        ("a b/'c'\n$(d)", long),
+        ("\u20ac", '\u20ac "'),
+    ):
         assert world.write(path, text) == "written" and world.read(path) == text
     assert world.write("numbers.txt/x", long).startswith("error: ")
     assert world.read("\u20ac") == '\u20ac "', "nothing of the refused text is left over"
