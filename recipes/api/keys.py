@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from html.entities import html5
 from typing import Any
 
 from agent_r1 import ConfigError
@@ -72,12 +73,14 @@ class KeyFilter:
 
 
 def _spellings(letter: str) -> str:
-    """Return a pattern of one letter: itself, or its number after a backslash, % or &#."""
+    """Return a pattern of one letter: itself, its number after a backslash, % or &#, its name."""
     code = ord(letter)
     spellings = [re.escape(letter)]
     spellings.append(rf"\\(?:u00|x)(?i:{code:02x})")
     spellings.append(rf"%(?i:{code:02x})")
     spellings.append(rf"&#0{{0,4}}{code};|&#[xX]0{{0,4}}(?i:{code:x});")
+    # As `&sol;` for a slash.
+    spellings += [f"&{name}" for name, text in html5.items() if text == letter and name[-1] == ";"]
     return f"(?:{'|'.join(spellings)})"
 
 

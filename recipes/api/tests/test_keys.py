@@ -70,6 +70,7 @@ def spellings(key):
     yield "".join(f"%{ord(letter):02X}" for letter in key)
     yield "".join(f"&#{ord(letter)};" for letter in key)
     yield "".join(f"&#x{ord(letter):x};" for letter in key)
+    yield key.replace("/", "&sol;")
 
 
 PLACES = [
