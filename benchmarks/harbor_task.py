@@ -6,8 +6,8 @@ In: nothing. Out: milliseconds of an episode and of its parts, by wall and by pr
 processes. A round plays a few episodes in a fresh process of each checkout. Rounds alternate, and
 so does the side that begins, because the load of a machine drifts.
 
-The episode is that of recipes/harbor's own tests: a container, a listing, a written solution, a run
-of it, an edit, two files read, and tests with pytest, which pay 1.
+The episode is that of recipes/harbor's own tests: a listing, a written solution, an edit, a run,
+and two files read. Then pytest pays 1.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class Container:
         self, script: str, *words: str, text: bytes = b"", within_s: float = 20.0,
         keep: int = MAX_OUTPUT,
     ) -> Ran:  # fmt: skip
-        """Run a short script of ours, as `call` does, in a shell that waits for the next one.
+        """Run a short script of ours in a shell that waits for the next one.
 
         No program of a task runs in that shell. Where a task changed what the loader of programs
         reads, each script gets a sandbox of its own, which ends all that it started.
@@ -379,7 +379,7 @@ def _hand_over(folder: Path) -> None:
 
 
 def _readable_copy(folder: Path, for_stranger: bool) -> Path:
-    """Copy a folder of a task for the user of the sandbox, who may not read the original."""
+    """Copy a folder for the user of the sandbox, who may not read the original."""
     copy = Path(tempfile.mkdtemp(prefix="agent-r1-given-"))
     _copy("-dR", folder, copy)
     if for_stranger:

@@ -4,8 +4,8 @@ In: the text of the file, and the folder. Out: paths below the folder, which `co
 from its own copy. The last pattern that fits a path or a folder above it decides, and `!` takes a
 path back, as in https://docs.docker.com/build/concepts/context/.
 
-A stranger writes the patterns, so none may take long: their number and the depth are bounded, and
-a star never gives back what it took, unless it is the last one of a name.
+A stranger writes the patterns, so none may take long. Their number and the depth are bounded. A
+star never gives back what it took, unless it is the last one of a name.
 """
 
 from __future__ import annotations

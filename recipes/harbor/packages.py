@@ -36,7 +36,8 @@ SECOND_USER = re.compile(
     re.MULTILINE,
 )
 SECOND_USER_IN_PYTHON = re.compile(
-    r"\buser\s*=\s*['\"](?:nobody|daemon|www-data)['\"]|\bset(?:res|re|e)?uid\s*\("
+    r"\buser\s*=\s*['\"](?:nobody|daemon|www-data)['\"]"  # codespell:ignore
+    r"|\bset(?:res|re|e)?uid\s*\("
 )
 """Users of a plain image. Other ones need `useradd`, which is refused; `user="x"` alone may be that
 of a data base."""
