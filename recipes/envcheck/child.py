@@ -191,6 +191,8 @@ class Run:
     oracles: dict[int, Episode] = field(default_factory=dict)
     words: list[str] = field(default_factory=list)
     replayed: list[Episode] = field(default_factory=list)
+    moves: dict[int, int] = field(default_factory=dict)
+    """Of the episodes that are played in turns."""
     best: float = float("-inf")
     """The oracle's highest reward so far."""
 
@@ -215,9 +217,14 @@ class Run:
 
         env: Any = make_env(row, self.tools, self.config.env)
         write_turn = write(env)
-        if in_turns:
-            env = InTurns(env)
-        return await play_episode(env, row, episode, write_turn, report)
+        if not in_turns:
+            return await play_episode(env, row, episode, write_turn, report)
+        self.moves[id(episode)] = 0
+        try:
+            env = InTurns(env, self.moves, id(episode))
+            return await play_episode(env, row, episode, write_turn, report)
+        finally:
+            del self.moves[id(episode)]
 
     async def by_policy(self, name: str, policy: Policy, question: int) -> Episode:
         """Play a policy of `policies.py`, and send the record."""
@@ -326,25 +333,36 @@ class Run:
 
 
 class InTurns:
-    """An environment that lets other episodes go on before each of its own moves."""
+    """An environment that waits until the other episodes have made as many moves.
 
-    def __init__(self, env: AgentEnv):
+    Worlds have threads of their own, so on a busy machine one could end before the other begins.
+    """
+
+    def __init__(self, env: AgentEnv, moves: dict[int, int], name: int):
         self.env = env
+        self.moves = moves
+        self.name = name
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.env, name)
 
     async def reset(self, row: Row) -> Observation:
-        await asyncio.sleep(0)
-        return await maybe_await(self.env.reset(row))
+        return await self.move(self.env.reset, row)
 
     async def step(self, action: Action) -> StepResult:
-        await asyncio.sleep(0)
-        return await self.env.step(action)
+        return await self.move(self.env.step, action)
 
     async def outcome(self, stop: StopReason) -> Outcome:
-        await asyncio.sleep(0)
-        return await maybe_await(self.env.outcome(stop))
+        return await self.move(self.env.outcome, stop)
+
+    async def move(self, function: Callable[[Any], Any], argument: Any) -> Any:
+        await asyncio.sleep(0)  # the others count their moves, too, from here on
+        while min(self.moves.values()) < self.moves[self.name]:
+            await asyncio.sleep(0.001)
+        try:
+            return await maybe_await(function(argument))
+        finally:
+            self.moves[self.name] += 1
 
 
 def _oracle_play(

@@ -414,12 +414,14 @@ def test_a_second_sample_of_a_turn_has_other_noise(micro, chat):
             return await super().generate(prompt_ids, sampling, session)
 
     async def agent(client, task):
-        for _ in range(3):
-            await client.ask(list(task["messages"]))
+        message = (await client.ask(list(task["messages"])))["message"]
+        more = [*task["messages"], message, {"role": "user", "content": "go on"}]
+        for _ in range(2):
+            await client.ask(more)
 
     turns = ["<answer>a</answer>", "<answer>b</answer>", "<answer>c</answer>"]
     flow = gateway_flow(
         Policy(chat, turns), chat, agent, lambda row: HermesToolEnv(micro.tools, micro.config.env)
     )
     asyncio.run(run_episodes(flow, [Task(question_row(), "0", "s", 5)], Sampling(64)))
-    assert len(set(seeds)) == 3 and seeds[0] == derive_seed(5, 0)
+    assert seeds == [derive_seed(5, 0), derive_seed(5, 1), derive_seed(5, 1, 1)]
