@@ -139,6 +139,8 @@ def test_a_table_replaces_the_one_below_it():
         "good": 0.5,
         "guess": 0.5,
     }
+    # Also where a preset may leave the table out.
+    assert load_config("discover", ["data.train_mix={3-hop: 1}"]).data.train_mix == {"3-hop": 1.0}
 
 
 # ---------------------------------------------------------------------------------- what is refused

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections import defaultdict
 from functools import cache
 from inspect import get_annotations
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import Field, create_model
 from pydantic.fields import FieldInfo
@@ -99,11 +100,11 @@ class DeclaredSettings:
         self.code = self._with_mark(settings.NamesCode)
         self.files = self._with_mark(settings.NamesFile)
         self.trusted_fields = self._with_mark(settings.Trusted)
-        values = {
-            key: get_args(field.annotation)[1]
-            for key, field in self.fields.items()
-            if get_origin(field.annotation) is dict
-        }
+        values: dict[str, Any] = {}
+        for key, field in self.fields.items():
+            table = _dictionary_in(field.annotation)
+            if table is not None:
+                values[key] = get_args(table)[1]
         shares = {
             key for key, value in values.items() if getattr(value, "__origin__", value) is float
         }
@@ -115,6 +116,19 @@ class DeclaredSettings:
     def _with_mark(self, alias: Any) -> dict[str, FieldInfo]:
         mark = alias.__metadata__[-1]
         return {key: field for key, field in self.fields.items() if mark in field.metadata}
+
+
+def _dictionary_in(annotation: Any) -> Any:
+    """Return the dictionary of an annotation such as `dict[str, float] | None`; None: it has
+    none."""
+    if get_origin(annotation) is dict:
+        return annotation
+    if get_origin(annotation) is Annotated:
+        return _dictionary_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        found = [_dictionary_in(part) for part in get_args(annotation)]
+        return next((table for table in found if table is not None), None)
+    return None
 
 
 def all_settings() -> DeclaredSettings:
