@@ -128,6 +128,15 @@ WITHOUT_TORCH = [
 ]
 
 
+def test_an_environment_with_pictures_is_refused_before_the_run(tmp_path, monkeypatch, capsys):
+    """The local loop reads tokens only. Nothing is made: no data, no cold start, no run."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    assert main("train", "grpo", *TINY, "env.name=album", "--run=album") == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "shows pictures, which the local loop cannot read; train with --engine verl" in message
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_help_refusals_and_plans_do_not_wait_for_torch(tmp_path):
     """Without verl, which needs PyTorch to validate its configuration."""
     code = (

@@ -38,7 +38,10 @@ Row = dict[str, Any]
 agent_name, env_kwargs."""
 
 Message = dict[str, Any]
-"""One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}."""
+"""One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}.
+
+With recipes/pictures, a content may be a list of {"type": "text", "text": ...} and
+{"type": "image", "image": ...}."""
 
 
 class StopReason(StrEnum):

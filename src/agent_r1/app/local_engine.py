@@ -52,7 +52,15 @@ class LocalEngine:
         return ""
 
     def check(self, config: Config) -> None:
-        """Require nothing more."""
+        """Raise ConfigError for an environment with pictures: the decoder reads tokens only."""
+        from agent_r1.env import environment
+
+        if getattr(environment(config.env.name), "shows_pictures", False):
+            raise ConfigError(
+                f"env.name={config.env.name} shows pictures, which the local loop cannot read; "
+                "train with --engine verl and a model of Qwen2.5-VL's form (recipes/pictures)",
+                code="pictures_not_read",
+            )
 
     def train(self, paths: Workspace, run: RunDir, model: Path, resume: bool, plain: bool) -> Path:
         """Train `model`; a run with checkpoints continues."""

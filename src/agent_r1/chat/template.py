@@ -188,7 +188,7 @@ class Template:
         return self._fill_skeleton(messages, tools, tuple(names))
 
     def _fill_skeleton(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
-        contents = [str(message["content"]) for message in messages]
+        contents = [_text_of(message) for message in messages]
         roles = tuple(message["role"] for message in messages)
         key = (roles, json.dumps(tools) if tools else None, calls)
         if key not in self._skeletons:
@@ -288,6 +288,16 @@ def _text(token: Any) -> Any:
     if isinstance(token, list):
         return [str(one) for one in token]
     return str(token)
+
+
+def _text_of(message: Message) -> str:
+    """Return a content. Raise ConfigError for a list of parts, such as pictures."""
+    if not isinstance(message["content"], list):
+        return str(message["content"])
+    raise ConfigError(
+        "a message has pictures, and only texts are read here; see recipes/pictures/README.md",
+        code="pictures_not_read",
+    )
 
 
 def _have_results(messages: list[Message]) -> bool:

@@ -39,8 +39,11 @@ from agent_r1.workspace import Workspace
 class VerlPolicy(Policy):
     """Wrap verl's client of its vLLM servers as a `Policy`, one object per episode.
 
-    It records which weights sampled the episode.
+    It records which weights sampled the episode. A prompt may have `pictures`, in the order of
+    their placeholders (recipes/pictures).
     """
+
+    reads_pictures = True
 
     def __init__(self, client, stop_ids: tuple[int, ...], use_seeds: bool):
         self.client = client
@@ -62,10 +65,13 @@ class VerlPolicy(Policy):
         }
         if self.use_seeds and sampling.seed is not None:
             parameters["seed"] = sampling.seed % 2**63
+        pictures = getattr(prompt_ids, "pictures", ())
+        # A text model's server need not know this argument.
+        media = {"image_data": list(pictures)} if pictures else {}
         start = time.perf_counter()
         try:
             out = await self.client.generate(
-                session, prompt_ids=prompt_ids, sampling_params=parameters
+                session, prompt_ids=list(prompt_ids), sampling_params=parameters, **media
             )
         # Ray and vLLM raise many kinds, with the same meaning for the run.
         except Exception as error:
@@ -176,7 +182,11 @@ class AgentR1Loop(AgentLoopBase):
         metrics = AgentLoopMetrics(
             generate_sequences=policy.seconds, tool_calls=seconds - policy.seconds
         )
-        return [row_output(r, trajectory, metrics, extra, columns) for r in rows]
+        outputs = [row_output(r, trajectory, metrics, extra, columns) for r in rows]
+        # verl makes pixels and positions of these pictures, and does not store them.
+        for output, pictures in zip(outputs, trajectory.extra.get("pictures", ()), strict=False):
+            output.multi_modal_data = {"images": list(pictures)}
+        return outputs
 
     def _note_failure(self, text: str) -> None:
         """Store a failure for the trainer, which only sees that trajectories are missing.
