@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import fails_with
 from test_verl_compose import composed, smoke
 
 from agent_r1.rollout.training_rows import trajectory_rows
@@ -94,7 +95,9 @@ def play_on_verl(kit, processor, tmp_path, monkeypatch, keep):
     monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (config, kit.chat, {}))
     server = Server(kit)
     wrapped = DictConfigWrap(composed(smoke(), tmp_path))
-    loop = agent_loop.AgentR1Loop(wrapped, server, env_name="album", run=str(tmp_path))
+    loop = agent_loop.AgentR1Loop(
+        wrapped, server, env_name="album", run=str(tmp_path), processor=processor
+    )
     place = {"uid": "0", "session_id": 0, "global_steps": 2}
     params = {"temperature": 1.0, "top_p": 1.0}
     return asyncio.run(loop.run(params, **(row | place))), server.requests
@@ -167,12 +170,26 @@ def test_a_text_that_spells_a_placeholder_does_not_end_verls_worker(
         AgentLoopWorker._compute_multi_modal_inputs(worker, output, hostile)
 
 
+def test_verl_without_a_processor_is_refused(tmp_path, kit, monkeypatch):
+    """verl would take the model for a text model, and train without the pictures."""
+    monkeypatch.setattr(agent_loop, "_open_shared", lambda *_: (smoke(), kit.chat, {}))
+    (tmp_path / "verl").mkdir()
+    wrapped = DictConfigWrap(composed(smoke(), tmp_path))
+    loop = agent_loop.AgentR1Loop(wrapped, None, env_name="album", run=str(tmp_path))
+    place = {"raw_prompt": [], "uid": "0", "session_id": 0, "global_steps": 2, "index": 0}
+    with fails_with("pictures_not_read", match="verl has no processor"):
+        asyncio.run(loop.run({"temperature": 1.0, "top_p": 1.0}, **place))
+    assert "install torchvision" in (tmp_path / "verl" / "failure.txt").read_text()
+
+
 def test_a_text_policy_sends_no_pictures(kit):
     """A server without this argument keeps working."""
 
     class TextServer:
         async def generate(self, request_id, prompt_ids, sampling_params):
-            return TokenOutput([1], [-1.0], "completed", extra_fields={})
+            return TokenOutput(
+                token_ids=[1], log_probs=[-1.0], stop_reason="completed", extra_fields={}
+            )
 
     policy = agent_loop.VerlPolicy(TextServer(), (1,), use_seeds=True)
     sampling = agent_loop.Sampling(max_tokens=4)

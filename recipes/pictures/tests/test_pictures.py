@@ -46,7 +46,7 @@ from agent_r1_recipes.pictures.rows import (
     row_messages,
     verl_columns,
 )
-from agent_r1_recipes.pictures.tiny import TEMPLATE, logprobs_of
+from agent_r1_recipes.pictures.tiny import TEMPLATE, logprobs_of, make_tokenizer
 
 SAMPLING = Sampling(max_tokens=64)
 
@@ -177,9 +177,9 @@ def test_a_tag_in_a_text_with_a_picture_is_split_as_without(kit):
 
 
 def test_what_a_tool_says_about_itself_is_a_text_too(kit):
-    kit.processor.tokenizer.chat_template = "{{ tools | tojson if tools }}" + TEMPLATE
-    chat = PictureChat(kit.processor.tokenizer, kit.processor.image_processor)
-    kit.processor.tokenizer.chat_template = TEMPLATE
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{{ tools | tojson if tools }}" + TEMPLATE
+    chat = PictureChat(tokenizer, kit.processor.image_processor)
     tools = [{"type": "function", "function": {"name": "a", "description": f"shows {PAD}"}}]
     ids = chat.prompt_ids(row_messages(album_row()), tools)
     assert ids.count(chat.pad_id) == 6 and "shows < |image_pad|>" in chat.decode(ids)
@@ -295,7 +295,7 @@ def test_only_a_decoded_picture_is_a_picture(kit, tmp_path):
     ],
 )
 def test_a_template_that_writes_pictures_otherwise_is_refused(kit, old, new, code):
-    tokenizer = compare.make_kit().processor.tokenizer
+    tokenizer = make_tokenizer()
     tokenizer.chat_template = TEMPLATE.replace(old, new)
     assert tokenizer.chat_template != TEMPLATE
     with fails_with(code):

@@ -23,6 +23,7 @@ from agent_r1.chat.tokenizer import load_chat
 from agent_r1.cluster.watchdog import report
 from agent_r1.config import Config, from_yaml
 from agent_r1.core import Generation, Policy, Sampling, StopReason, Trajectory
+from agent_r1.env import environment
 from agent_r1.evaluation.records import trajectory_record
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.columns import PROCESS, Column
@@ -110,10 +111,13 @@ class AgentR1Loop(AgentLoopBase):
     """Run one episode. verl makes one object each, by an environment's name in
     `agent_loops.yaml`."""
 
-    def __init__(self, trainer_config, server_manager, env_name: str, run: str, **_):
+    def __init__(
+        self, trainer_config, server_manager, env_name: str, run: str, processor=None, **_
+    ):
         # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each
         # episode.
         self.client = server_manager
+        self.processor = processor
         self.env_name = env_name
         self.run_path = Path(run)
         # On a GPU, vLLM samples seeded requests one after the other, at each token; and results do
@@ -143,6 +147,7 @@ class AgentR1Loop(AgentLoopBase):
         sampling = Sampling(c.rollout.max_tokens_per_turn, sampling_params["temperature"])
         start = time.perf_counter()
         try:
+            self._check_processor()
             trajectory = await loop.play(Task(question, row["uid"], session, seed), sampling)
             compares = training and c.algorithm_has("greedy")
             if compares and row["session_id"] == 0:  # the prompt's other samples share it
@@ -187,6 +192,19 @@ class AgentR1Loop(AgentLoopBase):
         for output, pictures in zip(outputs, trajectory.extra.get("pictures", ()), strict=False):
             output.multi_modal_data = {"images": list(pictures)}
         return outputs
+
+    def _check_processor(self) -> None:
+        """Raise AgentR1Error where verl would train without the pictures of the environment.
+
+        If verl cannot open a model's processor, it warns and takes the model for a text model.
+        """
+        shows_pictures = getattr(environment(self.env_name), "shows_pictures", False)
+        if shows_pictures and self.processor is None:
+            raise AgentR1Error(
+                f"env.name={self.env_name} shows pictures, and verl has no processor of this "
+                "model; install torchvision, and see verl's warning in the log",
+                code="pictures_not_read",
+            )
 
     def _note_failure(self, text: str) -> None:
         """Store a failure for the trainer, which only sees that trajectories are missing.
