@@ -127,11 +127,11 @@ class PictureChat(ChatFormat):
         for number, piece in enumerate(pieces):
             end = start + len(piece)
             tags = frozenset(tag - start for tag in template_tags if start <= tag < end)
-            left = END if number else before
-            right = START if number + 1 < len(pieces) else after
+            fence_before = END if number else before
+            fence_after = START if number + 1 < len(pieces) else after
             if number:
                 ids += self._picture_ids
-            ids += super()._encode_data(piece, tags, left, right)
+            ids += super()._encode_data(piece, tags, fence_before, fence_after)
             start = end + len(self._mark)
         return tuple(ids)
 
@@ -145,12 +145,12 @@ class PictureChat(ChatFormat):
                 "model of Qwen2.5-VL's form",
                 code="template_not_exact",
             )
-        shown = iter(pictures)
-        expanded: list[int] = []
+        counts = [self.count_tokens(picture) for picture in pictures]
+        all_ids: list[int] = []
         for token in ids:
-            times = self.count_tokens(next(shown)) if token == self.pad_id else 1
-            expanded += [token] * times
-        return expanded
+            times = counts.pop(0) if token == self.pad_id else 1
+            all_ids += [token] * times
+        return all_ids
 
 
 # ------------------------------------------------------------------------------ parts of a content

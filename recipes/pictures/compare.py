@@ -69,8 +69,8 @@ class Recorder(Album):
 
     async def step(self, action):
         result = await super().step(action)
-        said = {"role": "assistant", "content": action.text}
-        self.contexts[-1].append(said)
+        turn = {"role": "assistant", "content": action.text}
+        self.contexts[-1].append(turn)
         if result.observation and result.observation.rewrite:
             self.contexts.append(list(result.observation.messages))
         elif result.observation:
@@ -151,16 +151,15 @@ def compare_row(
         positions.append(place)
     same["positions"] = torch.equal(positions[0], positions[1])
     actions = torch.tensor(row.action_mask).bool()
-    recorded = torch.tensor(row.logprobs)
-    recomputed = logprobs_of(kit.model, theirs)
+    logprobs = logprobs_of(kit.model, theirs)
     blank = [Image.new("RGB", picture.size, "black") for picture in pictures]
-    unlike = logprobs_of(kit.model, model_inputs(kit.chat, row.input_ids, tuple(blank)))
+    other = logprobs_of(kit.model, model_inputs(kit.chat, row.input_ids, tuple(blank)))
     return Comparison(
         tokens=len(row.input_ids),
         pictures=len(pictures),
         same=same,
-        rounding=(recorded - recomputed)[actions].abs().max().item(),
-        other=(unlike - recomputed)[actions].abs().max().item(),
+        rounding=(torch.tensor(row.logprobs) - logprobs)[actions].abs().max().item(),
+        other=(other - logprobs)[actions].abs().max().item(),
     )
 
 
@@ -170,8 +169,8 @@ def compare(kit: Kit, keep: str) -> list[Comparison]:
     rows = trajectory_rows(trajectory, 0)
     pictures = trajectory.extra["pictures"]
     return [
-        compare_row(kit, row, shown, messages)
-        for row, shown, messages in zip(rows, pictures, contexts, strict=True)
+        compare_row(kit, row, row_pictures, messages)
+        for row, row_pictures, messages in zip(rows, pictures, contexts, strict=True)
     ]
 
 
@@ -184,7 +183,7 @@ def pictures(a: Namespace) -> None:
     """Print the comparison of each row. Raise AgentR1Error if a row differs."""
     kit = make_kit()
     print("a tiny random model of Qwen2.5-VL's architecture; nothing is trained")
-    failed = []
+    failures: list[str] = []
     for keep in KEEPS:
         for number, row in enumerate(compare(kit, keep)):
             title = f"keep={keep}, row {number}"
@@ -196,10 +195,10 @@ def pictures(a: Namespace) -> None:
                 f"differ by {row.rounding:.1e}, with another picture by {row.other:.2f}"
             )
             if differences or row.rounding > ROUNDING or row.other < 100 * ROUNDING:
-                failed.append(title)
-    if failed:
+                failures.append(title)
+    if failures:
         raise AgentR1Error(
-            f"not as transformers has it: {'; '.join(failed)}; report it with the versions of "
+            f"not as transformers has it: {'; '.join(failures)}; report it with the versions of "
             "torch and transformers",
             code="pictures_differ",
         )

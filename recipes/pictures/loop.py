@@ -121,7 +121,7 @@ def pictures_of(step: Step) -> tuple[Image.Image, ...]:
 
 def row_pictures(trajectory: Trajectory) -> list[tuple[Image.Image, ...]]:
     """Return the pictures of each row that `trajectory_rows` makes, in order."""
-    found = []
+    pictures_of_rows: list[tuple[Image.Image, ...]] = []
     for row in trajectory_rows(trajectory, 0):
         last = max(place for place, is_action in enumerate(row.action_mask) if is_action)
         first, *later = trajectory.steps[row.step_ids[last] :]
@@ -131,8 +131,8 @@ def row_pictures(trajectory: Trajectory) -> list[tuple[Image.Image, ...]]:
             ids = step.observation_ids
             if len(ids) > last and row.input_ids[: len(ids)] == ids:
                 pictures = pictures_of(step)
-        found.append(pictures)
-    return found
+        pictures_of_rows.append(pictures)
+    return pictures_of_rows
 
 
 def _refuse_replaced(last: Step, ids: list[int], pictures: tuple[Image.Image, ...]) -> None:
@@ -141,8 +141,8 @@ def _refuse_replaced(last: Step, ids: list[int], pictures: tuple[Image.Image, ..
     The row rule compares ids. It would join the step to a row with the earlier pictures.
     """
     so_far = [*last.observation_ids, *last.action_ids]
-    shown = pictures_of(last)
-    if ids[: len(so_far)] == so_far and pictures[: len(shown)] != shown:
+    before = pictures_of(last)
+    if ids[: len(so_far)] == so_far and pictures[: len(before)] != before:
         raise AgentR1Error(
             "a rewritten context shows another picture where the same tokens had one; keep the "
             "earlier picture, or change the text before it",

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from agent_r1 import AgentR1Error, Message, Row
-from agent_r1_recipes.pictures.chat import PictureChat, is_picture, parts_of
+from agent_r1_recipes.pictures.chat import PictureChat, break_up, is_picture, parts_of
 from agent_r1_recipes.pictures.files import picture_part, png
 
 VERL_MARKS = re.compile("<image>|<video>|<audio>")
@@ -38,9 +38,9 @@ def model_inputs(
         "mm_token_type_ids": (ids_1T == chat.pad_id).long(),
     }
     if pictures:
-        seen = chat.image_processor(images=list(pictures), return_tensors="pt")
-        inputs["pixel_values"] = seen["pixel_values"]
-        inputs["image_grid_thw"] = seen["image_grid_thw"]
+        pixels = chat.image_processor(images=list(pictures), return_tensors="pt")
+        inputs["pixel_values"] = pixels["pixel_values"]
+        inputs["image_grid_thw"] = pixels["image_grid_thw"]
     return inputs
 
 
@@ -56,11 +56,11 @@ def check_placeholders(
         if token == chat.pad_id:
             lengths[-1] += 1
         before = token
-    expected = [chat.count_tokens(picture) for picture in pictures]
-    if lengths != expected:
+    right_lengths = [chat.count_tokens(picture) for picture in pictures]
+    if lengths != right_lengths:
         raise AgentR1Error(
-            f"a row has placeholders of {lengths} tokens, and its pictures require {expected}; "
-            "the row and its pictures do not belong together",
+            f"a row has placeholders of {lengths} tokens, and its pictures require "
+            f"{right_lengths}; the row and its pictures do not belong together",
             code="wrong_pictures",
         )
 
@@ -76,11 +76,11 @@ def engine_prompt(
     vLLM repeats the placeholders itself. verl's server makes the same request.
     """
     check_placeholders(chat, ids, pictures)
-    collapsed: list[int] = []
+    short_ids: list[int] = []
     for token in ids:
-        if token != chat.pad_id or collapsed[-1:] != [chat.pad_id]:
-            collapsed.append(token)
-    return {"prompt_token_ids": collapsed, "multi_modal_data": {"image": list(pictures)}}
+        if token != chat.pad_id or short_ids[-1:] != [chat.pad_id]:
+            short_ids.append(token)
+    return {"prompt_token_ids": short_ids, "multi_modal_data": {"image": list(pictures)}}
 
 
 def chat_messages(messages: list[Message]) -> list[Message]:
@@ -88,16 +88,18 @@ def chat_messages(messages: list[Message]) -> list[Message]:
 
     The server encodes the conversation itself, so its ids are not ours: not for training.
     """
-    translated = []
+    chat_form = []
     for message in messages:
         parts = []
         for part in parts_of(message):
             if is_picture(part):
                 code = base64.b64encode(png(part["image"])).decode()
-                part = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{code}"}}
-            parts.append(part)
-        translated.append(message | {"content": parts})
-    return translated
+                url = {"url": f"data:image/png;base64,{code}"}
+                parts.append({"type": "image_url", "image_url": url})
+            else:
+                parts.append({"type": "text", "text": break_up(part["text"])})
+        chat_form.append(message | {"content": parts})
+    return chat_form
 
 
 # --------------------------------------------------------------------------------------------- verl
@@ -117,9 +119,9 @@ def verl_columns(messages: list[Message]) -> dict[str, Any]:
                 text += "<image>"
                 images.append({"bytes": png(part["image"])})
                 continue
-            if found := VERL_MARKS.search(part["text"]):
+            if mark := VERL_MARKS.search(part["text"]):
                 raise AgentR1Error(
-                    f"a text of a prompt contains {found[0]}, which verl replaces with a file; "
+                    f"a text of a prompt contains {mark[0]}, which verl replaces with a file; "
                     "write it in another way",
                     code="wrong_question",
                 )

@@ -409,8 +409,11 @@ def test_a_request_of_vllm_has_one_placeholder_a_picture(kit):
 
 
 def test_a_chat_endpoint_gets_the_same_pixels():
-    [message] = chat_messages(row_messages(album_row()))
-    text, image = message["content"]
+    [message] = row_messages(album_row())
+    message["content"].append(text_part(f"a {PAD}"))
+    [sent] = chat_messages([message])
+    text, image, hostile = sent["content"]
+    assert hostile == text_part("a < |image_pad|>")
     kind, _, code = image["image_url"]["url"].partition(",")
     assert (text["type"], image["type"], kind) == ("text", "image_url", "data:image/png;base64")
     assert open_picture(base64.b64decode(code)) == pictures_in(row_messages(album_row()))[0]
