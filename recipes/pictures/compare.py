@@ -17,9 +17,13 @@ import torch
 from PIL import Image
 
 from agent_r1 import (
+    Action,
     AgentR1Error,
     Message,
+    Observation,
+    Row,
     Sampling,
+    StepResult,
     Task,
     TrainingRow,
     Trajectory,
@@ -62,12 +66,12 @@ class Recorder(Album):
         super().__init__()
         self.contexts = contexts
 
-    def reset(self, row):
+    def reset(self, row: Row) -> Observation:
         observation = super().reset(row)
         self.contexts.append(list(observation.messages))
         return observation
 
-    async def step(self, action):
+    async def step(self, action: Action) -> StepResult:
         result = await super().step(action)
         turn = {"role": "assistant", "content": action.text}
         self.contexts[-1].append(turn)

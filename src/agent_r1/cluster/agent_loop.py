@@ -112,7 +112,7 @@ class AgentR1Loop(AgentLoopBase):
     `agent_loops.yaml`."""
 
     def __init__(
-        self, trainer_config, server_manager, env_name: str, run: str, processor=None, **_
+        self, trainer_config, server_manager, env_name: str, run: str, processor: Any = None, **_
     ):
         # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each
         # episode.
