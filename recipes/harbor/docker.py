@@ -120,7 +120,8 @@ class DockerContainer:
         """Start a container of an image. `options` replace having no network."""
         self.program = program
         self.name = f"{LABEL}-{uuid.uuid4().hex[:12]}"
-        self.variables: dict[str, str] = {}  # the image has them
+        self.variables: dict[str, str] = {}
+        """Those of task.toml; the image has the others."""
         self._image_to_remove = ""
         self._tests: DockerContainer | None = None
         limits = [
@@ -144,9 +145,9 @@ class DockerContainer:
         refused = refuse_command(command)
         if refused:
             return refused
-        ran = self.program(
-            "exec", self.name, "/bin/bash", "-c", command, within_s=within_s, keep=MAX_OUTPUT
-        )
+        variables = [f"--env={name}={value}" for name, value in self.variables.items()]
+        words = ["exec", *variables, self.name, "/bin/bash", "-c", command]
+        ran = self.program(*words, within_s=within_s, keep=MAX_OUTPUT)
         return self._limited(ran)
 
     def call(

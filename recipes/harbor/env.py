@@ -16,6 +16,7 @@ import base64
 import functools
 import json
 import math
+import shlex
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -126,6 +127,7 @@ class HarborTask:
         with _LOCK:  # episodes have threads of their own, and a task is built once
             self.task, make_copy = _image(task, engine)
         self.container = make_copy()
+        self.container.variables = self.container.variables | self.task.environment_env
         self.done = False
         return f"Working directory: {self.container.directory}"
 
@@ -276,5 +278,8 @@ def expert(row: Row, history: list[Message], rng: Any) -> str:
         text = files[place].read_text(encoding="utf-8", errors="replace")
         return Hermes.call("write", path=name, text=text)
     if place == len(files) and files:
-        return Hermes.call("run", command="bash /solution/solve.sh")
+        variables = read_task(folder.parent, with_docker=True).solution_env
+        words = ["env", *(f"{name}={value}" for name, value in variables.items())]
+        words += ["bash", "/solution/solve.sh"]
+        return Hermes.call("run", command=shlex.join(words if variables else words[1:]))
     return Hermes.answer("done")

@@ -12,14 +12,24 @@ from __future__ import annotations
 import hashlib
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any, cast
 
-from agent_r1 import SPLITS, Asked, ConfigError, DataConfig, Made, Source
+from agent_r1 import (
+    SPLITS,
+    Asked,
+    ConfigError,
+    DataConfig,
+    Made,
+    Source,
+    describe_counts,
+    say,
+)
 from agent_r1_recipes.harbor.docker import Engine, find_program
 from agent_r1_recipes.harbor.packages import Refused
 from agent_r1_recipes.harbor.settings import HarborSettings
-from agent_r1_recipes.harbor.tasks import HarborFolder, read_task, task_folders
+from agent_r1_recipes.harbor.tasks import HARMLESS, HarborFolder, read_task, task_folders
 
 
 class HarborTasks(Source):
@@ -40,6 +50,11 @@ class HarborTasks(Source):
                 f"data.source={place}: none of {len(refusals)} Harbor tasks runs here ({reasons})",
                 code="no_tasks",
             )
+        not_read: Counter[str] = Counter()
+        for task in tasks:
+            not_read.update(task.not_read)
+        if not_read:
+            say(f"  {place.name}, task.toml: {describe_counts(not_read, HARMLESS)}")
         questions = [
             Asked(
                 task.instruction.strip(),

@@ -4,8 +4,9 @@ In: a folder as in https://www.harborframework.com/docs/tasks, with task.toml, i
 environment/Dockerfile and tests/test.sh. Out: a `HarborFolder`, or the reason for a refusal. Next:
 `env.py` plays it in an engine: `docker.py`, or `container.py` with the script of `dockerfile.py`.
 
-Compose files, GPUs, services, several steps and a separate verifier are refused with any engine.
-Without Docker, what the script cannot say is refused, too.
+Compose files, GPUs, services, several steps and a separate verifier are refused with any engine. So
+is each key of task.toml whose value is not read here, unless it stands in `HARMLESS`. Without
+Docker, what the script cannot say is refused, too.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import re
 import stat
 import tomllib
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from agent_r1_recipes.harbor.dockerfile import Build, read_dockerfile
+from agent_r1 import Fields
+from agent_r1_recipes.harbor.dockerfile import FIXED, Build, read_dockerfile
 from agent_r1_recipes.harbor.ignore import IGNORE, list_ignored
 from agent_r1_recipes.harbor.packages import Refused, check_users, check_verifier
 
@@ -27,6 +29,26 @@ MAX_TEXT = 1 << 20
 MAX_FILES = 2000
 MAX_BYTES = 64 << 20
 """Of a task's folder."""
+HARMLESS = {
+    "version": "the version of the form",
+    "schema_version": "the version of the form",
+    "source": "the data set's name",
+    "task": "the task's name and authors",
+    "metadata": "about the task; its tests do not see it",
+    "artifacts": "files to keep of a trial; the reward does not need them",
+    "agent.timeout_sec": "env.episode_timeout_s bounds an episode",
+    "agent.network_mode": "the agent has no network here",
+    "verifier.network_mode": "the engine decides: see this recipe's page",
+    "environment.allow_internet": "the agent has no network here",
+    "environment.network_mode": "the agent has no network here",
+    "environment.docker_image": "the image of this Dockerfile, made before",
+    "environment.cpus": "limits are those of this recipe's page",
+    "environment.memory": "limits are those of this recipe's page",
+    "environment.memory_mb": "limits are those of this recipe's page",
+    "environment.storage": "limits are those of this recipe's page",
+    "environment.storage_mb": "limits are those of this recipe's page",
+}
+"""Keys of task.toml whose values are not read -> what they are."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +61,14 @@ class HarborFolder:
     """None where Docker builds it."""
     build_s: float
     verifier_s: float
+    environment_env: dict[str, str] = field(default_factory=dict)
+    """Variables of the agent's commands and of the tests."""
     verifier_env: dict[str, str] = field(default_factory=dict)
+    """Variables of the tests alone."""
+    solution_env: dict[str, str] = field(default_factory=dict)
+    """Variables of the task's own solution."""
+    not_read: Counter[str] = field(default_factory=Counter)
+    """Keys of task.toml in `HARMLESS` that have a value."""
 
 
 def task_folders(place: Path) -> list[Path]:
@@ -53,10 +82,7 @@ def task_folders(place: Path) -> list[Path]:
 def read_task(folder: Path, with_docker: bool = False) -> HarborFolder:
     """Read a task. Raises Refused with the reason if it cannot run here."""
     check_files(folder)
-    try:
-        values = tomllib.loads(read_text(folder, "task.toml"))
-    except (ValueError, RecursionError) as error:
-        raise Refused(f"task.toml cannot be read: {' '.join(str(error).split())}") from None
+    values = _read_toml(folder)
     instruction = read_text(folder, "instruction.md")
     environment = _table(values, "environment")
     for key in ("gpus", "mcp_servers"):
@@ -67,6 +93,10 @@ def read_task(folder: Path, with_docker: bool = False) -> HarborFolder:
         raise Refused("a verifier in a container of its own")
     if values.get("steps"):
         raise Refused("several steps in task.toml")
+    for section in ("agent", "verifier"):
+        user = _table(values, section).get("user")
+        if user not in (None, "", "root", 0):
+            raise Refused(f"{section}.user = {user!r:.40} in task.toml: only root is here")
     if list((folder / "environment").glob("*compose*.y*ml")):
         raise Refused("a compose file: it has services")
     dockerfile = read_text(folder, "environment/Dockerfile")
@@ -84,14 +114,28 @@ def read_task(folder: Path, with_docker: bool = False) -> HarborFolder:
             raise Refused("a .dockerignore of one Dockerfile")
         if (context / IGNORE).exists():
             build.left_out = list_ignored(read_text(context, IGNORE), context)
-    return HarborFolder(
+    task = HarborFolder(
         folder,
         instruction,
         build,
-        build_s=_seconds(environment.get("build_timeout_sec"), 600),
-        verifier_s=_seconds(verifier.get("timeout_sec"), 600),
-        verifier_env=_variables(_table(verifier, "env")),
+        build_s=_seconds(environment, "build_timeout_sec", 600),
+        verifier_s=_seconds(verifier, "timeout_sec", 600),
+        environment_env=_variables(environment, "environment"),
+        verifier_env=_variables(verifier, "verifier"),
+        solution_env=_variables(_table(values, "solution"), "solution"),
     )
+    try:
+        values.refuse_unread(HARMLESS, task.not_read)
+    except ValueError as error:
+        raise Refused(f"task.toml: {error}") from None
+    return task
+
+
+def _read_toml(folder: Path) -> Fields:
+    try:
+        return Fields(tomllib.loads(read_text(folder, "task.toml")))
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"task.toml cannot be read: {' '.join(str(error).split())}") from None
 
 
 def check_files(folder: Path) -> None:
@@ -144,22 +188,38 @@ def read_text(folder: Path, name: str) -> str:
         raise Refused(f"{name} is not in UTF-8") from None
 
 
-def _variables(table: dict[str, Any]) -> dict[str, str]:
-    """Return the variables of a table. Raises Refused for what a shell cannot set."""
+def _variables(table: Fields, section: str) -> dict[str, str]:
+    """Return the variables `env` of a section. Raises Refused for what a shell cannot set."""
     variables = {}
-    for name, value in table.items():
+    entries = table.whole("env", {})
+    if not isinstance(entries, dict):
+        raise Refused(f"{section}.env in task.toml is no table")
+    for name, value in entries.items():
+        place = f"{section}.env.{name} in task.toml"
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or isinstance(value, dict | list):
-            raise Refused(f"verifier.env.{name} in task.toml")
+            raise Refused(place)
+        if name in FIXED:
+            raise Refused(f"{place}: a shell keeps that variable for itself")
         variables[name] = str(value)
         if "\0" in variables[name] or "${" in variables[name]:
-            raise Refused(f"verifier.env.{name} in task.toml is a variable of this machine")
+            raise Refused(f"{place} is a variable of this machine")
     return variables
 
 
-def _table(values: object, key: str) -> dict[str, Any]:
-    table = values.get(key) if isinstance(values, dict) else None
-    return table if isinstance(table, dict) else {}
+def _table(values: Fields, key: str) -> Fields:
+    """Return a section; an empty one if there is none."""
+    table = values.get(key)
+    if table is None:
+        return Fields({})
+    if not isinstance(table, Fields):
+        raise Refused(f"{key} in task.toml is no section")
+    return table
 
 
-def _seconds(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) and 0 < value < 1e5 else default
+def _seconds(table: Fields, key: str, default: float) -> float:
+    value = table.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e5:
+        raise Refused(f"{key} = {value!r:.40} in task.toml: it is a number of seconds")
+    return float(value)
