@@ -235,8 +235,10 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
 
 
 def as_text(message: Message) -> str:
-    """Write a message as data. Calls of a turn that the model did not sample become plain text."""
+    """Write a message as data. Thought and calls of a turn that was not sampled become text."""
     text = message["content"]
+    if message.get("thought"):
+        text = f"<think>{message['thought']}</think>{text}"
     for _, name, arguments in message.get("tool_calls") or ():
         text += (
             f'\n<tool_call>\n{{"name": {json.dumps(name)}, "arguments": {arguments}}}\n</tool_call>'
@@ -248,7 +250,7 @@ def spelling(message: Message) -> tuple[str, ...]:
     """Return what of a message the client wrote decides its place."""
     if message["role"] == "assistant":
         calls = [(name, canonical(arguments)) for _, name, arguments in message["tool_calls"]]
-        return "assistant", message["content"].strip(), repr(calls)
+        return "assistant", message["content"].strip(), message.get("thought", ""), repr(calls)
     return message["role"], message["content"]
 
 

@@ -4,19 +4,20 @@ In: the body of a request, or a sampled turn. Out: a `Call`, or a `Refusal` with
 sentence; the body of an answer, or the events of a stream. Next: `matching.py` finds the
 conversation.
 
-What is not supported is refused, never ignored: an ignored field would change the agent in silence.
-The sampling fields are the exception. The run's own temperature and noise win, because a client's
-`seed=42` would make all samples of a group equal. Each overridden field is counted.
+What is not read is refused, never ignored: an ignored field would change the agent in silence. Two
+lists are the exception. The run's own temperature and noise win, because a client's `seed=42` would
+make all samples of a group equal. And `HARMLESS` names fields that change no turn. Both are counted.
 """
 
 from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1 import Message, ToolCall
+from agent_r1 import Fields, Message, ToolCall
 
 OVERRIDDEN_SETTINGS = (
     "temperature",
@@ -39,30 +40,29 @@ REFUSED_SETTINGS = {
     "top_logprobs": "log-probabilities are not returned",
     "web_search_options": "there is no search on the server's side",
 }
-READ_SETTINGS = (
-    "model",
-    "messages",
-    "tools",
-    "stop",
-    "max_tokens",
-    "max_completion_tokens",
-    "stream",
-    "stream_options",
-    "n",
-    "tool_choice",
-    "parallel_tool_calls",
-    "logprobs",
-)
+HARMLESS = {
+    "user": "who asks",
+    "safety_identifier": "who asks",
+    "metadata": "for a server's log",
+    "store": "for a server's log",
+    "service_tier": "a server's queue",
+    "prompt_cache_key": "a server's cache",
+    "prompt_cache_retention": "a server's cache",
+    "reasoning_effort": "the model thinks as long as it was trained to",
+    "verbosity": "the model writes as much as it was trained to",
+    "parallel_tool_calls": "a turn has as many calls as the model writes",
+    "stream_options.include_obfuscation": "padding of a stream",
+    "messages.name": "who speaks; a result is known by its call's id",
+    "messages.annotations": "links that a server adds to an answer",
+    "messages.tool_calls.index": "the place in a stream; the list has the same order",
+    "messages.content.annotations": "links that a server adds to an answer",
+    "messages.content.cache_control": "a server's cache",
+}
+"""Fields of a request whose values are not read -> what they are."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Fields of an assistant message in which clients keep or drop the thought."""
-READ_PARTS = {
-    "system": ("role", "content"),
-    "developer": ("role", "content"),
-    "user": ("role", "content"),
-    "tool": ("role", "content", "tool_call_id", "name"),
-    "assistant": ("role", "content", "tool_calls", "name", "refusal", "annotations", *THOUGHTS),
-}
-"""Role -> parts of a message that the model reads, or that clients send back from an answer."""
+TEXT_PARTS = ("text", "input_text", "output_text")
+"""Types of a content's parts whose `text` is the message's."""
 
 
 MOST_FIELDS = 100
@@ -91,7 +91,8 @@ class Call:
     """One request for a completion."""
 
     messages: list[Message]
-    """role, content as text, and for assistants `tool_calls` as (id, name, arguments as text)."""
+    """role, content as text, and for assistants `thought`, and `tool_calls` as (id, name, arguments
+    as text)."""
     tools: list[dict[str, Any]]
     stop: list[str]
     max_tokens: int | None
@@ -108,15 +109,16 @@ def read_call(body: bytes) -> Call:
     """Read a request's body. Raise Refusal for anything that would not be honoured."""
     try:
         values = json.loads(body)
+        values = Fields(values) if isinstance(values, dict) else None
     except (ValueError, RecursionError):
-        raise Refusal("the body is not valid JSON") from None
-    if not isinstance(values, dict):
+        raise Refusal("the body is not valid JSON, or too deep") from None
+    if values is None:
         raise Refusal("the body is not a JSON object")
     if len(values) > MOST_FIELDS:
         raise Refusal(f"the body has more than {MOST_FIELDS} fields")
     names = {name for name, value in values.items() if value not in (None, [], {})}
     for name in sorted(names & REFUSED_SETTINGS.keys()):
-        if values[name] != {"type": "text"}:  # response_format's default
+        if values.whole(name) != {"type": "text"}:  # response_format's default
             raise Refusal(f"{name} is not supported: {REFUSED_SETTINGS[name]}")
     if values.get("n") is not None and (type(values["n"]) is not int or values["n"] != 1):
         raise Refusal("n must be 1: a call is one turn of one conversation; call again instead")
@@ -138,12 +140,13 @@ def read_call(body: bytes) -> Call:
     messages = values.get("messages")
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list of at least one message")
-    tools = _read_tools(values.get("tools") or [])
+    tools = _read_tools(values.whole("tools") or [])
     required = _read_tool_choice(values.get("tool_choice"), tools)
     if values.get("tool_choice") == "none":
         tools = []
-    known_names = {*READ_SETTINGS, *OVERRIDDEN_SETTINGS, *REFUSED_SETTINGS}
-    return Call(
+    if values.get("modalities") not in (None, [], ["text"]):
+        raise Refusal("modalities must be text: nothing else is sampled")
+    call = Call(
         messages=_read_messages(messages),
         tools=tools,
         stop=stop,
@@ -153,8 +156,21 @@ def read_call(body: bytes) -> Call:
         model=model,
         required=required,
         overridden_names=sorted(names & set(OVERRIDDEN_SETTINGS)),
-        ignored_names=sorted(names - known_names) + _ignored_parts(messages),
     )
+    call.ignored_names = _unread_names(values)
+    return call
+
+
+def _unread_names(values: Fields) -> list[str]:
+    """Return the harmless fields that were not read. Raise Refusal for another one."""
+    for name in (*OVERRIDDEN_SETTINGS, *REFUSED_SETTINGS):
+        values.whole(name)
+    counts: Counter[str] = Counter()
+    try:
+        values.refuse_unread(HARMLESS, counts)
+    except ValueError as error:
+        raise Refusal(f"not supported: {error}") from None
+    return sorted(name.replace(".", "_") for name in counts)
 
 
 def _read_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
@@ -167,7 +183,7 @@ def _read_tool_choice(choice: Any, tools: list[dict[str, Any]]) -> str:
         return ""
     names = [tool["function"]["name"] for tool in tools]
     name = "any"
-    if isinstance(choice, dict):
+    if isinstance(choice, dict) and choice.get("type", "function") == "function":
         function = choice.get("function")
         name = function.get("name") if isinstance(function, dict) else None
     elif choice != "required":
@@ -187,15 +203,6 @@ def _read_max_tokens(values: dict[str, Any]) -> int | None:
             raise Refusal(f"{name} must be a whole number of at least 1")
         limits.append(value)
     return min(limits, default=None)
-
-
-def _ignored_parts(messages: list[dict[str, Any]]) -> list[str]:
-    """Return names of parts that the model does not read, such as a user's name."""
-    names: set[str] = set()
-    for message in messages:
-        known_names = READ_PARTS[message["role"]]
-        names.update(key for key, value in message.items() if value and key not in known_names)
-    return sorted(f"message_{name}" for name in names)
 
 
 def _read_tools(tools: Any) -> list[dict[str, Any]]:
@@ -240,6 +247,7 @@ def _read_messages(messages: list[Any]) -> list[Message]:
             if message.get("function_call"):
                 raise Refusal(f"{place}: function_call is not supported; use tool_calls")
             text["tool_calls"] = _read_calls(message.get("tool_calls") or [], place)
+            text["thought"] = _read_thought(message, place)
             known_ids.update(call[0] for call in text["tool_calls"])
         elif role == "tool":
             key = message.get("tool_call_id")
@@ -259,18 +267,31 @@ def _read_content(content: Any, place: str) -> str:
         raise Refusal(f"{place}: content must be text")
     text = ""
     for part in content:
-        if not isinstance(part, dict) or not isinstance(part.get("text"), str):
+        known = isinstance(part, Fields) and part.get("type", "text") in TEXT_PARTS
+        if not known or not isinstance(part.get("text"), str):
             raise Refusal(f"{place}: only text is supported; images and audio are not")
         text += part["text"]
     return text
+
+
+def _read_thought(message: Fields, place: str) -> str:
+    """Return the thought of a turn. Only one that was not sampled here is read by the model."""
+    thoughts = [message.get(name) or "" for name in THOUGHTS]
+    if not all(isinstance(thought, str) for thought in thoughts):
+        raise Refusal(f"{place}: a thought must be text")
+    if len({*thoughts} - {""}) > 1:
+        raise Refusal(f"{place}: two different thoughts, in two of {', '.join(THOUGHTS)}")
+    return max(thoughts)
 
 
 def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
     entries: list[tuple[str, str, str]] = []
     for call in calls if isinstance(calls, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(call, dict) or not isinstance(function, dict):
+        if not isinstance(call, Fields) or not isinstance(function, Fields):
             raise Refusal(f"{place}: a call must have an id and a function")
+        if call.get("type") not in ("function", None):
+            raise Refusal(f"{place}: a call of a type that is no function")
         key = call.get("id")
         name = function.get("name")
         arguments = function.get("arguments")

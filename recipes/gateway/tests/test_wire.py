@@ -14,6 +14,7 @@ from agents import SEARCH, gateway_flow, lenient
 from conftest import ScriptedPolicy, call, cut, question_row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from other_values import is_harmless, with_other_values
 
 from agent_r1 import (
     Hermes,
@@ -26,7 +27,7 @@ from agent_r1 import (
     run_episodes,
     trajectory_rows,
 )
-from agent_r1_recipes.gateway.wire import Refusal, read_call
+from agent_r1_recipes.gateway.wire import HARMLESS, Refusal, read_call
 
 ANSWER = "<think>short</think><answer>Marn</answer>"
 
@@ -154,6 +155,80 @@ VALID = {
 }
 
 
+PUBLISHED = VALID | {
+    "messages": [
+        *VALID["messages"],
+        {"role": "assistant", "content": "c", "reasoning_content": "t", "annotations": [{"a": "b"}]},
+        {"role": "user", "name": "n", "content": [{"type": "text", "text": "t",
+         "cache_control": {"type": "ephemeral"}}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "t", "annotations": [{"a": "b"}]}],
+         "tool_calls": [{"index": 0, "id": "j", "type": "function",
+                         "function": {"name": "f", "arguments": "{}"}}]},
+    ],
+    "model": "m", "temperature": 0.5, "top_p": 0.9, "seed": 1, "user": "u", "metadata": {"a": "b"},
+    "safety_identifier": "s", "store": True, "service_tier": "auto", "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h", "reasoning_effort": "low", "verbosity": "low",
+    "parallel_tool_calls": True, "modalities": ["text"],
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+}  # fmt: skip
+"""The fields of OpenAI's form that published clients send."""
+
+
+def test_each_value_is_read_refused_or_harmless():
+    """... or overridden by the run, and counted."""
+    before = read_call(json.dumps(PUBLISHED).encode())
+    named = set()
+    for name, other in with_other_values(PUBLISHED):
+        try:
+            call = read_call(json.dumps(other).encode())
+            seen = call != before or name in call.overridden_names
+        except Refusal:
+            seen = True
+        assert seen or is_harmless(name, HARMLESS), name
+        named.update(key for key in HARMLESS if is_harmless(name, [key]))
+    assert named == set(HARMLESS)
+    assert set(before.ignored_names) == {name.replace(".", "_") for name in HARMLESS}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"guided_json": {"type": "object"}}, "'guided_json'"),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, "'chat_template_kwargs'"),
+        ({"min_tokens": 5}, "'min_tokens'"),
+        ({"modalities": ["audio"]}, "modalities"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}}, "tool_choice"),
+        ({"messages": [*USER, {"role": "assistant", "refusal": "I will not."}]}, "refusal"),
+        ({"messages": [{"role": "user", "content": [{"type": "x", "text": "t"}]}]}, "only text"),
+        (
+            {"messages": [*USER, {"role": "assistant", "reasoning": "a", "thinking": "b"}]},
+            "two different thoughts",
+        ),
+    ],
+)
+def test_a_field_that_would_change_a_turn_is_refused_by_name(change, words):
+    with pytest.raises(Refusal, match=words):
+        read_call(json.dumps({"messages": USER} | change).encode())
+
+
+def test_the_thought_of_an_example_is_shown(micro, chat):
+    """Of a turn that the model sampled, the ids have it; of another one, the text."""
+    prompts = []
+
+    async def agent(client, task):
+        example = {"role": "assistant", "content": "Tulo", "reasoning_content": "look first"}
+        await client.ask([*USER, example, *USER])
+        return "Marn"
+
+    def script(session, turn, ids):
+        prompts.append(chat.decode(ids))
+        return ANSWER
+
+    play(micro, chat, script, agent)
+    [prompt] = prompts
+    assert "<think>look first</think>Tulo" in prompt
+
+
 def places(value, path=()):
     """List the paths of all parts of a JSON value."""
     yield path
@@ -186,7 +261,7 @@ def test_a_deep_body_is_read_or_refused(micro, chat):
     statuses = set()
 
     async def agent(client, task):
-        for depth in range(880, 1000, 4):
+        for depth in range(100, 1000, 30):
             schema = '{"a": ' * depth + "1" + "}" * depth
             tool = f'{{"type": "function", "function": {{"name": "f", "parameters": {schema}}}}}'
             body = f'{{"messages": [{{"role": "user", "content": "?"}}], "tools": [{tool}]}}'
@@ -203,7 +278,7 @@ def test_what_a_message_has_besides_its_text_is_counted(micro, chat):
         await client.ask([{"role": "user", "name": "bob", "content": "Who founded Vexlor?"}])
 
     _, flow = play(micro, chat, [ANSWER], agent)
-    assert flow.counts["gateway/ignored_message_name"] == 1
+    assert flow.counts["gateway/ignored_messages_name"] == 1
 
 
 def test_a_tool_without_a_schema_takes_no_arguments(micro, chat):
