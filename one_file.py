@@ -44,7 +44,7 @@ class World:
     """Everything that RL starts from: questions, a search tool, and a model that plays badly."""
 
     def __init__(self, seed):
-        # Makes what is missing, in AGENT_R1_HOME or here, and prints one line with the seconds.
+        # Makes what is missing, in AGENT_R1_HOME or here, and prints how far it is.
         files = open_run("smoke", "grpo", seed=seed).prepare()
         self.train = files.load_rows("train")
         self.test = files.load_rows("test")  # 300 questions; training never has their names

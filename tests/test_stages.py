@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -14,6 +15,7 @@ from agent_r1.app import stages
 from agent_r1.config import Config, load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import whole
+from agent_r1.ground.ui import progress
 from agent_r1.training import run
 from agent_r1.workspace import Workspace, stage
 
@@ -225,3 +227,25 @@ def test_eval_before_claims_the_run_for_its_settings(prepared, capsys):
     assert main("train", "grpo", *tiny, "--seed=1") == 1
     said = capsys.readouterr().err.splitlines()
     assert all("seed: 0 there, 1 now" in line for line in said) and len(said) == 2
+
+
+def test_preparing_shows_how_far_it_is_and_not_the_stages_lines(tmp_path, monkeypatch, capsys):
+    """one_file.py and `open_run` prepare so: a minute of cloning, and on a busy machine several."""
+    clock = iter(range(0, 1000, 6))
+    monkeypatch.setattr("agent_r1.ground.ui.time.monotonic", lambda: next(clock))
+
+    def make_missing(paths):
+        print("data: 300 questions")
+        with progress("cloning", 4) as advance:
+            for step in range(4):
+                advance(f"copy loss {step}.5")
+
+    monkeypatch.setattr(stages, "make_missing", make_missing)
+    stages.prepare(Workspace(load_config("small", []), tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:3] == [
+        "making data, index and start model ... ",
+        "  cloning 2/4 copy loss 1.5",
+        "  cloning 4/4 copy loss 3.5",
+    ]
+    assert re.fullmatch(r"\d+\.\d s, in .*/artifacts", lines[3]) and len(lines) == 4

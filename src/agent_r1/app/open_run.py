@@ -68,7 +68,7 @@ class Run:
     def prepare(self) -> Workspace:
         """Make data, index and start model, unless they exist. Return the workspace.
 
-        Prints one line with the seconds if anything was missing.
+        Prints one line with the seconds if anything was missing, and how far cloning is.
         """
         from agent_r1.app import stages
 

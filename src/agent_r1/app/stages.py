@@ -18,10 +18,11 @@ import contextlib
 import io
 import json
 import re
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
@@ -57,6 +58,10 @@ CONDITION_QUESTIONS = 100
 """Questions for each of `trainer.eval_conditions`: gives +-.05 near .9, in about a second."""
 
 
+PROGRESS = re.compile(r"  [a-z]+ \d+/\d+\b")
+"""How `ui.progress` begins a line outside a terminal: `  cloning 120/570 ...`."""
+
+
 def make_missing(paths: Workspace) -> None:
     """Run those stages before training whose artefacts do not exist."""
     paths.make_task()
@@ -66,15 +71,35 @@ def make_missing(paths: Workspace) -> None:
 
 
 def prepare(paths: Workspace) -> None:
-    """Run `make_missing`, and print one line if there was anything to do."""
+    """Run `make_missing`, and print one line if there was anything to do; also a line every ten
+    seconds while it clones."""
     has_index = paths.index.exists() or not paths.needs_index
     if paths.data.exists() and has_index and paths.start_model.exists():
         return
     print("making data, index and start model ...", end=" ", flush=True)
     start = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()):  # the stages have many lines
+    shown = _OnlyProgress(sys.stdout)
+    with contextlib.redirect_stdout(shown):  # the stages have many lines
         make_missing(paths)
+    if shown.lines:
+        print()
     say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
+
+
+class _OnlyProgress(io.StringIO):
+    """Pass on the lines of `ui.progress`, one every ten seconds, and keep the others from sight."""
+
+    def __init__(self, stream: IO[str]):
+        super().__init__()
+        self.stream = stream
+        self.lines = 0
+
+    def write(self, text: str) -> int:
+        if PROGRESS.match(text):
+            self.lines += 1
+            self.stream.write(f"\n{text}")
+            self.stream.flush()
+        return len(text)
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
