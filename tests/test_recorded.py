@@ -21,6 +21,9 @@ from agent_r1.data import own_rows
 from agent_r1.env.hermes import HERMES, Hermes
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.tool import tool
+from agent_r1_recipes.gateway import wire
+from agent_r1_recipes.harbor import tasks
+from agent_r1_recipes.mcp import client
 
 
 @tool
@@ -287,9 +290,11 @@ def test_tags_of_the_dialect_stay_tokens(chat):
 
 def test_the_page_quotes_the_lists_of_harmless_keys():
     page = (Path(__file__).parents[1] / "docs" / "what-is-read.md").read_text()
-    for harmless in (HARMLESS, own_rows.HARMLESS):
+    lists = (HARMLESS, own_rows.HARMLESS, wire.HARMLESS, client.HARMLESS, tasks.HARMLESS)
+    for harmless in lists:
         table = "\n".join(f"| `{key}` | {reason} |" for key, reason in harmless.items())
         assert f"|---|---|\n{table}\n" in page
+    assert page.count("|---|---|") == len(lists)
 
 
 def test_a_thinking_models_turn_begins_after_its_opening():

@@ -58,6 +58,18 @@ first."""
 EXIT_S = 5.0
 """For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
 
+HARMLESS = {
+    "_meta": "for programs",
+    "annotations": "for a user's screen",
+    "icons": "for a user's screen",
+    "mimeType": "the kind of a text or file",
+    "size": "of a linked file",
+    "data": "a picture or sound: the agent reads that it cannot be shown",
+    "uri": "of an embedded text, which is shown itself",
+    "blob": "a file that is no text: the agent reads that it cannot be shown",
+}
+"""Keys of a tool's result whose values the agent does not read -> what they are."""
+
 T = TypeVar("T")
 
 
@@ -91,6 +103,8 @@ class McpTool(BaseTool):
         result = await asyncio.wrap_future(
             self.session.ask(lambda client: client.call_tool(self.remote_name, args))
         )
+        if getattr(result, "result_type", "complete") != "complete":
+            raise InvalidArgumentsError(f"the server wants more: {result.result_type}")
         texts = [_text(part) for part in result.content]
         structured = result.structured_content
         if structured is not None and not _holds("\n".join(texts), structured):
@@ -189,10 +203,12 @@ def _text(part: types.ContentBlock) -> str:
         return part.text
     if part.type == "resource":
         text = getattr(part.resource, "text", None)
-        if text is not None:  # not a blob
+        if text is not None:
             return text
+        return f"[{part.resource.uri}, which cannot be shown]"
     if part.type == "resource_link":
-        return f"{part.name}: {part.uri}"
+        words = [part.name, part.title, part.description, str(part.uri)]
+        return ": ".join(word for word in words if word)
     return f"[{part.type}, which cannot be shown]"
 
 

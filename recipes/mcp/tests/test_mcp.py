@@ -13,18 +13,22 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import mcp_servers
 import pytest
 from building import called, tools_of
 from conftest import ScriptedPolicy, call, question_row, task
+from other_values import with_other_values
 
 from agent_r1 import (
     AgentR1Error,
     ConfigError,
     EnvConfig,
+    InvalidArgumentsError,
     RolloutConfig,
     Sampling,
     StopReason,
@@ -33,6 +37,7 @@ from agent_r1 import (
     run_episodes,
 )
 from agent_r1_recipes.mcp import client as mcp
+from agent_r1_recipes.mcp.client import HARMLESS, McpTool
 from agent_r1_recipes.mcp.settings import McpSettings
 
 SERVERS = Path(mcp_servers.__file__)
@@ -484,6 +489,52 @@ def test_the_text_of_an_embedded_resource_is_text():
     assert _text(types.EmbeddedResource(type="resource", resource=text)) == "THE BODY"
     assert (
         _text(types.EmbeddedResource(type="resource", resource=blob))
-        == "[resource, which cannot be shown]"
+        == "[file:///a.png, which cannot be shown]"
     )
     assert _text(link) == "a.txt: file:///a.txt"
+
+
+PUBLISHED = {
+    "_meta": {"a": "b"},
+    "isError": False,
+    "resultType": "complete",
+    "structuredContent": {"price": 12, "note": {"of": ["x"]}},
+    "content": [
+        {"type": "text", "text": "t", "annotations": {"priority": 1.0}, "_meta": {"a": "b"}},
+        {"type": "image", "data": "aGk=", "mimeType": "image/png"},
+        {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"},
+        {"type": "resource", "resource": {"uri": "f:///t", "text": "b", "mimeType": "text/plain"}},
+        {"type": "resource", "resource": {"uri": "f:///b", "blob": "aGk=", "mimeType": "a/b"}},
+        {"type": "resource_link", "name": "n", "title": "l", "description": "d", "uri": "f:///l",
+         "size": 3, "mimeType": "text/plain", "icons": [{"src": "f:///i"}]},
+    ],
+}  # fmt: skip
+"""Every key of a result, as the protocol has them."""
+
+
+def read_result(body: dict) -> str:
+    """Return what an agent reads of a result, errors included."""
+    import mcp.types as types
+
+    session = SimpleNamespace(ask=lambda call: future)
+    future: Future = Future()
+    future.set_result(types.CallToolResult.model_validate(body))
+    tool = SimpleNamespace(session=session)
+    try:
+        return asyncio.run(McpTool.execute(tool, {})).content
+    except InvalidArgumentsError as error:
+        return f"error: {error}"
+
+
+def test_each_value_of_a_result_is_read_refused_or_harmless():
+    before = read_result(PUBLISHED)
+    named = set()
+    for name, other in with_other_values(PUBLISHED):
+        key = next((word for word in name.split(".") if word in HARMLESS), None)
+        try:
+            seen = read_result(other) != before
+        except ValueError:  # the SDK refuses a part of an unknown type
+            seen = True
+        assert seen or key, name
+        named.add(key)
+    assert named - {None} == set(HARMLESS)
