@@ -1,8 +1,9 @@
-"""Play agents through the gateway: 500 equal episodes, 1,000 hostile ones, four real clients.
+"""Play agents through the gateway: 500 equal episodes, 1,000 hostile ones, seven real clients.
 
 The tests of recipes/gateway and recipes/api do the same with tens of episodes. Here they run in
 pytest, because the world and the model are its fixtures. The clients of CLIENTS are installed from
-the registry, each in an environment of its own; curl is the machine's.
+the registry, each in an environment of its own; curl is the machine's. build/recorded gets the
+requests of six clients: copied to recipes/gateway/tests/recorded, `make test` replays them.
 """
 
 from __future__ import annotations
@@ -19,12 +20,16 @@ ROOT = Path(__file__).parents[2]
 TESTS = (
     "recipes/gateway/tests/test_at_size.py",
     "recipes/gateway/tests/test_real_clients.py",
+    "recipes/gateway/tests/test_six_clients.py",
     "recipes/api/tests/test_own_model.py",
 )
 CLIENTS = {
-    "openai": ("openai==3.54.0",),
+    "openai": ("openai==3.57.0",),
     "langgraph": ("langgraph==1.2.22", "langchain-openai==1.7.4"),
     "openai-agents": ("openai-agents==0.24.0",),
+    "litellm": ("litellm==1.110.2",),
+    "pydantic-ai-slim": ("pydantic-ai-slim[openai]==2.68.0",),
+    "smolagents": ("smolagents[openai]==1.26.0",),
 }
 
 
@@ -44,10 +49,15 @@ def run() -> dict[str, Any]:
             print(f"installing {name} ...", flush=True)
             pythons[name] = str(install(Path(folder) / name, packages))
         figures = Path(folder) / "figures.json"
+        recordings = ROOT / "build" / "recorded"
+        recordings.mkdir(parents=True, exist_ok=True)
         environment = os.environ | {
             "AGENT_R1_FIGURES": str(figures),
             "AGENT_R1_CLIENTS": json.dumps(pythons),
+            "AGENT_R1_RECORDINGS": str(recordings),
             "OMP_NUM_THREADS": "1",
+            # LiteLLM would ask for a list of prices first.
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
             # Neither client may send traces anywhere.
             "LANGSMITH_TRACING": "false",
             "OPENAI_AGENTS_DISABLE_TRACING": "1",

@@ -25,6 +25,7 @@ from agent_r1 import (
     Source,
     describe_counts,
     say,
+    share_out,
 )
 from agent_r1_recipes.harbor.docker import Engine, find_program
 from agent_r1_recipes.harbor.packages import Refused
@@ -119,24 +120,6 @@ def _key(task: HarborFolder) -> str:
         if path.is_file():
             digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def share_out(count: int, wanted: dict[str, int]) -> dict[str, int] | None:
-    """Return the sizes of disjoint splits, or None if one would be empty.
-
-    Enough tasks give the sizes that are wanted; fewer are shared out in that proportion.
-    """
-    total = sum(wanted.values())
-    if count >= total:
-        return wanted
-    if count < len(wanted):
-        return None
-    sizes = {split: max(1, count * size // total) for split, size in wanted.items()}
-    while sum(sizes.values()) > count:
-        sizes[max(sizes, key=lambda split: sizes[split])] -= 1
-    last = list(sizes)[-1]
-    sizes[last] += count - sum(sizes.values())
-    return sizes
 
 
 def main(place: str, engine: str = "auto") -> None:

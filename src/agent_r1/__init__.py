@@ -78,7 +78,7 @@ AUTHORS = {
     "data.storage": ("Passage",),
     "data.source": ("SPLITS", "Asked", "Made", "Source"),
     "data.spellings": ("title_key",),
-    "data.splits": ("RecordSource",),
+    "data.splits": ("RecordSource", "share_out"),
     "env.base": ("BaseToolEnv",),
     "env.dialect": ("Dialect", "Part"),
     "env.stateful_env": ("WorldEnv",),

@@ -57,5 +57,19 @@ def test_a_recorded_client_is_trained_on_all_that_was_sampled(file, micro, chat)
     assert counts["gateway/unmet_tool_choice"] == record.get("unmet_tool_choice", 0)
 
 
-def test_there_are_recorded_clients():
-    assert RECORDS
+def test_the_table_of_the_page_is_that_of_the_records():
+    page = (Path(__file__).parents[1] / "README.md").read_text()
+    packages = set()
+    for file in RECORDS:
+        record = json.loads(file.read_text())
+        package, version = record["client"].split()
+        packages.add(package)
+        tokens = record["tokens"]
+        row = f"| `{file.stem}` | {package} | {version} | {record['recorded']} | {tokens} of {tokens} |"
+        assert row in page
+    assert packages == {
+        "openai", "openai-agents", "langgraph", "litellm", "pydantic-ai-slim", "smolagents",
+    }  # fmt: skip
+    assert len([line for line in page.splitlines() if " of " in line and "2026" in line]) == len(
+        RECORDS
+    )

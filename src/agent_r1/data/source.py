@@ -52,6 +52,10 @@ class Source(ABC):
     def check_settings(self, config: DataConfig, seed: int) -> None:  # noqa: B027 (optional)
         """Raise ConfigError for settings that `make` would refuse. The plan of a run asks."""
 
+    def is_one_file(self, config: DataConfig) -> bool:
+        """Return whether the splits are parts of one file."""
+        return False
+
     def title(self, config: DataConfig) -> str:
         """Name the origin of the questions."""
         return f"{config.name} from {config.source or 'the hub'}"

@@ -51,6 +51,9 @@ class RecordSource(Source):
     def asked(self, config: DataConfig, record: Any) -> Asked:
         """Make a question from a record."""
 
+    def is_one_file(self, config: DataConfig) -> bool:
+        return len(self.local_files(config)) == 1
+
     def check_settings(self, config: DataConfig, seed: int) -> None:
         """Look for the files that the settings name."""
         self.local_files(config)
@@ -127,7 +130,16 @@ def split_one(
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.split_by != "auto":
         return _split_by_groups(config.split_by, sizes, seed, records)
-    sample = _draw(records, sum(sizes.values()), seed, "train, val and test")
+    if len(records) < sum(sizes.values()):
+        fitting = share_out(len(records), sizes)
+        words = " ".join(f"data.{split}={size}" for split, size in (fitting or {}).items())
+        remedy = f"set {words}, or add some" if fitting else "add some"
+        raise ConfigError(
+            f"the source has {len(records)} questions and train, val and test take "
+            f"{sum(sizes.values())}; {remedy}",
+            code="too_few_questions",
+        )
+    sample = random.Random(seed).sample(records, sum(sizes.values()))
     splits = {}
     start = 0
     for split, count in sizes.items():
@@ -192,3 +204,21 @@ def _draw(records: list[Any], count: int, seed: str, splits: str) -> list[Any]:
             code="too_few_questions",
         )
     return random.Random(seed).sample(records, count)
+
+
+def share_out(count: int, wanted: dict[str, int]) -> dict[str, int] | None:
+    """Return the sizes of disjoint splits, or None if one would be empty.
+
+    Enough tasks give the sizes that are wanted; fewer are shared out in that proportion.
+    """
+    total = sum(wanted.values())
+    if count >= total:
+        return wanted
+    if count < len(wanted):
+        return None
+    sizes = {split: max(1, count * size // total) for split, size in wanted.items()}
+    while sum(sizes.values()) > count:
+        sizes[max(sizes, key=lambda split: sizes[split])] -= 1
+    last = list(sizes)[-1]
+    sizes[last] += count - sum(sizes.values())
+    return sizes
