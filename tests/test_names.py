@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from conftest import fails_with, question_row
 
@@ -78,6 +82,36 @@ def test_columns_of_pandas_are_counted_and_others_refused(tmp_path, capsys):
     assert line == f"q.jsonl: not read: __index_level_0__ (1: {HARMLESS['__index_level_0__']})"
     with fails_with("bad_records", match="colour"):
         read_questions(write_path(tmp_path, record | {"colour": "red"}), False, [], {})
+
+
+def test_a_column_called_index_is_a_row_number_only_with_numbers(tmp_path):
+    record = {"question": "y?", "answer": "1"}
+    assert read_questions(write_path(tmp_path, record | {"index": 3.0}), False, [], {})
+    with fails_with("bad_records", match="index"):
+        read_questions(write_path(tmp_path, record | {"index": "S&P 500"}), False, [], {})
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (decimal.Decimal("3.00"), 3),
+        (decimal.Decimal("2.50"), 2.5),
+        (datetime.date(2020, 1, 2), "of type date"),
+        (datetime.datetime(2020, 1, 2), "of type datetime"),
+        (b"x", "of type bytes"),
+    ],
+)
+def test_metadata_of_parquet_are_values_of_json(tmp_path, value, read):
+    """A run writes them as JSON, long after the file was read."""
+    path = tmp_path / "q.parquet"
+    record = {"question": "y?", "answer": "1", "metadata": {"value": value}}
+    pq.write_table(pa.Table.from_pylist([record]), path)
+    if isinstance(read, str):
+        with fails_with("bad_records", match=read):
+            read_questions(path, False, [], {})
+    else:
+        [question] = read_questions(path, False, [], {})
+        assert json.loads(json.dumps(question.metadata)) == {"value": read}
 
 
 def write_path(tmp_path, record):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import threading
@@ -249,3 +250,21 @@ def test_preparing_shows_how_far_it_is_and_not_the_stages_lines(tmp_path, monkey
         "  cloning 4/4 copy loss 3.5",
     ]
     assert re.fullmatch(r"\d+\.\d s, in .*/artifacts", lines[3]) and len(lines) == 4
+
+
+@pytest.mark.parametrize("other", ["", "questions_hash"])
+def test_eval_prints_the_paired_difference_to_before(tmp_path, capsys, other):
+    """The interval of each card alone does not say whether RL changed anything."""
+    card = {"model": "a", "n": 4, "split": "test", "score_name": "em"}
+    card |= {"questions_hash": "q", "rows_hash": "r", "question_scores": [0.0, 0.0, 0.0, 1.0]}
+    after = card | {"model": "b", "question_scores": [1.0, 1.0, 0.0, 1.0]}
+    if other:
+        after[other] = "another"
+    stages.print_change(run.RunDir(tmp_path), after, None)
+    assert capsys.readouterr().out == ""  # there is nothing to compare with
+    (tmp_path / "eval_before.json").write_text(json.dumps(card))
+    stages.print_change(run.RunDir(tmp_path), after, None)
+    assert ("after minus before" in capsys.readouterr().out) == (not other)
+    if not other:
+        stages.print_change(run.RunDir(tmp_path), after, None)
+        assert "+0.500" in capsys.readouterr().out

@@ -146,7 +146,7 @@ def _is_finite(value: Any) -> bool:
 def _storable(value: Any, is_inside: bool = False) -> Any:
     """Return metadata as parquet stores them. An empty object inside them is a missing value.
 
-    Raises ValueError for a whole number of more than 64 bits.
+    Raises ValueError for a whole number of more than 64 bits, and for types that JSON lacks.
     """
     if isinstance(value, dict):
         if is_inside and not value:
@@ -156,6 +156,13 @@ def _storable(value: Any, is_inside: bool = False) -> Any:
         return [_storable(element, is_inside=True) for element in value]
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ValueError("a whole number of more than 64 bits in the metadata; write it as a text")
+    if isinstance(value, Decimal):  # a column of amounts, such as 3.00 or 2.50
+        return float(value)
+    if not isinstance(value, str | int | float | None):
+        raise ValueError(
+            f"{value!r:.40} in the metadata, of type {type(value).__name__}; write it as a text or "
+            "a number"
+        )
     return value
 
 
@@ -258,7 +265,9 @@ def read_questions(
             raise record
         if isinstance(record, dict):
             for column in HARMLESS.keys() & record.keys():
-                counts[column] += record.pop(column) is not None
+                # A column `index` of texts means something, and is refused.
+                if isinstance(_whole_numbers(record[column]), int | None):
+                    counts[column] += record.pop(column) is not None
         question = OwnQuestion.model_validate(record)
         if question.key in places:
             raise ValueError(f"the same question as {places[question.key]}")
