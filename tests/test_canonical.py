@@ -33,8 +33,8 @@ PASS = [share(BEFORE["pass^8"]), share(AFTER["pass^8"])]
 RIGHT = round(AFTER["em"] * FACTS["questions"])
 QUOTED = {
     "README.md": [
-        f"rose from {EM[0]} to {EM[1]} (95 % {interval(AFTER)}), "
-        f"pass^8 from {PASS[0]} to {PASS[1]}.",
+        f"rose from {EM[0]} to {EM[1]} (95 % {interval(AFTER)}). "
+        f"Pass^8 rose from {PASS[0]} to {PASS[1]}.",
         f" | {SECONDS['whole']} s |",
         f"on {FACTS['questions']} test questions",
     ],

@@ -2,8 +2,9 @@
 
 The tests of recipes/gateway and recipes/api do the same with tens of episodes. Here they run in
 pytest, because the world and the model are its fixtures. The clients of CLIENTS are installed from
-the registry, each in an environment of its own; curl is the machine's. build/recorded gets the
-requests of six clients: copied to recipes/gateway/tests/recorded, `make test` replays them.
+the registry, each in an environment of its own; curl is the machine's. The requests of six clients
+are written to build/recorded. Copied to recipes/gateway/tests/recorded, they are what `make test`
+replays.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ sentence; the body of an answer, or the events of a stream. Next: `matching.py` 
 conversation.
 
 What is not read is refused, never ignored: an ignored field would change the agent in silence. Two
-lists are the exception. The run's own temperature and noise win, because a client's `seed=42` would
-make all samples of a group equal. And `HARMLESS` names fields that change no turn. Both are counted.
+lists are the exception, and are counted. The run's own temperature and noise win, because a
+client's `seed=42` would make all samples of a group equal. `HARMLESS` names fields that change no
+turn.
 """
 
 from __future__ import annotations

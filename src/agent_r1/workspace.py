@@ -381,7 +381,7 @@ class Workspace:
         return {"questions": {"all": count, "for_training": trained}}
 
     def load_rows(self, split: str) -> list[Row]:
-        """Load the questions of a split; `all` of a small file are those of its three splits.
+        """Load the questions of a split; `all` has every question of a small file.
 
         Raises AgentR1Error for a question without an answer.
         """

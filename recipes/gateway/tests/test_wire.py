@@ -158,10 +158,12 @@ VALID = {
 PUBLISHED = VALID | {
     "messages": [
         *VALID["messages"],
-        {"role": "assistant", "content": "c", "reasoning_content": "t", "annotations": [{"a": "b"}]},
+        {"role": "assistant", "content": "c", "reasoning_content": "t",
+         "annotations": [{"a": "b"}]},
         {"role": "user", "name": "n", "content": [{"type": "text", "text": "t",
          "cache_control": {"type": "ephemeral"}}]},
-        {"role": "assistant", "content": [{"type": "text", "text": "t", "annotations": [{"a": "b"}]}],
+        {"role": "assistant",
+         "content": [{"type": "text", "text": "t", "annotations": [{"a": "b"}]}],
          "tool_calls": [{"index": 0, "id": "j", "type": "function",
                          "function": {"name": "f", "arguments": "{}"}}]},
     ],

@@ -52,7 +52,7 @@ storage = "10G"
 gpus = 0
 env = { TABLE = "t" }
 """
-"""The keys of Harbor's form, as its page and its model have them, without those that are refused."""
+"""The keys of Harbor's form, without those that are refused."""
 
 
 def read(folder, record: dict[str, Any]) -> dict[str, Any]:

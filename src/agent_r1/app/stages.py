@@ -71,8 +71,10 @@ def make_missing(paths: Workspace) -> None:
 
 
 def prepare(paths: Workspace) -> None:
-    """Run `make_missing`, and print one line if there was anything to do; also a line every ten
-    seconds while it clones."""
+    """Run `make_missing`, and print one line if there was anything to do.
+
+    While it clones, a line every ten seconds says how far it is.
+    """
     has_index = paths.index.exists() or not paths.needs_index
     if paths.data.exists() and has_index and paths.start_model.exists():
         return
@@ -87,7 +89,7 @@ def prepare(paths: Workspace) -> None:
 
 
 class _OnlyProgress(io.StringIO):
-    """Pass on the lines of `ui.progress`, one every ten seconds, and keep the others from sight."""
+    """Pass on the lines of `ui.progress`, and drop the others."""
 
     def __init__(self, stream: IO[str]):
         super().__init__()
