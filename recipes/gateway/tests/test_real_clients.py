@@ -7,13 +7,21 @@ the agent reads when it is served: the ids of training.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
-from agents import SEARCH, Client, gateway_flow, lenient, model_of_two_calls, sampler
+from agents import (
+    PYTHONS,
+    SEARCH,
+    Client,
+    gateway_flow,
+    lenient,
+    model_of_two_calls,
+    note,
+    sampler,
+)
 from api_servers import served_model
 
 from agent_r1 import HermesToolEnv, Sampling, Task, run_episodes, trajectory_rows
@@ -21,7 +29,6 @@ from agent_r1_recipes.gateway.agents import Agents
 
 pytestmark = pytest.mark.cluster  # the package openai comes with vLLM
 
-PYTHONS = json.loads(os.environ.get("AGENT_R1_CLIENTS", "{}"))
 FOLDER = Path(__file__).parent / "clients"
 needs_clients = pytest.mark.skipif(not PYTHONS, reason="make long PART=agents installs them")
 
@@ -66,15 +73,6 @@ def play(
         return trajectories, flow
     finally:
         flow.agents.stop()
-
-
-def note(**figures):
-    """Add figures for the rehearsal."""
-    name = os.environ.get("AGENT_R1_FIGURES")
-    if name:
-        file = Path(name)
-        known = json.loads(file.read_text()) if file.exists() else {}
-        file.write_text(json.dumps(known | figures))
 
 
 @needs_clients

@@ -15,9 +15,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from agents import gateway_flow, lenient
+from agents import PYTHONS, gateway_flow, lenient, note
 from conftest import ScriptedPolicy, call, question_row
-from test_real_clients import PYTHONS, note
 
 from agent_r1 import HermesToolEnv, Sampling, Task, run_episodes
 from agent_r1_recipes.gateway import episode as gateway_episode
