@@ -268,7 +268,7 @@ def _read_content(content: Any, place: str) -> str:
         raise Refusal(f"{place}: content must be text")
     text = ""
     for part in content:
-        known = isinstance(part, Fields) and part.get("type", "text") in TEXT_PARTS
+        known = isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS
         if not known or not isinstance(part.get("text"), str):
             raise Refusal(f"{place}: only text is supported; images and audio are not")
         text += part["text"]
@@ -289,7 +289,7 @@ def _read_calls(calls: Any, place: str) -> list[tuple[str, str, str]]:
     entries: list[tuple[str, str, str]] = []
     for call in calls if isinstance(calls, list) else [None]:
         function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(call, Fields) or not isinstance(function, Fields):
+        if not isinstance(call, dict) or not isinstance(function, dict):
             raise Refusal(f"{place}: a call must have an id and a function")
         if call.get("type") not in ("function", None):
             raise Refusal(f"{place}: a call of a type that is no function")
