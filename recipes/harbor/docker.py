@@ -146,8 +146,10 @@ class DockerContainer:
         if refused:
             return refused
         variables = [f"--env={name}={value}" for name, value in self.variables.items()]
-        words = ["exec", *variables, self.name, "/bin/bash", "-c", command]
-        ran = self.program(*words, within_s=within_s, keep=MAX_OUTPUT)
+        ran = self.program(
+            "exec", *variables, self.name, "/bin/bash", "-c", command,
+            within_s=within_s, keep=MAX_OUTPUT,
+        )  # fmt: skip
         return self._limited(ran)
 
     def call(

@@ -23,8 +23,8 @@ from agent_r1 import (
     DataConfig,
     Made,
     Source,
+    clean,
     describe_counts,
-    say,
     share_out,
 )
 from agent_r1_recipes.harbor.docker import Engine, find_program
@@ -55,7 +55,8 @@ class HarborTasks(Source):
         for task in tasks:
             not_read.update(task.not_read)
         if not_read:
-            say(f"  {place.name}, task.toml: {describe_counts(not_read, HARMLESS)}")
+            line = f"  {place.name}, task.toml: {describe_counts(not_read, HARMLESS)}"
+            print(clean(line), flush=True)
         questions = [
             Asked(
                 task.instruction.strip(),

@@ -87,7 +87,7 @@ AUTHORS = {
     "ground.fields": ("Fields", "describe_counts"),
     "ground.files": ("make_once", "write_whole"),
     "inference.agent": ("find_model",),
-    "ground.ui": ("clean", "say"),
+    "ground.ui": ("clean",),
     "rollout.columns": ("Column",),
     "model.decoder": ("Decoder", "DecoderShape", "attend"),
     "model.policies": ("token_logprobs",),
