@@ -210,10 +210,12 @@ def test_no_circle():
 MOST_FILES = 27
 """Files with code that one has to be able to read to run the training loop. (30 when packages with
 only a docstring counted, of which there were three.)"""
-MOST_LINES = 2870
-"""Their code lines: what the formatter leaves, and 5 %."""
-PATH_LINES = 1545
-"""Code lines of the twelve files that README.md lists for reading, and 5 %."""
+MOST_LINES = 2880
+"""Their code lines: what the formatter leaves, and 5 %. (2870 before pictures were refused, and an
+outcome was asked for in a function of its own.)"""
+PATH_LINES = 1550
+"""Code lines of the twelve files that README.md lists for reading, and 5 %. (1545 before two tuples
+were written out.)"""
 
 
 def code_lines(text: str) -> set[int]:

@@ -26,8 +26,9 @@ from agent_r1 import (
     load_config,
     make_env,
 )
-from agent_r1.evaluation.compare import condition_of
+from agent_r1_recipes.laptop.conditions import Hops
 from agent_r1_recipes.robustness.ablated_search import Placebo
+from agent_r1_recipes.robustness.conditions import Passages
 from agent_r1_recipes.robustness.injected_search import DOCUMENTS, PoisonedIndex, draw_document, lie
 
 PASSAGES = [Passage(str(i), f"T{i}", f"T{i} is a town.") for i in range(20)]
@@ -173,11 +174,11 @@ def test_further_conditions_stand_in_the_card_and_in_the_report(home, capsys):
 def test_a_condition_changes_what_is_read_or_asked(home):
     config = load_config("small", TINY[1:])
     rows = Workspace(config).load_rows("test")
-    same_rows, tools = condition_of("passages 5").apply(config, rows)
+    same_rows, tools = Passages("5").apply(config, rows)
     assert same_rows == rows
     found = asyncio.run(tools["search"].execute({"query": "Sosnum"}))
     assert len(found.content.split("\n")) == 5
-    longer, _ = condition_of("hops 4").apply(config, rows)
+    longer, _ = Hops("4").apply(config, rows)
     passages = {passage.title for passage in Workspace(config).load_passages()}
     questions = {row["prompt"][-1]["content"] for row in longer}
     assert len(questions) == len(rows)
@@ -189,11 +190,11 @@ def test_a_condition_changes_what_is_read_or_asked(home):
 
 
 @pytest.mark.parametrize("argument", ["", "0", "x", "-1", "100", "1.5"])
-@pytest.mark.parametrize("name", ["passages", "hops"])
-def test_a_condition_without_its_number_is_refused(home, name, argument):
+@pytest.mark.parametrize("condition", [Passages, Hops])
+def test_a_condition_without_its_number_is_refused(home, condition, argument):
     config = load_config("small", TINY[1:])
     with fails_with("unfit_condition"):
-        condition_of(f"{name} {argument}").apply(config, Workspace(config).load_rows("test"))
+        condition(argument).apply(config, Workspace(config).load_rows("test"))
 
 
 def test_an_unknown_condition_is_refused_before_anything_runs(capsys):

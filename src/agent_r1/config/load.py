@@ -648,6 +648,12 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
         scheme = tables.scheme_of(text)
         if scheme:
             scheme.find(text, setting)
+    if s.min_k is not None and s.min_k > s.top_k:
+        yield ConfigError(
+            f"search.min_k={s.min_k} is more than search.top_k={s.top_k}; results have "
+            "search.min_k to search.top_k passages",
+            code="min_k_above_top_k",
+        )
     if config.data_facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
         others = [
             name

@@ -155,16 +155,6 @@ class SearchConfig(Section):
         """Return whether `url` is a retriever that does not describe its corpus and encoder."""
         return (self.url or "").rstrip("/").endswith("/retrieve")
 
-    @staticmethod
-    def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
-        search = config.search
-        if search.min_k is not None and search.min_k > search.top_k:
-            yield ConfigError(
-                f"search.min_k={search.min_k} is more than search.top_k={search.top_k}; results "
-                "have search.min_k to search.top_k passages",
-                code="conflict",
-            )
-
 
 class EnvConfig(Section):
     """Configure environment, tools and reward (packages 3, 4 and 6)."""
