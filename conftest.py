@@ -159,7 +159,8 @@ def pytest_runtest_setup(item):
 def pytest_ignore_collect(collection_path, config):
     """Files that import verl at their top take ten seconds to collect, in each process."""
     if "not cluster" in config.getoption("markexpr"):
-        return collection_path.name in ("test_verl_equivalence.py", "test_replay.py") or None
+        with_verl = ("test_replay.py", "test_verl_equivalence.py", "test_verl_pictures.py")
+        return collection_path.name in with_verl or None
 
 
 @pytest.fixture(autouse=True)

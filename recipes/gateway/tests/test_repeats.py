@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import TINY, curve, main, rollouts, weights
 
-AGENT = Path(__file__).parents[1] / "example_agent.py"
+AGENT = Path(__file__).parent / "clients" / "plain_agent.py"
 ONE_BY_ONE = [
     f"--agent={AGENT}:answer", "rollout.max_concurrent_episodes=1", "trainer.steps=2",
     "trainer.eval_every=0", "trainer.rollouts_every=1", "cold_start.copy_steps=20",
