@@ -53,6 +53,23 @@ def test_a_start_with_something_to_compare_is_not_refused():
     assert healthy.equal == 0.5 and probe.warning_or_refusal(healthy, CONFIG) == ""
 
 
+@pytest.mark.parametrize(("preset", "differing", "refused"), [
+    ("discover", 1, True), ("discover", 2, False), ("discover", 3, False),  # 32 groups a step
+    ("small", 3, True), ("small", 4, False),  # 12 groups a step
+])  # fmt: skip
+def test_a_start_is_refused_if_a_step_has_less_than_one_group_to_compare(
+    preset, differing, refused
+):
+    agreeing = [[0.0] * 4] * (64 - differing)
+    start = probe_of([[1.0, 0.0, 0.0, 0.0]] * differing + agreeing)
+    config = load_config(preset, algorithm="grpo")
+    if refused:
+        with fails_with("start_all_equal"):
+            probe.warning_or_refusal(start, config)
+    else:
+        assert "have anything to compare" in probe.warning_or_refusal(start, config)
+
+
 def test_penalties_for_the_form_are_nothing_to_learn_an_answer_from():
     form_only = probe_of([[0.0, -0.2, 0.0, -0.2]] * 64, em=0.0)
     with fails_with("start_all_wrong"):

@@ -10,17 +10,19 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from agent_r1 import Asked, BaseTool, Config, ConfigError, Row, Workspace
+from agent_r1 import Asked, BaseTool, Config, ConfigError, Row
 from agent_r1_recipes.laptop.tinyhop import make_questions
 from agent_r1_recipes.laptop.tinyhop_source import to_asked, worlds
-from agent_r1_recipes.robustness.conditions import Condition, count_of
+from agent_r1_recipes.robustness.conditions import Condition, LoadTools, count_of
 
 
 @dataclass(frozen=True)
 class Hops(Condition):
     """Questions of one number of hops."""
 
-    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
         if config.data.name != "tinyhop":
             raise ConfigError(
                 f"hops: only TinyHop makes questions; data.name is {config.data.name}",
@@ -33,7 +35,7 @@ class Hops(Condition):
         rng = random.Random(f"{seed}/test/{kind}")
         questions = make_questions(world, rng, len(rows), {kind: 1})
         rows = [as_row(to_asked(q), row) for q, row in zip(questions, rows, strict=True)]
-        return rows, Workspace(config).load_tools()
+        return rows, load_tools()
 
 
 def as_row(asked: Asked, other: Row) -> Row:

@@ -8,6 +8,7 @@ write such a card next to the run's card.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -25,6 +26,9 @@ from agent_r1 import (
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import PoisonedIndex, draw_document
 
+LoadTools = Callable[[], dict[str, BaseTool]]
+"""An index can take minutes to load, and some conditions need no tools."""
+
 
 @dataclass(frozen=True)
 class Condition(ABC):
@@ -33,8 +37,10 @@ class Condition(ABC):
     argument: str = ""
 
     @abstractmethod
-    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        """Return the rows and tools of the evaluation.
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
+        """Return the rows and tools of the evaluation. `load_tools` returns the agent's own.
 
         Raises ConfigError where the task does not know the condition.
         """
@@ -47,7 +53,9 @@ class Condition(ABC):
 class ClosedBook(Condition):
     """No tools."""
 
-    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
         rows_without_tools = []
         for row in rows:
             env_kwargs = row.get("env_kwargs") or {}
@@ -61,14 +69,14 @@ class ClosedBook(Condition):
         return rows_without_tools, {}
 
 
-def search_tools(config: Config, condition: str) -> dict[str, BaseTool]:
+def search_tools(config: Config, load_tools: LoadTools, condition: str) -> dict[str, BaseTool]:
     """Load the agent's tools. Raise ConfigError if search is not one of them."""
     if not config.searches:
         raise ConfigError(
             f"{condition}: this agent does not search; env.tools is {', '.join(config.env.tools)}",
             code="unfit_condition",
         )
-    return Workspace(config).load_tools()
+    return load_tools()
 
 
 def count_of(condition: str, argument: str) -> int:
@@ -85,8 +93,10 @@ def count_of(condition: str, argument: str) -> int:
 class Passages(Condition):
     """A fixed number of passages in each result."""
 
-    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        tools = search_tools(config, "passages")
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
+        tools = search_tools(config, load_tools, "passages")
         count = count_of("passages", self.argument)
         tools["search"] = SearchTool(tools["search"].searcher, count)
         return rows, tools
@@ -98,8 +108,10 @@ class OtherSearch(Condition):
     more = 0
     """Results in addition to `search.top_k`."""
 
-    def apply(self, config: Config, rows: list[Row]) -> tuple[list[Row], dict[str, BaseTool]]:
-        tools = search_tools(config, type(self).__name__.lower())
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
+        tools = search_tools(config, load_tools, type(self).__name__.lower())
         search = tools["search"]
         tools["search"] = SearchTool.over(
             self.index(config, search.searcher.index),

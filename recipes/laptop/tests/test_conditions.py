@@ -18,7 +18,7 @@ def config(produced, monkeypatch):
 
 def test_longer_chains_are_asked_about_the_world_of_the_test(config):
     rows = Workspace(config).load_rows("test")
-    longer, _ = Hops("4").apply(config, rows)
+    longer, _ = Hops("4").apply(config, rows, dict)
     passages = {passage.title for passage in Workspace(config).load_passages()}
     questions = {row["prompt"][-1]["content"] for row in longer}
     assert len(questions) == len(rows)
@@ -32,10 +32,10 @@ def test_longer_chains_are_asked_about_the_world_of_the_test(config):
 @pytest.mark.parametrize("argument", ["", "0", "x"])
 def test_a_number_of_hops_is_needed(config, argument):
     with fails_with("unfit_condition"):
-        Hops(argument).apply(config, Workspace(config).load_rows("test"))
+        Hops(argument).apply(config, Workspace(config).load_rows("test"), dict)
 
 
 def test_other_data_have_no_hops():
     config = load_config("tinymath", [])
     with fails_with("unfit_condition"):
-        Hops("4").apply(config, [])
+        Hops("4").apply(config, [], dict)

@@ -173,7 +173,7 @@ def test_further_conditions_stand_in_the_card_and_in_the_report(home, capsys):
 def test_a_condition_changes_how_much_is_read(home):
     config = load_config("small", TINY[1:])
     rows = Workspace(config).load_rows("test")
-    same_rows, tools = Passages("5").apply(config, rows)
+    same_rows, tools = Passages("5").apply(config, rows, Workspace(config).load_tools)
     assert same_rows == rows
     found = asyncio.run(tools["search"].execute({"query": "Sosnum"}))
     assert len(found.content.split("\n")) == 5
@@ -183,7 +183,7 @@ def test_a_condition_changes_how_much_is_read(home):
 def test_a_condition_without_its_number_is_refused(home, argument):
     config = load_config("small", TINY[1:])
     with fails_with("unfit_condition"):
-        Passages(argument).apply(config, Workspace(config).load_rows("test"))
+        Passages(argument).apply(config, [], Workspace(config).load_tools)
 
 
 def test_an_unknown_condition_is_refused_before_anything_runs(capsys):

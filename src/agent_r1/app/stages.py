@@ -15,14 +15,13 @@ to a temporary name and renames at the end: an interrupted stage leaves nothing 
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import re
 import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
@@ -37,7 +36,7 @@ from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
-from agent_r1.ground.ui import progress, say
+from agent_r1.ground.ui import OnlyProgress, progress, say
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.run import check_network, start_model
@@ -58,10 +57,6 @@ CONDITION_QUESTIONS = 100
 """Questions for each of `trainer.eval_conditions`: gives +-.05 near .9, in about a second."""
 
 
-PROGRESS = re.compile(r"  [a-z]+ \d+/\d+\b")
-"""How `ui.progress` begins a line outside a terminal: `  cloning 120/570 ...`."""
-
-
 def make_missing(paths: Workspace) -> None:
     """Run those stages before training whose artefacts do not exist."""
     paths.make_task()
@@ -80,28 +75,12 @@ def prepare(paths: Workspace) -> None:
         return
     print("making data, index and start model ...", end=" ", flush=True)
     start = time.perf_counter()
-    shown = _OnlyProgress(sys.stdout)
+    shown = OnlyProgress(sys.stdout)
     with contextlib.redirect_stdout(shown):  # the stages have many lines
         make_missing(paths)
     if shown.lines:
-        print()
+        print()  # ends the last of them
     say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
-
-
-class _OnlyProgress(io.StringIO):
-    """Pass on the lines of `ui.progress`, and drop the others."""
-
-    def __init__(self, stream: IO[str]):
-        super().__init__()
-        self.stream = stream
-        self.lines = 0
-
-    def write(self, text: str) -> int:
-        if PROGRESS.match(text):
-            self.lines += 1
-            self.stream.write(f"\n{text}")
-            self.stream.flush()
-        return len(text)
 
 
 def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
@@ -257,7 +236,7 @@ def run_eval(
         # What the agent knows without its tools is one number; reliability is about its work.
         samples = 1
         facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
-        rows, tools = condition_of(condition).apply(config, rows)
+        rows, tools = condition_of(condition).apply(config, rows, paths.load_tools)
     else:
         tools = paths.load_tools()
         if out.name == "eval.json":

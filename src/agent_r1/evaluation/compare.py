@@ -88,7 +88,8 @@ def evaluate_models(
     other = read_card(against) if against else None
     tools = None
     if condition:
-        rows, tools = condition_of(condition).apply(config, rows)
+        load_tools = Workspace(config).load_tools
+        rows, tools = condition_of(condition).apply(config, rows, load_tools)
     if out is not None:
         inputs = [
             [weights_hash(model) for model in models],
@@ -258,7 +259,8 @@ def score_condition(
     Return its scores. Episodes that do not fit into the context are counted apart, because they say
     nothing about the agent's skill.
     """
-    rows, tools = condition_of(text).apply(agent.config, rows)
+    # The agent has loaded its tools, and their index.
+    rows, tools = condition_of(text).apply(agent.config, rows, lambda: dict(agent.tools))
     played = play_rows(replace(agent, tools=tools), rows, 0.0, on_done)
     averages = scores(played)
     overflows = sum(t.stop_reason is StopReason.CONTEXT_OVERFLOW for t in played)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console  # it takes longer to import than most lines take to print
@@ -25,6 +26,20 @@ def console() -> Console:
 def say(text: str) -> None:
     """Print one line on standard output, without control characters of others' words."""
     print(clean(text), flush=True)
+
+
+class OnlyProgress(io.StringIO):
+    """A standard output for `redirect_stdout` that shows progress, and hides all other lines."""
+
+    def __init__(self, stream: TextIO):
+        super().__init__()
+        self.stream = stream
+        self.lines = 0
+
+    def show(self, line: str) -> None:
+        """Show a line of progress."""
+        self.lines += 1
+        print(f"\n{line}", end="", file=self.stream, flush=True)
 
 
 @contextmanager
@@ -59,7 +74,11 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
         done += 1
         if time.monotonic() - last > 10:
             last = time.monotonic()
-            print(f"  {title} {done}/{total} {note}".rstrip(), file=sys.stdout, flush=True)
+            line = f"  {title} {done}/{total} {note}".rstrip()
+            if isinstance(sys.stdout, OnlyProgress):
+                sys.stdout.show(line)
+            else:
+                print(line, file=sys.stdout, flush=True)
 
     yield advance
 
