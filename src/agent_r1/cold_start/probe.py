@@ -20,8 +20,8 @@ from agent_r1.rollout.rollouts import epoch_order
 LEAST_SAMPLES = 4
 """Samples of a question, at least: ppo may play it once, and one sample shows no difference."""
 AGREED = 0.95
-"""Share of groups with equal rewards from which a start is refused, unless a step of RL has so many
-groups that one of them differs."""
+"""Share of groups with equal rewards from which a start is refused. It is not if one group of a
+step differs."""
 FEW_DIFFER = 0.8
 """Share of groups with equal rewards from which a warning is due. `laptop` has .3 to .7, and
 `discover` .8 to .95."""
@@ -99,8 +99,8 @@ def warning_or_refusal(probe: Probe, config: Config) -> str:
     """Return a warning, or "" for a start that RL can learn from.
 
     Raises ConfigError if most steps of RL would have a gradient of zero. The share of equal groups
-    alone does not tell: with 32 groups a step, RL took a start with .953 to an EM of .978, because
-    a step had 1.5 groups to compare.
+    alone does not tell. RL took a start with .953 to an EM of .978, because 1.5 of the 32 groups of
+    a step differed.
     """
     env = config.env
     differ = (1 - probe.equal) * config.rollout.prompts_per_step
