@@ -170,6 +170,14 @@ def test_further_conditions_stand_in_the_card_and_in_the_report(home, capsys):
     assert "Under other conditions" in page and "<td>hops 3</td>" in page
 
 
+def test_a_wrong_condition_is_refused_before_an_episode_is_played(home, monkeypatch, capsys):
+    (home / "runs/grpo/eval.json").unlink()
+    played = []
+    monkeypatch.setattr("agent_r1.evaluation.compare.evaluate", lambda *a, **b: played.append(a))
+    assert main("eval", "--run=grpo", 'trainer.eval_conditions=["passages many"]') == 2
+    assert "needs a number from 1 to 99" in capsys.readouterr().err and not played
+
+
 def test_a_condition_changes_how_much_is_read(home):
     config = load_config("small", TINY[1:])
     rows = Workspace(config).load_rows("test")

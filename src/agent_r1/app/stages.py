@@ -30,6 +30,7 @@ from agent_r1.chat.tokenizer import byte_chat
 from agent_r1.cold_start.stage import CLONED_COUNTS, check_start, make_cold_start
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
+from agent_r1.core import Row
 from agent_r1.env import add_class_tools, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
@@ -37,6 +38,7 @@ from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import OnlyProgress, progress, say
+from agent_r1.tool import BaseTool
 from agent_r1.training.checkpoint import verify_checkpoint
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.run import check_network, start_model
@@ -206,7 +208,7 @@ def run_eval(
     The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to
     `out`.
     """
-    from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_condition
+    from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_under
     from agent_r1.evaluation.evaluate import (
         calls_line,
         card_text,
@@ -242,9 +244,9 @@ def run_eval(
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     few = rows[:SAMPLED_QUESTIONS]
-    further = [] if condition else config.trainer.eval_conditions
-    fewer = rows[:CONDITION_QUESTIONS]
-    total = len(rows) + len(few) * samples + len(fewer) * len(further)
+    # Before anything is played, since one of them may be wrong.
+    conditions = {} if condition else apply_conditions(config, rows[:CONDITION_QUESTIONS], tools)
+    total = len(rows) + len(few) * samples + sum(len(other) for other, _ in conditions.values())
     times = f" {samples} times" if samples > 1 else ""
     say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled{times} ...")
     with (
@@ -257,9 +259,10 @@ def run_eval(
             check_scores(greedy, threshold)
         # One pass: the first samples are those of an evaluation with one sample.
         samples_of_few = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
-        conditions = {}
-        for text in further:
-            conditions[text] = score_condition(agent, text, fewer, lambda done: advance())
+        scores_under = {
+            text: score_under(agent, other_rows, other_tools, lambda done: advance())
+            for text, (other_rows, other_tools) in conditions.items()
+        }
     if samples > 1:
         name = scores(samples_of_few)["score_name"]
         facts["reliability"] = reliability(samples_of_few, name, 1.0, threshold)
@@ -268,8 +271,8 @@ def run_eval(
         # What imitation could know, next to what RL made of it.
         facts["cloned"] = json.loads(counts.read_text())
     samples_of_few = first_samples(samples_of_few)
-    if conditions:
-        facts["conditions"] = conditions
+    if scores_under:
+        facts["conditions"] = scores_under
     card_scores = {k: v for k, v in scores(samples_of_few).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
@@ -287,11 +290,26 @@ def run_eval(
     say(f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}")
     if samples > 1:
         say(f"  {reliability_line(card['reliability'])}")
-    if conditions:
-        figures = [f"{text} {part['score']:.2f}" for text, part in conditions.items()]
-        say(f"  under other conditions, {len(fewer)} questions: {', '.join(figures)}")
+    if scores_under:
+        figures = [f"{text} {part['score']:.2f}" for text, part in scores_under.items()]
+        questions = min(len(rows), CONDITION_QUESTIONS)
+        say(f"  under other conditions, {questions} questions: {', '.join(figures)}")
     say(f"  {card['wall_seconds']:.1f} s, in {out}")
     return card
+
+
+def apply_conditions(
+    config: Config, rows: list[Row], tools: dict[str, BaseTool]
+) -> dict[str, tuple[list[Row], dict[str, BaseTool]]]:
+    """Return the rows and tools of each of `trainer.eval_conditions`. Raise ConfigError for a
+    condition that the task does not know."""
+    from agent_r1.evaluation.compare import condition_of
+
+    # `tools` are the agent's, whose index is loaded once.
+    return {
+        text: condition_of(text).apply(config, rows, lambda: dict(tools))
+        for text in config.trainer.eval_conditions
+    }
 
 
 def time_to_agent(config: Config, run: RunDir) -> dict:

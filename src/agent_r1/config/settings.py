@@ -142,7 +142,7 @@ class SearchConfig(Section):
     """Passages per search result."""
     min_k: OutsideWhileDefault[AtLeast1 | None] = None
     """If set, the results of an episode have `min_k` to `top_k` passages, by its first query. An
-    agent then cannot learn how long a result is."""
+    agent then cannot rely on one length."""
     index: NamesFile[str] = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string such as Flat or IVF4096,PQ64 |
     the folder of an index over the same corpus."""

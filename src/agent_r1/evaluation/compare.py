@@ -251,16 +251,17 @@ def full_card(
     return card | facts | provenance(c, agent.model)
 
 
-def score_condition(
-    agent: Agent, text: str, rows: list[Row], on_done: Callable[[Trajectory], None]
+def score_under(
+    agent: Agent,
+    rows: list[Row],
+    tools: dict[str, BaseTool],
+    on_done: Callable[[Trajectory], None],
 ) -> Card:
-    """Evaluate an agent greedily under a condition.
+    """Evaluate an agent greedily with other rows and tools, as a condition gives them.
 
     Return its scores. Episodes that do not fit into the context are counted apart, because they say
     nothing about the agent's skill.
     """
-    # The agent has loaded its tools, and their index.
-    rows, tools = condition_of(text).apply(agent.config, rows, lambda: dict(agent.tools))
     played = play_rows(replace(agent, tools=tools), rows, 0.0, on_done)
     averages = scores(played)
     overflows = sum(t.stop_reason is StopReason.CONTEXT_OVERFLOW for t in played)
