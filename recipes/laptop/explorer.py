@@ -16,8 +16,8 @@ based?` may give
 The passage of a book has no headquarters, so the explorer quotes another fact. The pair at the end
 of a thought is what was quoted and what is next. Before the first search, it is `plan` and what is
 next. In a solution each pair stands in the plan, side by side. A model that copies from the plan
-would solve every question. No play shows that, and RL does not find it: the trained agent reads the
-order from the question (docs/discover.md, "What it cannot do").
+would solve every question. No play shows that, and RL hardly finds it: the trained agent mostly
+reads the order from the question (docs/discover.md, "What it cannot do").
 
 The first of the two is what the quote says, and not what the explorer was looking for. Otherwise
 the pair is wrong wherever the passage lacks that. RL then cannot tell a good choice from a bad one:
