@@ -3,7 +3,7 @@
     python -m lab.experiments.own_task_runs             # all; finished runs are only read
     python -m lab.experiments.own_task_runs class-lr    # some
 
-In: own_task_worlds.py. Out: recipes/diagnose/tests/own_tasks/NAME/, a folder for each run with its
+In: own_task_worlds.py. Out: recipes/diagnose/tests/own_tasks.zip, a folder for each run with its
 config, metrics and some episodes, without ids and log-probabilities. The six kinds of tasks are
 those that newcomers brought; each kind has two healthy runs and two broken ones. The test of
 recipes/diagnose names the runs that its rules were tuned on. The memorised starts need the cold
@@ -20,9 +20,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agent_r1_recipes.diagnose.archive import pack, unpack
+
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-TARGET = ROOT / "recipes/diagnose/tests/own_tasks"
+ARCHIVE = ROOT / "recipes/diagnose/tests/own_tasks.zip"
 WORLDS = HERE / "own_task_worlds.py"
 SERVER = HERE / "own_task_server.py"
 GROUPS = 3
@@ -201,6 +203,7 @@ def write(file: Path, records: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     folder = Path(os.environ.get("AGENT_R1_HOME", ".")) / "own_tasks"
+    recorded = unpack(ARCHIVE, folder / "recorded")
     runs = plan()
     for name in sys.argv[1:] or runs:
         settings, seed = runs[name]
@@ -208,7 +211,8 @@ def main() -> None:
         if not (run / "metrics.jsonl").exists():
             print(f"{name}: no run; see {folder / f'{name}.log'}")
             continue
-        keep(run, TARGET / name)
+        keep(run, recorded / name)
+        pack(recorded, ARCHIVE)
         scores = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rewards = [f"{line['critic/score/mean']:.2f}" for line in scores]
         print(f"{name}: {' '.join(rewards)}", flush=True)

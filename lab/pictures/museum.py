@@ -6,9 +6,11 @@ exhibit's runs, and green curves those that it is compared with.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from statistics import fmean
 
+from agent_r1_recipes.diagnose.archive import unpack
 from agent_r1_recipes.diagnose.files import read_evidence
 from agent_r1_recipes.museum.record import RECORDINGS, score_of
 from agent_r1_recipes.museum.run import read_exhibits
@@ -18,16 +20,18 @@ OUT = ROOT / "docs" / "images" / "museum.svg"
 COLUMNS, WIDE, HIGH, LEFT, TOP = 4, 222, 130, 14, 58
 
 
-def curves(name: str) -> list[list[float]]:
-    runs = [
-        score_of(read_evidence(folder).lines) for folder in sorted(RECORDINGS.glob(f"{name}-s*"))
-    ]
+def curves(name: str, recordings: Path) -> list[list[float]]:
+    folders = sorted(recordings.glob(f"{name}-s*"))
+    runs = [score_of(read_evidence(folder).lines) for folder in folders]
     return [[fmean(run[max(0, at - 1) : at + 2]) for at in range(len(run))] for run in runs]
 
 
 def museum() -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        recordings = unpack(RECORDINGS, Path(folder))
+        curves_of = {name: curves(name, recordings) for name in read_exhibits()}
     shown = [
-        exhibit for exhibit in read_exhibits().values() if exhibit.patch and curves(exhibit.name)
+        exhibit for exhibit in read_exhibits().values() if exhibit.patch and curves_of[exhibit.name]
     ]
     rows = -(-len(shown) // COLUMNS)
     d = Drawing(
@@ -43,7 +47,7 @@ def museum() -> str:
         d.text(x, y + 14, exhibit.name, 12)
         d.rect(x, y + 22, w, h, "box")
         for name, kind in ((exhibit.compare, "good"), (exhibit.name, "bad")):
-            for curve in curves(name):
+            for curve in curves_of[name]:
                 last = len(curve) - 1
                 d.path(
                     [(x + w * at / last, y + 22 + h * (1 - em)) for at, em in enumerate(curve)],

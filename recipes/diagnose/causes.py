@@ -3,7 +3,7 @@
 In: `Evidence`. Out: `Finding`s, proofs first. A proof is a single exception to what holds in every
 correct run. All other causes compare figures with limits, and can be wrong. Therefore at most one
 of them is named, and none next to a proof. The limits were chosen on seed 0 of recipes/museum and
-on half of the own tasks in tests/own_tasks. The names and remedies are in the core's table
+on half of the own tasks in tests/own_tasks.zip. The names and remedies are in the core's table
 (watch/causes.py), which the sentinel shares. A new cause is a row there and one of TESTS.
 """
 

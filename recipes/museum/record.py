@@ -1,6 +1,6 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
-In: runs in AGENT_R1_HOME/museum. Out: a folder for each in recorded/, which `agent-r1 diagnose`
+In: runs in AGENT_R1_HOME/museum. Out: recorded.zip with a folder for each, which `agent-r1 diagnose`
 reads like a run. It has the metrics, the test score, and six groups of the first and of a late
 step, without ids and log-probabilities.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,11 +17,12 @@ from statistics import fmean
 from typing import Any
 
 from agent_r1 import json_records, signs
+from agent_r1_recipes.diagnose.archive import pack, unpack
 from agent_r1_recipes.diagnose.causes import findings
 from agent_r1_recipes.diagnose.files import read_evidence
 from agent_r1_recipes.museum.run import HERE, Exhibit, base_of, read_exhibits
 
-RECORDINGS = HERE / "recorded"
+RECORDINGS = HERE / "recorded.zip"
 STEPS, GROUPS, ALONE = ("step_000001.jsonl", "step_000031.jsonl"), 6, 48
 """The recorded steps, and the number of groups; of episodes without a group (ppo) so many."""
 KEPT_PREFIXES = (
@@ -58,12 +60,12 @@ FACTS = (
 )
 
 
-def record(exhibit: Exhibit, seed: int) -> Path | None:
-    """Write the folder of one finished run; None if there is no such run."""
+def record(exhibit: Exhibit, seed: int, recordings: Path) -> Path | None:
+    """Write the folder of one finished run to `recordings`; None if there is no such run."""
     run = base_of(exhibit) / "runs" / f"{exhibit.name}-s{seed}"
     if not (run / "checkpoints/step_000032").exists():
         return None
-    target = RECORDINGS / run.name
+    target = recordings / run.name
     (target / "rollouts").mkdir(parents=True, exist_ok=True)
     lines = [line for _, line in json_records(run / "metrics.jsonl")]
     if (run / "eval.json").exists():
@@ -113,7 +115,7 @@ def _write(file: Path, records: list[dict[str, Any]]) -> None:
     file.write_bytes(gzip.compress(text.encode(), 9, mtime=0))  # equal records give equal files
 
 
-def table() -> str:
+def table(recordings: Path) -> str:
     """Format what was recorded.
 
     Means over the seeds, signs of the sentinel, and the first cause that `diagnose` names.
@@ -124,7 +126,7 @@ def table() -> str:
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, exhibit in read_exhibits().items():
-        folders = sorted(RECORDINGS.glob(f"{name}-s*"))
+        folders = sorted(recordings.glob(f"{name}-s*"))
         runs = [read_evidence(folder) for folder in folders]
         curves = [score_of(run.lines) for run in runs]
         ends = " → ".join(
@@ -133,7 +135,7 @@ def table() -> str:
         )
         greedy_scores, sampled_scores = zip(*map(read_validation, folders), strict=True)
         other = [
-            read_validation(RECORDINGS / f"{exhibit.compare}{folder.name[-3:]}")[1]
+            read_validation(recordings / f"{exhibit.compare}{folder.name[-3:]}")[1]
             for folder in folders
         ]
         differences = (
@@ -168,7 +170,7 @@ def read_validation(folder: Path) -> list[float]:
     ]
 
 
-def confusion(held_back: bool) -> str:
+def confusion(recordings: Path, held_back: bool) -> str:
     """Format how often `diagnose` names a run's cause, for seed 0 or the others."""
     out = ["| | runs | named first | named | only others | nothing |", "|---|---|---|---|---|---|"]
     counts: dict[str, Counter[str]] = {
@@ -176,7 +178,7 @@ def confusion(held_back: bool) -> str:
         "no such cause": Counter(),
     }
     for name, exhibit in read_exhibits().items():
-        for folder in sorted(RECORDINGS.glob(f"{name}-s*")):
+        for folder in sorted(recordings.glob(f"{name}-s*")):
             if folder.name.endswith("-s0") == held_back:
                 continue
             cause_names = [finding.cause for finding in findings(read_evidence(folder))]
@@ -205,11 +207,13 @@ def page(text: str, *tables: str) -> str:
 
 
 PAGES = {
-    HERE / "README.md": lambda: [table()],
-    HERE.parent / "diagnose" / "README.md": lambda: [
-        "Seed 0:", confusion(False), "Seeds 1 and 2, held back:", confusion(True)
+    HERE / "README.md": lambda recordings: [table(recordings)],
+    HERE.parent / "diagnose" / "README.md": lambda recordings: [
+        "Seed 0:", confusion(recordings, False),
+        "Seeds 1 and 2, held back:", confusion(recordings, True),
     ],
 }  # fmt: skip
+"""Pages with tables -> the tables, of a folder with recordings."""
 
 
 def score_of(lines: list[dict[str, float]]) -> list[float]:
@@ -234,10 +238,18 @@ def _count_names(lists: list[list[str]]) -> str:
     )
 
 
+def main() -> None:
+    """Add the finished runs to the archive, and write the tables anew."""
+    with tempfile.TemporaryDirectory() as temporary:
+        recordings = unpack(RECORDINGS, Path(temporary))
+        for exhibit in read_exhibits().values():
+            for seed in range(3):
+                if folder := record(exhibit, seed, recordings):
+                    print(folder.name)
+        pack(recordings, RECORDINGS)
+        for path, tables in PAGES.items():
+            path.write_text(page(path.read_text(), *tables(recordings)))
+
+
 if __name__ == "__main__":
-    for exhibit in read_exhibits().values():
-        for seed in range(3):
-            if folder := record(exhibit, seed):
-                print(folder)
-    for path, tables in PAGES.items():
-        path.write_text(page(path.read_text(), *tables()))
+    main()

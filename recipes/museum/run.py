@@ -80,7 +80,7 @@ def copy_source(exhibit: Exhibit, folder: Path) -> Path:
         shutil.copytree(
             package.__path__[0],
             folder / package.__name__,
-            ignore=shutil.ignore_patterns("__pycache__", "recorded"),
+            ignore=shutil.ignore_patterns("__pycache__", "recorded.zip"),
         )
     copies = (folder / "agent_r1", folder / "agent_r1_recipes")
     for file, text in exhibit.patch_texts(core=copies[0], recipes=copies[1]).items():

@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from runs import main
 
+from agent_r1 import AgentR1Error
+from agent_r1_recipes.diagnose.archive import pack, unpack
 from agent_r1_recipes.diagnose.causes import findings
 from agent_r1_recipes.diagnose.files import read_evidence
 
-RECORDED = Path(__file__).with_name("own_tasks")
+ARCHIVE = Path(__file__).with_name("own_tasks.zip")
 MEMORISED = "the cold start was memorised"
 CUT = "turns are cut off"
 LARGE = "updates are too large"
@@ -56,34 +58,50 @@ HELD_BACK = {
 ALL = TUNED_ON | HELD_BACK
 
 
-def named(run: str) -> list[str]:
-    return [finding.cause for finding in findings(read_evidence(RECORDED / run))]
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    return unpack(ARCHIVE, tmp_path_factory.mktemp("own_tasks"))
 
 
-def test_every_run_is_recorded():
-    assert sorted(path.name for path in RECORDED.iterdir()) == sorted(ALL)
+def named(run: Path) -> list[str]:
+    return [finding.cause for finding in findings(read_evidence(run))]
+
+
+def test_every_run_is_recorded(recorded):
+    assert sorted(path.name for path in recorded.iterdir()) == sorted(ALL)
+
+
+def test_packing_again_gives_the_same_archive_and_another_byte_is_refused(recorded, tmp_path):
+    archive = tmp_path / ARCHIVE.name
+    pack(recorded, archive)
+    assert archive.read_bytes() == ARCHIVE.read_bytes()
+    content = archive.read_bytes()
+    archive.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    with pytest.raises(AgentR1Error, match="has the hash"):
+        unpack(archive, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize("run", [name for name, cause in ALL.items() if cause is None])
-def test_a_healthy_run_has_no_cause(run, capsys):
-    assert named(run) == []
-    assert main("diagnose", str(RECORDED / run)) == 0
+def test_a_healthy_run_has_no_cause(run, recorded, capsys):
+    assert named(recorded / run) == []
+    assert main("diagnose", str(recorded / run)) == 0
     assert "likely" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("runs", [TUNED_ON, HELD_BACK], ids=["tuned on", "held back"])
-def test_three_of_four_broken_runs_have_their_cause(runs):
+def test_three_of_four_broken_runs_have_their_cause(runs, recorded):
     broken = {run: cause for run, cause in runs.items() if cause}
-    right = [run for run, cause in broken.items() if named(run) == [cause]]
+    right = [run for run, cause in broken.items() if named(recorded / run) == [cause]]
     assert broken and 4 * len(right) >= 3 * len(broken), right
 
 
-def test_at_most_one_cause_is_likely(capsys):
+def test_at_most_one_cause_is_likely(recorded, capsys):
     for run in ALL:
-        assert main("diagnose", str(RECORDED / run)) == 0
+        assert main("diagnose", str(recorded / run)) == 0
         assert capsys.readouterr().out.count("(likely)") <= 1, run
 
 
-def test_the_count_of_episodes_is_that_of_the_run(capsys):
-    main("diagnose", str(RECORDED / "gym-healthy-0"))
+def test_the_count_of_episodes_is_that_of_the_run(recorded, capsys):
+    main("diagnose", str(recorded / "gym-healthy-0"))
     assert "36 recorded of 360 episodes" in capsys.readouterr().out

@@ -11,10 +11,16 @@ import pytest
 from runs import ROOT, main
 
 from agent_r1 import Action, EnvConfig, Hermes, HermesToolEnv, StopReason
+from agent_r1_recipes.diagnose.archive import unpack
 from agent_r1_recipes.museum.record import PAGES, RECORDINGS, page
 from agent_r1_recipes.museum.run import copy_source, read_exhibits
 
 EXHIBITS = read_exhibits()
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    return unpack(RECORDINGS, tmp_path_factory.mktemp("recorded"))
 
 
 def test_each_patch_applies_to_the_source(tmp_path):
@@ -71,14 +77,14 @@ def test_no_call_writes_a_reward():
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.parent.name)
-def test_the_pages_are_made_of_the_records(path):
+def test_the_pages_are_made_of_the_records(path, recordings):
     """What `diagnose` names is in them: a rule that finds other causes changes the pages."""
     text = path.read_text()
-    assert text == page(text, *PAGES[path]()), "run `python -m agent_r1_recipes.museum.record`"
+    assert text == page(text, *PAGES[path](recordings)), "run `python -m agent_r1_recipes.museum.record`"
 
 
-def test_a_recorded_run_can_be_diagnosed(capsys):
-    assert main("diagnose", str(RECORDINGS / "judge-talked-into-it-s0")) == 0
+def test_a_recorded_run_can_be_diagnosed(recordings, capsys):
+    assert main("diagnose", str(recordings / "judge-talked-into-it-s0")) == 0
     shown = capsys.readouterr().out
     assert (
         "tools are never called" in shown
