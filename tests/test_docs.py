@@ -130,3 +130,17 @@ def test_the_page_counts_its_files():
     c_files, js_files = (len(list(folder.glob(pattern))) for pattern in ("c/*.c", "js/*.js"))
     sentence = f"These are {words[c_files]} C files and {words[js_files]} JavaScript files"
     assert sentence in (folder / "README.md").read_text()
+
+
+STATUS = re.compile(r"^Status: \[\*\*(supported|example|experiment)\*\*\]", re.MULTILINE)
+ROW = re.compile(r"^\| \[(\w+)\]\(\1/README\.md\) \| (\w+) \|", re.MULTILINE)
+
+
+def test_each_recipe_says_its_status_as_the_list_of_recipes_does():
+    said = {
+        page.parent.name: STATUS.findall(page.read_text())
+        for page in (ROOT / "recipes").glob("*/README.md")
+    }
+    listed = ROW.findall((ROOT / "recipes/README.md").read_text())
+    assert {name: [status] for name, status in listed} == said
+    assert len(listed) == len(said) > 30

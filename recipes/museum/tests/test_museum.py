@@ -80,7 +80,9 @@ def test_no_call_writes_a_reward():
 def test_the_pages_are_made_of_the_records(path, recordings):
     """What `diagnose` names is in them: a rule that finds other causes changes the pages."""
     text = path.read_text()
-    assert text == page(text, *PAGES[path](recordings)), "run `python -m agent_r1_recipes.museum.record`"
+    assert text == page(text, *PAGES[path](recordings)), (
+        "run `python -m agent_r1_recipes.museum.record`"
+    )
 
 
 def test_a_recorded_run_can_be_diagnosed(recordings, capsys):
