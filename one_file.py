@@ -4,9 +4,10 @@ Read it from top to bottom: the world, the rollout, the rows, the advantages, th
 The task is TinyHop, a made-up world. A language model with 0.44 million parameters is asked "In
 which city is the publisher of Sosnum based?". It may call a search tool, then it must answer. No
 single passage has the answer, so it must learn to search, read, and search again. A quarter of the
-questions are easier, and a quarter take three passages.
+questions are easier, and a quarter take three passages. The model has imitated plays that solve the
+easier ones only, so what it learns of the others it finds by itself (docs/discover.md).
 
-    .venv/bin/python one_file.py [SEED]      # exact match .290 -> .950 (seed 0), .267 -> .980 (1)
+    .venv/bin/python one_file.py [SEED]      # exact match .247 -> .433 (seed 0); @TWO@
 
 What makes agents different from chat models is all here: several turns, tokens that the agent did
 not write, and one reward at the end. What is left out, and where the project does it:
@@ -30,7 +31,10 @@ try:
 except ImportError as error:
     sys.exit(f"one_file.py needs the package agent_r1 ({error}); see the README's three commands")
 
-PROMPTS, SAMPLES, STEPS = 12, 8, 20  # questions per step, attempts at each question, steps
+PROMPTS, SAMPLES, STEPS = 12, 8, 24  # questions per step, attempts at each question, steps
+PRESET = "discover"
+# Its first stair in less time: always three passages in a result, and half as much to imitate.
+SETTINGS = {"search.min_k": 3, "search.top_k": 3, "data.cold": 2800, "cold_start.copy_steps": 450}
 MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a turn takes 11 to 15, a search result about 40
 # High, because the model is tiny; it falls to a tenth. Not higher: with 1e-3, seed 0 had a reward
 # of .84 in step 3 and .11 in step 12. After 30 steps its exact match was .270.
@@ -45,14 +49,14 @@ class World:
 
     def __init__(self, seed):
         # Makes what is missing, in AGENT_R1_HOME or here, and prints how far it is.
-        files = open_run("smoke", "grpo", seed=seed).prepare()
+        files = open_run(PRESET, "grpo", seed=seed, **SETTINGS).prepare()
         self.train = files.load_rows("train")
-        self.test = files.load_rows("test")  # 300 questions; training never has their names
+        self.test = files.load_rows("test")[:200]  # training never has their names
         # Makes the environment of a question: it parses calls, runs the tools, pays the reward.
         self.make_env = partial(make_env, tools=files.load_tools(), config=files.config.env)
         # RL cannot start from random weights: such a model never writes a well-formed call, so all
-        # rewards are equal and nothing can be learned. This one imitated a player that mostly
-        # answers after its first search.
+        # rewards are equal and nothing can be learned. This one imitated an explorer that takes the
+        # facts of a question in random order. Plays that solved two or three searches were dropped.
         self.model = AutoModelForCausalLM.from_pretrained(files.start_model)
         # Messages -> token ids. A document that contains "<|im_end|>" cannot end a turn with it.
         self.chat = load_chat(files.start_model)
@@ -112,9 +116,9 @@ class Episode:
             self.stop_reason = StopReason.CONTEXT_OVERFLOW
 
     def finish(self):
-        """Ask for the outcome: 1 for the right answer, less 0.2 for a malformed ending."""
-        # Asked once, however the episode ended. Otherwise the agent could avoid a penalty by never
-        # ending its episode.
+        """Ask for the outcome: 1 for the right answer, otherwise 0."""
+        # Asked once, however the episode ended. Presets with a penalty for malformed endings need
+        # that: otherwise the agent could avoid it by never ending its episode.
         outcome = self.env.outcome(self.stop_reason)
         self.reward += outcome.reward
         self.exact_match = outcome.metrics["em"]
@@ -190,8 +194,8 @@ def compute_advantages(rewards):
     deviation = group - group.mean(dim=1, keepdim=True)
     # Every token of an attempt gets the attempt's advantage: GRPO does not know which turn was the
     # good one. If all attempts earned the same, the question teaches nothing, and the advantage
-    # must be exactly 0. In float32 the mean of eight times -0.2 is not -0.2. Divided by its own
-    # size, that error would be an advantage of 0.015.
+    # must be exactly 0. In float32 the mean of eight penalties of -0.2 is not -0.2. Divided by its
+    # own size, that error would be an advantage of 0.015.
     agree = (group == group[:, :1]).all(dim=1, keepdim=True)
     advantage = deviation / (group.std(dim=1, keepdim=True) + 1e-6)
     return torch.where(agree, 0.0, advantage).flatten()
@@ -230,9 +234,14 @@ def update(model, optimizer, episodes):
 
 
 def exact_match(world):
-    """Return the share of test questions that the agent answers exactly, decoding greedily."""
+    """Describe the share of test questions that the agent answers exactly, decoding greedily."""
     episodes = play(world, world.test, greedy=True)
-    return sum(e.exact_match for e in episodes) / len(episodes)
+    scores = {}  # number of searches that a question takes -> scores
+    for row, episode in zip(world.test, episodes, strict=True):
+        scores.setdefault(row["extra_info"]["hops"], []).append(episode.exact_match)
+    stairs = ", ".join(f"{hops}: {sum(ems) / len(ems):.3f}" for hops, ems in sorted(scores.items()))
+    mean = sum(e.exact_match for e in episodes) / len(episodes)
+    return f"exact match {mean:.3f} (by searches {stairs})"
 
 
 def main(seed=0):
@@ -242,7 +251,7 @@ def main(seed=0):
     world = World(seed)
     optimizer = torch.optim.AdamW(world.model.parameters(), LR, weight_decay=0.0)
     decay = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, STEPS)
-    print(f"before RL: exact match {exact_match(world):.3f}")
+    print(f"before RL: {exact_match(world)}")
     for step in range(1, STEPS + 1):
         rows = [row for row in random.sample(world.train, PROMPTS) for _ in range(SAMPLES)]
         episodes = play(world, rows)
@@ -251,7 +260,7 @@ def main(seed=0):
         reward = sum(e.reward for e in episodes) / len(episodes)
         sampled = sum(sum(e.mask) for e in episodes) / sum(len(e.ids) for e in episodes)
         print(f"step {step:2d}  reward {reward:5.2f}  sampled {sampled:.0%}  |ratio - 1| {gap:.0e}")
-    print(f"after RL: exact match {exact_match(world):.3f}")
+    print(f"after RL: {exact_match(world)}")
 
 
 if __name__ == "__main__":

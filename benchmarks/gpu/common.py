@@ -18,10 +18,10 @@ def shape_here(name: str) -> Shape:
     """Return the sizes of a model in `sizes.MODELS`; without a GPU much smaller test sizes."""
     small = {
         "layers": 2,
-        "hidden": 64,
+        "hidden": 128,
         "heads": 4,
         "kv_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,  # the least that vLLM takes on a CPU
         "intermediate": 128,
         "vocab": 1024,
     }
