@@ -124,12 +124,11 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def apply_overrides(config: Config, overrides: list[str]) -> Config:
+def apply_overrides(config: Config, overrides: list[str], trains: bool = True) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
     does."""
-    return _validate(
-        _merge(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd()))
-    )
+    values = _resolve_paths(_read_overrides(overrides), Path.cwd())
+    return _validate(_merge(config.model_dump(), values), trains)
 
 
 def to_yaml(config: Config) -> str:
