@@ -74,6 +74,10 @@ class ServerTasks(RecordSource):
     def local_files(self, config: DataConfig) -> dict[str, list[Path]]:
         return {}
 
+    def check_settings(self, config: DataConfig, seed: int) -> None:
+        """Ask the server for its tasks, and divide them."""
+        self.make(config, seed)
+
     def is_one_file(self, config: DataConfig) -> bool:
         return len(_by_part(listed_tasks(config.source or ""))) == 1
 
@@ -109,7 +113,7 @@ TASKS = ServerTasks()
 
 
 def _by_part(tasks: dict[str, tuple[str, list[ListedTask]]]) -> dict[str, list[ListedTask]]:
-    """Return our splits, in our order, or one part `all` if they are not those of training."""
+    """Return our splits in our order. Without a training split, all tasks are one part."""
     parts: dict[str, list[ListedTask]] = {}
     for split in SPLITS:
         found = [task for ours, entries in tasks.values() if ours == split for task in entries]

@@ -128,8 +128,10 @@ class Pending:
         self.places.append(None)
 
     def _check_results(self) -> None:
-        """Raise ValueError for a call whose result is missing: an agent reads it before it goes
-        on."""
+        """Raise ValueError for a call without a result.
+
+        An agent reads the result before its next turn.
+        """
         taken = self._taken()
         read = self.places[len(self.places) - taken :]
         for place, (_, name) in enumerate(self.calls):
@@ -327,7 +329,7 @@ def _check_tools(calls: list[tuple[str | None, str]], names: set[str]) -> None:
 
 
 def _check_unicode(text: str) -> None:
-    """Raise ValueError for half of a surrogate pair, which JSON can say and no tokenizer reads."""
+    """Raise ValueError for half of a surrogate pair, which no tokenizer reads."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

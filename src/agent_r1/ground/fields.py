@@ -72,7 +72,7 @@ class Fields(dict[str, Any]):
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether there is no value, also in an object or list of nothing: {"refusal": null}."""
+    """Return whether a value is missing, as in {"refusal": null}."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):
