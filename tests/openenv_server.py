@@ -11,6 +11,7 @@ environments, each under a path of its own:
     /strict     MCP: takes calls only, lists by message
     /quest      a text world in ALFWorld's manner: a command in words, what one sees in words, 1
                 when the task is done
+    /tasks-KIND  the game of /guess, with a list of tasks, see `SPLITS`
     /bad-KIND   does what its kind says, see `Bad`
 
 `GET /told` says what each session was told and how many are open. Run it: `python openenv_server.py
@@ -103,6 +104,48 @@ class Guess:
 
     def mcp(self, data: dict[str, Any]) -> dict[str, Any]:
         return {"error": {"code": -32603, "message": "Environment does not support MCP"}}
+
+
+SPLITS = {
+    "one": {"hard": 10},
+    "two": {"train": 8, "test": 3},
+    "three": {"train": 8, "validation": 2, "test": 3},
+    "shared": {"train": 8, "validation": 4, "test": 3},
+    "none": {},
+    "empty": {"train": 0},
+    "many": {"train": 10**9},
+}
+"""Kind of a server with tasks -> its splits and their numbers of tasks. `shared` lists its tests
+again in its validation."""
+
+
+class Tasks(Guess):
+    """A game whose number is that of its task."""
+
+    def reset(self, data: dict[str, Any]) -> dict[str, Any]:
+        return super().reset(data | {"answer": data["index"]})
+
+
+async def environments(request: Request) -> Response:
+    return JSONResponse([request.path_params["kind"]])
+
+
+async def splits(request: Request) -> Response:
+    known = SPLITS[request.path_params["kind"]]
+    types = ("train", "validation", "test")
+    return JSONResponse(
+        [{"name": name, "type": name if name in types else "validation"} for name in known]
+    )
+
+
+async def tasks(request: Request) -> Response:
+    kind, split = request.path_params["kind"], (await request.json())["split"]
+    count = SPLITS[kind][split]
+    if request.path_params["what"] == "num_tasks":
+        return JSONResponse({"num_tasks": count})
+    name = "test" if kind == "shared" and split == "validation" else split
+    listed = [{"id": f"{name}-{index}", "index": index} for index in range(min(count, 100))]
+    return JSONResponse({"tasks": listed, "env_name": kind})
 
 
 class Quest:
@@ -227,6 +270,8 @@ class Bad(Guess):
 
 def environment(kind: str, socket: WebSocket) -> Any:
     known = {"guess": Guess, "guess2": Guess, "echo": Echo, "strict": Strict, "quest": Quest}
+    if kind.startswith("tasks-"):
+        return Tasks()
     return known[kind]() if kind in known else Bad(kind.removeprefix("bad-"), socket)
 
 
@@ -298,6 +343,9 @@ async def talk(socket: WebSocket, env: Any) -> None:
 app = Starlette(
     routes=[
         Route("/told", told),
+        Route("/tasks-{kind}/list_environments", environments),
+        Route("/tasks-{kind}/{name}/splits", splits),
+        Route("/tasks-{kind}/{name}/{what}", tasks, methods=["POST"]),
         Route("/{kind}/schema", schema),
         WebSocketRoute("/{kind}/ws", session),
     ]

@@ -410,6 +410,10 @@ SECRETS = {
         "python server.py --token=sk-4711",
         "http://user:sk-4711@127.0.0.1:9/mcp",
         "https://x.org/mcp?v=1&api_key=sk-4711",
+        "python server.py --key sk-4711",
+        "npx mcp-remote http://127.0.0.1:9/mcp --header 'Authorization: Bearer sk-4711'",
+        "curl -H x-api-key:4711 http://127.0.0.1:9/mcp",
+        "python server.py sk-proj-4711471147114711",
     ],
     "rollout.agent": ["env SHOP_KEY=sk-4711 python agent.py"],
 }

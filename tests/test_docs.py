@@ -100,6 +100,9 @@ def test_every_example_question_can_be_answered(laptop_world):
     assert not any("vexlor" in text.lower() for text in told())
 
 
+CASES = (ROOT / "docs/lab/cases.md").read_text()
+
+
 def test_every_test_that_a_page_names_is_there():
     """A page that cites a test as evidence must not outlive it: files, functions, and parts of
     `make long`."""
@@ -121,6 +124,24 @@ def test_every_test_that_a_page_names_is_there():
     run = {(page, name) for page, text in named.items() for name in re.findall(long, text)}
     assert len(cited) > 15 and {pair for pair in cited if pair[1] not in there} == set()
     assert len(run) > 3 and {pair for pair in run if pair[1] not in parts} == set()
+
+
+def test_each_case_of_the_page_has_its_test():
+    """... in the file that it names. The cases are those of the two reviews."""
+    rows = re.findall(r"^\| ([NC]?\d[^|]*|N, small) \|.*\| `(\S+)::(\w+)` \|$", CASES, re.MULTILINE)
+    assert len(rows) == len(re.findall(r"^\| (?!case|-)", CASES, re.MULTILINE))
+    for case, file, name in rows:
+        assert f"def {name}(" in (ROOT / file).read_text(), case
+    listed = {number for case, _, _ in rows for number in re.findall(r"[NC]?\d+", case)}
+    expected = {f"N{n}" for n in (2, 4, 6, 8, 9, 10, 11, 12)} | {f"C{n}" for n in range(1, 18)}
+    assert listed == expected | {str(n) for n in range(1, 18)}
+
+
+def test_serving_without_vllm_is_on_the_pages_that_name_serve():
+    pages = ("tutorial/your-own-task-in-30-minutes.md", "inference/inference.md", "commands.md")
+    for page in pages:
+        words = (ROOT / "docs" / page).read_text()
+        assert re.search(r"agent-r1 serve [^`\n]*--backend local", words), page
 
 
 def test_the_page_counts_its_files():

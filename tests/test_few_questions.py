@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import fails_with
+from runs import main
 
 from agent_r1.app.cli import _split_of_models
 from agent_r1.config import load_config
@@ -87,6 +88,16 @@ def test_only_another_model_plays_all(tmp_path, monkeypatch):
     assert _split_of_models([Path("elsewhere")], asked_for) == (asked_for, "all")
     kept, split = _split_of_models([Path("foreign"), Path("trained")], asked_for)
     assert (kept.data, kept.seed, split) == (config.data, 3, "test")
+
+
+def test_eval_of_another_model_plays_all_whatever_a_step_takes(tmp_path, monkeypatch, capsys):
+    """... in the default preset, a step of which is larger than the seven questions of train."""
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path / "home"))
+    agent = Path(__file__).parents[1] / "recipes" / "laptop" / "agent"
+    words = ["--preset", "small", "env.tools=[]", "data.name=rows", *SHARED]
+    source = f"data.source={write(tmp_path, 'jsonl')}"
+    assert main("eval", "--model", str(agent), "--backend", "local", *words, source) == 0
+    assert "10 all questions" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("count", range(3, 40))

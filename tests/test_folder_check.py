@@ -78,6 +78,25 @@ def test_weights_that_are_read_otherwise_are_refused_with_the_cause(folder):
         check_folder(folder, weights=True)
 
 
+def test_a_weight_that_is_no_number_is_named(folder):
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with fails_with("other_weights", "model.norm.weight has a value that is no number"):
+        check_folder(folder, weights=True)
+
+
+def test_an_adapter_next_to_weights_is_refused(folder):
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    with fails_with("adapter_not_read", "merge it into the weights"):
+        check_folder(folder, weights=False)
+
+
+def test_a_model_of_few_positions_is_compared_on_as_many(folder):
+    change(folder / "config.json", max_position_embeddings=8)
+    assert "8 tokens differ by at most" in check_folder(folder, weights=True)
+
+
 def test_other_ids_are_refused(folder):
     """Without `auto_map`, transformers rebuilds a tokenizer of its own for this config."""
     file = folder / "tokenizer_config.json"

@@ -44,7 +44,14 @@ def test_too_few_tasks_are_played_but_not_trained_on(tmp_path, count, settings):
     assert len(paths.load_rows("train")) == len(paths.load_rows("test")) == count
     with fails_with("too_few_questions", "without a common one"):
         make_missing(paths)
+    with fails_with("too_few_questions", "without a common one"):
+        TASKS.check_settings(config.data, 0)  # as the plan of a run does
     assert paths.held_out("test") == {"questions": {"all": count, "for_training": 0}}
+
+
+def test_a_plan_refuses_a_folder_without_tasks(tmp_path):
+    with fails_with("no_tasks", "there is no task.toml"):
+        TASKS.check_settings(config_of(tmp_path).data, 0)
 
 
 def test_a_copy_of_a_task_is_counted_once(tmp_path):

@@ -333,12 +333,13 @@ def test_training_writes_neutral_generation_settings_and_notes_the_authors(llama
     from agent_r1.training.run import write_model
 
     folder = copied(llama, tmp_path / "model")
-    edited(folder, "generation_config.json", repetition_penalty=1.1, top_p=0.8, min_p=0.1)
+    authors = {"repetition_penalty": 1.1, "top_p": 0.8, "min_p": 0.1, "dola_layers": "high"}
+    edited(folder, "generation_config.json", **authors)
     write_model(load_model(folder), load_chat(folder), tmp_path / "out")
     made = GenerationConfig.from_pretrained(tmp_path / "out")
     assert (made.repetition_penalty, made.top_p, made.top_k, made.min_p) == (1.0, 1.0, 0, None)
     noted = json.loads((tmp_path / "out" / "authors_sampling.json").read_text())
-    assert noted == {"repetition_penalty": 1.1, "top_p": 0.8, "min_p": 0.1}
+    assert noted == authors and made.dola_layers is None
 
 
 def parsers(model: Path, dialect: str) -> str | None:

@@ -65,6 +65,12 @@ def test_an_installation_takes_the_hash_of_each_pin():
     assert any(line.startswith("setuptools==") for line in found["cpu.txt"])  # which builds it
 
 
+def test_no_pin_has_an_extra_that_pip_warns_of():
+    """math-verify asks for an extra whose name has underscores, and pip finds none (newcomers)."""
+    texts = (ROOT / "requirements/cpu.txt", ROOT / "pyproject.toml")
+    assert not any("math-verify[" in path.read_text() for path in texts)
+
+
 def test_files_of_other_systems_are_left_out():
     """Names of real wheels, and which of them an installation of ours may take."""
     package = {"sdist": {"hashes": {"sha256": "source"}}, "wheels": []}

@@ -61,6 +61,13 @@ def test_nothing_is_done_and_nothing_is_made(home, tmp_path, capsys):
     assert from_yaml(tmp_path / "printed.yaml") == expected
 
 
+def test_recorded_conversations_that_are_missing_are_refused(home, tmp_path, capsys):
+    assert main("train", *TINY, "cold_start.episodes=log.jsonl", "--dry-run") == 1
+    assert "cold_start.episodes=log.jsonl: there is no such file" in capsys.readouterr().err
+    (tmp_path / "log.jsonl").write_text("{}")
+    assert main("train", *TINY, "cold_start.episodes=log.jsonl", "--dry-run") == 0
+
+
 def test_what_is_there_is_done(home, capsys):
     config = load_config("small", TINY[1:], algorithm="grpo")
     run = Workspace(config).run("small-grpo")

@@ -47,7 +47,9 @@ def call(arguments='{"query": "Marn"}', key="call_1", name="search") -> dict:
 
 def read(tmp_path, *records, tools=TOOLS):
     path = tmp_path / "log.jsonl"
-    lines = [json.dumps(record, ensure_ascii=False) + "\n" for record in records]
+    # Half of a surrogate pair has no UTF-8: a server's JSON writes it as an escape.
+    has_half = "\\ud83d" in json.dumps(records)
+    lines = [json.dumps(record, ensure_ascii=has_half) + "\n" for record in records]
     path.write_text("".join(lines), encoding="utf-8")
     return d.read_episodes(path, tools, EnvConfig())
 
@@ -140,6 +142,14 @@ def test_a_turn_of_weight_0_is_shown_and_not_cloned(tmp_path):
     assert chat.decode(trained) == "<answer>Marn</answer><|im_end|>"
 
 
+def test_a_turn_of_weight_0_may_call_what_is_not_there(tmp_path):
+    """... as a teacher does before it corrects itself: `agent-r1 demonstrate` writes it so."""
+    wrong = {"role": "assistant", "tool_calls": [call(name="browse")], "weight": 0}
+    failed = {**RESULT, "content": "error: there is no tool 'browse'"}
+    [episode] = read(tmp_path, of(wrong, failed, ANSWER))
+    assert [bool(m.get("given")) for m in episode.messages[1:]] == [True, False, False]
+
+
 @pytest.mark.parametrize("character", ["\u2028", "\u2029", "\u0085", "\x0b", "\x0c", "\x1c"])
 def test_only_a_line_break_ends_a_line(tmp_path, character):
     text = f"<answer>A{character}B</answer>"
@@ -159,6 +169,13 @@ REFUSED = {
     "'score'": of(ANSWER, score=0.5),
     "'messages.refusal'": of({**ANSWER, "refusal": "I will not."}),
     "'messages.name'": {"messages": [{**USER, "name": "Ann"}, ANSWER]},
+    "the call of search in the turn before it has no result": of(
+        {"role": "assistant", "tool_calls": [call(key="a"), call('{"query": "Tulo"}', "b")]},
+        {**RESULT, "tool_call_id": "b"},
+        ANSWER,
+    ),
+    "the turn before it has no result": of(VLLM, USER, ANSWER),
+    "half of a character": of({"role": "assistant", "content": "<answer>\ud83d</answer>"}),
     "of no call": of(VLLM, {**RESULT, "tool_call_id": "call_2"}, ANSWER),
     "answers a call of": of(VLLM, {**RESULT, "name": "other"}, ANSWER),
     "the weight 0.5": of({**ANSWER, "weight": 0.5}),

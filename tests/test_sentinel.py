@@ -19,6 +19,7 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.model.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.run import stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
+from agent_r1.watch.causes import BY_SIGN
 from agent_r1.watch.log import HOST_FREE, STEP_KEY
 from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
 
@@ -255,6 +256,11 @@ def test_a_sampler_that_slows_down_is_reported(speed, length, reported):
             line["perf/agent_tokens_per_s"] = 50.0 if step == 1 else speed if late else 1000.0
         lines.append(line)
     assert ("slow sampling" in [sign.name for sign in signs(lines)]) is reported
+
+
+def test_advice_about_slow_sampling_names_no_engine():
+    """A run on a CPU has neither vLLM nor verl."""
+    assert not re.search("vllm|verl", str(BY_SIGN["slow sampling"]), re.IGNORECASE)
 
 
 @pytest.mark.parametrize("seed", range(2))

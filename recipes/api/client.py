@@ -477,7 +477,15 @@ CONTEXT_WORDS = (
     "context window",  # Anthropic, SGLang
     "context size",  # llama.cpp
     "exceed_context_size",  # llama.cpp's type
-    "prompt is too long",  # Anthropic
+    "context limit",
+    "prompt is too long",
+    "prompt exceeds max length",
+    "input is too long",
+    "maximum model length",
+    "maximum prompt length",
+    "range of input length",
+    "reduce the length of the messages",
+    "tokens in the prompt cannot exceed",  # Anthropic
     "maximum number of tokens",  # Gemini
     "input token count",  # Gemini
     "`inputs` must have less than",  # TGI

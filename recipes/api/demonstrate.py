@@ -22,6 +22,7 @@ from agent_r1 import (
     Config,
     ConfigError,
     Hermes,
+    Message,
     Row,
     Sampling,
     Task,
@@ -153,8 +154,24 @@ def lines_of(flow: ApiFlow, episodes: list[Trajectory]) -> list[str]:
     for trajectory in episodes:
         session = session_of(int(trajectory.group_id), trajectory.sample)
         for conversation in flow.conversations[session]:
-            record: dict[str, Any] = {"messages": conversation.texts}
+            names = {tool["function"]["name"] for tool in conversation.tools or []}
+            messages = [
+                message | {"weight": 0} if _is_invalid(message, names) else message
+                for message in conversation.texts
+            ]
+            record: dict[str, Any] = {"messages": messages}
             if conversation.tools:
                 record["tools"] = conversation.tools
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
     return lines
+
+
+def _is_invalid(message: Message, names: set[str]) -> bool:
+    """Return whether a turn calls what is not there, or nothing that can be read.
+
+    Such a turn is shown and not cloned, although the episode scored.
+    """
+    if message["role"] != "assistant":
+        return False
+    calls = Hermes().calls(message["content"], {})
+    return any(call.error is not None or call.name not in names for call in calls)

@@ -167,9 +167,12 @@ def _family(
         others = [one for one in findings if one[0] > limit + ROUNDING and one[3] != name]
         if others:
             text += f"; also {', '.join(one[3] for one in others)}"
-        return Verdict(
-            family, "fail", f"{text}, above {limit:.3f}", most["transcript"] + [_ending(most)]
-        )
+        text += f", above {limit:.3f}"
+        if family == "random":
+            # What guessing reaches may be the task's nature, as with yes and no.
+            floor = math.ceil(100 * max(finding[0] for finding in findings)) / 100
+            text += f"; if the task may pay as much for guesses, declare env.floor={floor:g}"
+        return Verdict(family, "fail", text, most["transcript"] + [_ending(most)])
     widest = max(finding[2] for finding in findings)
     if widest > limit + ROUNDING:
         text += f"; n is too small to show that it stays below {limit:.3f} (up to {widest:.3f})"

@@ -14,6 +14,7 @@ import json
 import math
 import re
 import secrets
+import unicodedata
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -318,6 +319,7 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
     words = _one_line(answer)
     marked = MARKED.fullmatch(words)
     words = (marked[1] if marked else words).strip()
+    typed = _typed(words)
     turns = [one for one in reversed(conversations.answers) if one.turn is not None]
     for one in turns:
         marks = MARKED.findall(_one_line(one.require_turn().content))
@@ -327,9 +329,14 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
         if words == _one_line(one.require_turn().content):
             return one, None
         for _, call in one.require_turn().calls:
-            if words in [_one_line(str(value)) for value in call.arguments.values()]:
+            values = list(call.arguments.values())
+            if words in [_one_line(str(value)) for value in values]:
                 return one, words
-    whole = re.compile(rf"(?<![\w.]){re.escape(words)}(?!\w|\.\d)")
+            if typed is not None and typed in [call.arguments, *values]:
+                return one, words
+    # 5 is not in -5, 1,500 or 1.5.
+    sign = "-" if words[:1].isdigit() else ""
+    whole = re.compile(rf"(?<![\w.{sign}])(?<!\d,){re.escape(words)}(?!\w|[.,]\d)")
     for one in turns:
         if whole.search(_one_line(one.require_turn().content)):
             return one, None
@@ -340,4 +347,13 @@ MARKED = re.compile(r"<answer>(.*?)(?:</answer>|$)")
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", text)).strip()
+
+
+def _typed(words: str) -> Any:
+    """Return the object or list of a typed answer, and None for a text."""
+    try:
+        value = json.loads(words)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict | list) else None

@@ -37,7 +37,7 @@ REFUSED_SETTINGS = {
     "functions": "use `tools`",
     "function_call": "use `tools`",
     "audio": "only text is supported",
-    "prediction": "it is not supported",
+    "prediction": "it would be another text than the one that is sampled",
     "top_logprobs": "log-probabilities are not returned",
     "web_search_options": "there is no search on the server's side",
 }

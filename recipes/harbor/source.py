@@ -42,6 +42,12 @@ class HarborTasks(Source):
     def title(self, config: DataConfig) -> str:
         return f"Harbor tasks from {config.source}"
 
+    def check_settings(self, config: HarborSettings, seed: int) -> None:
+        """Read the folder, and refuse one that is too small to train on."""
+        reason = self.make(config, seed).manifest.get("untrainable")
+        if reason:
+            raise ConfigError(reason, code="too_few_questions")
+
     def make(self, config: HarborSettings, seed: int) -> Made:
         place = Path(config.source or "")
         tasks, refusals = read_tasks(place, config.harbor_engine)

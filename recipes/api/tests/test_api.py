@@ -225,6 +225,26 @@ FULL = {
         400,
         {"object": "error", "message": "This model's maximum context length is 4096 tokens."},
     ),
+    "vLLM, engine": (
+        400,
+        {"message": "The decoder prompt (length 5000) is longer than the maximum model length."},
+    ),
+    "Anthropic, with the turn": (
+        400,
+        {"error": {"message": "input length and `max_tokens` exceed context limit: 190000 + 20"}},
+    ),
+    "Bedrock": (400, {"message": "Input is too long for requested model."}),
+    "Groq": (
+        400,
+        {"error": {"message": "Please reduce the length of the messages or completion."}},
+    ),
+    "xAI": (400, {"error": "This model's maximum prompt length is 131072."}),
+    "DashScope": (400, {"error": {"message": "Range of input length should be [1, 30720]"}}),
+    "Zhipu": (400, {"error": {"message": "Prompt exceeds max length"}}),
+    "Cohere": (
+        400,
+        {"message": "total number of tokens in the prompt cannot exceed 4081"},
+    ),
     "late words": (400, {"error": {"message": "x" * 300 + " maximum context length"}}),
 }
 """What servers answer when a conversation is too long, as their source or documents have it."""

@@ -8,6 +8,7 @@ from api_servers import answer, scripted_api
 from runs import TINY, main
 
 from agent_r1 import Workspace, load_config
+from agent_r1.cold_start.demonstrate import read_episodes
 
 SETTINGS = [word for word in TINY if "=" in word and not word.startswith("--")]
 
@@ -78,6 +79,29 @@ def test_the_shortest_of_equal_plays_is_kept(indexed_home):
     assert len(turns) == 4  # three turns of the first play, and one of the second
     [kept] = [json.loads(line) for line in out.read_text().splitlines()]
     assert "detour" not in json.dumps(kept)
+
+
+def test_a_call_of_a_missing_tool_is_shown_and_not_cloned(indexed_home):
+    """The episode scored all the same, so its answers were paid for and can be cloned."""
+    [row] = Workspace(load_config("small", SETTINGS)).load_rows("train")[:1]
+
+    def script(request, number):
+        if not any(message["role"] == "tool" for message in request["messages"]):
+            return answer("", [("browse", '{"url": "x"}')])
+        return answer(f"<answer>{row['reward_model']['ground_truth'][0]}</answer>")
+
+    out = indexed_home / "missing.jsonl"
+    words = ["demonstrate", "--preset", "small", *SETTINGS, "--model", "big", "--limit", "1"]
+    with scripted_api(script) as api:
+        assert main(*words, "--out", str(out), "--api", api.url) == 0
+    [kept] = [json.loads(line) for line in out.read_text().splitlines()]
+    turns = [m for m in kept["messages"] if m["role"] == "assistant"]
+    assert "browse" in turns[0]["content"]
+    assert [turn.get("weight") for turn in turns] == [0, None]
+    config = load_config("small", SETTINGS)
+    tools = Workspace(config).load_tools()
+    [episode] = read_episodes(out, tools, config.env)
+    assert [m.get("given") for m in episode.messages if m["role"] == "assistant"] == [True, None]
 
 
 def test_a_dialect_with_tools_in_its_prompt_is_refused(indexed_home):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,15 @@ def test_an_interval_is_wilson_for_shares_of_zero_and_one():
 def test_a_policy_fails_above_the_limit(random, facts, state):
     rewards = {ORACLE: [1.0] * 80, "e": [0.0] * 80, "r": random}
     assert verdicts_of(rewards, **facts)["random"] == state
+
+
+def test_a_failure_of_guesses_says_what_would_declare_it():
+    rewards = {ORACLE: [1.0] * 80, "e": [0.0] * 80, "r": [1.0, 0.0, 0.0, 0.0] * 20}
+    records = [record(p, i, r) for p, values in rewards.items() for i, r in enumerate(values)]
+    [text] = [v.text for v in judge(records, FACTS) if v.name == "random"]
+    floor = float(re.search(r"declare env\.floor=([\d.]+)$", text)[1])
+    assert verdicts_of(rewards, floor=floor)["random"] != "fail"
+    assert verdicts_of(rewards, floor=floor - 0.02)["random"] == "fail"
 
 
 def test_the_limit_is_a_share_of_the_way_to_the_oracle():

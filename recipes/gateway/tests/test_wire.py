@@ -213,6 +213,15 @@ def test_a_field_that_would_change_a_turn_is_refused_by_name(change, words):
         read_call(json.dumps({"messages": USER} | change).encode())
 
 
+def test_an_object_of_nothing_is_no_value():
+    """LiteLLM sends one back with each answer of an assistant."""
+    answer = {"role": "assistant", "content": "a", "provider_specific_fields": {"refusal": None}}
+    assert len(read_call(json.dumps({"messages": [*USER, answer, *USER]}).encode()).messages) == 3
+    answer["provider_specific_fields"] = {"refusal": None, "citations": [["x"]]}
+    with pytest.raises(Refusal, match="citations"):
+        read_call(json.dumps({"messages": [*USER, answer, *USER]}).encode())
+
+
 def test_the_thought_of_an_example_is_shown(micro, chat):
     """Of a turn that the model sampled, the ids have it; of another one, the text."""
     prompts = []

@@ -419,10 +419,11 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
             configs.append(config_of_model)
         config = configs[0]
     if not a.api:
-        for model in models:
-            agent.check_agent(model, config)
+        for folder in models:
+            agent.check_agent(folder, config)
+    is_of_run = model is not None
     split = a.split or "test"
-    if a.split is None and not model:
+    if a.split is None and not is_of_run:
         config, split = _split_of_models(models, config)
     paths = Workspace(config)
     paths.make_task()
@@ -435,7 +436,6 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     temperature = a.temperature
     if temperature is None:
         temperature = float((a.samples or 1) > 1)  # several samples need one, and RL samples at 1
-    is_of_run = model is not None
     compare.evaluate_models(
         models,
         lambda folder, tools: agent.open_to_evaluate(

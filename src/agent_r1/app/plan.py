@@ -6,6 +6,8 @@ engine's (`engine.py`).
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from agent_r1.app.engine import engine_of
 from agent_r1.config import Config, tables, to_yaml
 from agent_r1.data.source import source_of
@@ -50,6 +52,12 @@ def print_plan(
     workspace = Workspace(config)
     if not workspace.data.exists():
         source_of(config.data).check_settings(config.data, config.seed)
+    episodes = config.cold_start.episodes
+    if episodes and not workspace.start_model.exists() and not Path(episodes).is_file():
+        raise AgentR1Error(
+            f"cold_start.episodes={episodes}: there is no such file, nor is it next to the preset",
+            code="unreadable_file",
+        )
     run = RunDir(workspace.run(run_name))
     engine = engine_of(config)
     page = engine.plan(config, gpu_hour)

@@ -71,8 +71,9 @@ def read_conversation(
     for number, entry in enumerate(entries, 1):
         try:
             message = _message(entry, dialect, pending)
-            if message["role"] == "assistant" and not any_tool:
+            if message["role"] == "assistant" and not any_tool and not message.get("given"):
                 _check_tools(pending.calls, names)
+            _check_unicode(message["content"])
         except ValueError as error:
             raise ValueError(f"message {number}: {error}") from None
         messages.append(message)
@@ -122,8 +123,20 @@ class Pending:
         ids = [key for key, _ in calls if key]
         if len(set(ids)) < len(ids):
             raise ValueError(f"two calls have the id {max(ids, key=ids.count)!r}")
+        self._check_results()
         self.calls = calls
         self.places.append(None)
+
+    def _check_results(self) -> None:
+        """Raise ValueError for a call without a result.
+
+        An agent reads the result before its next turn.
+        """
+        taken = self._taken()
+        read = self.places[len(self.places) - taken :]
+        for place, (_, name) in enumerate(self.calls):
+            if place not in read:
+                raise ValueError(f"the call of {name} in the turn before it has no result")
 
     def result(self, key: str | None, name: str | None) -> None:
         """Find the call of a result. Raise ValueError for one that answers no call."""
@@ -313,6 +326,14 @@ def _check_tools(calls: list[tuple[str | None, str]], names: set[str]) -> None:
         if name and name not in names:  # a call that cannot be parsed has no name
             known = ", ".join(sorted(names)) or "none"
             raise ValueError(f"it calls the tool {name!r}, which the task lacks (has: {known})")
+
+
+def _check_unicode(text: str) -> None:
+    """Raise ValueError for half of a surrogate pair, which no tokenizer reads."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{text[error.start]!r} is half of a character") from None
 
 
 def _check_turns(messages: list[Message]) -> None:

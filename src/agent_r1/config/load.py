@@ -124,12 +124,11 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return result
 
 
-def apply_overrides(config: Config, overrides: list[str]) -> Config:
+def apply_overrides(config: Config, overrides: list[str], trains: bool = True) -> Config:
     """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
     does."""
-    return _validate(
-        _merge(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd()))
-    )
+    values = _resolve_paths(_read_overrides(overrides), Path.cwd())
+    return _validate(_merge(config.model_dump(), values), trains)
 
 
 def to_yaml(config: Config) -> str:
@@ -529,8 +528,10 @@ def _without_folders(value: Any) -> Any:
 SECRET_WORDS = re.compile(
     r"""(?:^|[\s'"=]|\s-e)(?P<variable>[A-Z_][A-Z0-9_]*)=[^\s'"]  # env KEY=x, docker run -eKEY=x
     |(?:^|[\s'"/])env\s+(?:-\S+\s+)*(?P<any>\w+)=[^\s'"]  # env key=x
-    |(?:^|[\s'"])(?P<option>--?(?:api[-_]?key|(?:access[-_]|auth[-_])?token|password|secret))(?:=|\s+)[^-\s]
+    |(?:^|[\s'"])(?P<option>--?(?:(?:api[-_]?)?key|bearer|(?:access[-_]|auth[-_])?token|password|secret))(?:=|\s+)[^-\s]
     |[?&](?P<query>[\w-]*(?:key|token|secret|passw)[\w-]*)=[^&\s]
+    |(?P<header>(?i:(?:proxy-)?authorization|x-api-key|cookie))["']?\s*:\s*\S
+    |(?:^|[\s'"=])(?P<known>sk-|gh[opsu]_|github_pat_|glpat-|hf_|xox[abp]-|AKIA)[\w-]{16}
     |://(?P<user>[^/\s@]*)@""",
     re.VERBOSE,
 )

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-EMPTY = (None, "", [], {})
+EMPTY = (None, "")
 """What servers write for a key without a value."""
 
 
@@ -48,7 +48,7 @@ class Fields(dict[str, Any]):
         """
         for key, value in self.items():
             path = f"{prefix}{key}"
-            if key in self._whole or value in EMPTY:
+            if key in self._whole or is_empty(value):
                 continue
             if key not in self._read:
                 yield path, value
@@ -69,6 +69,15 @@ class Fields(dict[str, Any]):
                     "read; remove this key, or write its value where it is read"
                 )
             counts[path] += 1
+
+
+def is_empty(value: Any) -> bool:
+    """Return whether a value is missing, as in {"refusal": null}."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return all(is_empty(element) for element in value)
+    return value in EMPTY
 
 
 def _wrap(value: Any) -> Any:

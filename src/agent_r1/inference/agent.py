@@ -362,7 +362,8 @@ def settings_for(
     """
     own = own_settings(model)
     if preset is not None:
-        config = load_config(preset, list(overrides))
+        # A model is used, not trained: a step of the preset may be larger than few questions.
+        config = load_config(preset, list(overrides), trains=False)
     elif run is not None or own is None:
         try:
             config = _without_commands(from_yaml(find_checkpoint(run).parents[1] / "config.yaml"))
@@ -373,7 +374,7 @@ def settings_for(
     else:
         config = own
     if own is not None:
-        return apply_overrides(config, list(overrides))
+        return apply_overrides(config, list(overrides), trains=False)
     r = config.rollout
     model_settings = config.model
     room = {
@@ -385,7 +386,7 @@ def settings_for(
     sections = {"rollout": r.model_copy(update=room), "model": other}
     if preset is None:  # the default preset's device, a CPU, is for its tiny model
         sections["trainer"] = config.trainer.model_copy(update={"device": "auto"})
-    config = apply_overrides(config.model_copy(update=sections), list(overrides))
+    config = apply_overrides(config.model_copy(update=sections), list(overrides), trains=False)
     return config.model_copy(update={"model": model_settings})
 
 

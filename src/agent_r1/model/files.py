@@ -92,6 +92,8 @@ LEFT_OUT = (
     "renormalize_logits",
     "remove_invalid_values",
     "stop_strings",
+    "dola_layers",
+    "token_healing",
 )
 """Sampling fields whose neutral value is their absence."""
 AUTHORS_FILE = "authors_sampling.json"

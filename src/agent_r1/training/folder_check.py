@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 
 from agent_r1.chat import format as chat_format
 from agent_r1.chat import tokenizer as chat_tokenizer
@@ -61,6 +62,12 @@ def check_folder(folder: Path, weights: bool, use_cache: bool = True) -> str:
 
     Raises AgentR1Error for a difference.
     """
+    if (folder / "adapter_config.json").is_file():
+        raise AgentR1Error(
+            f"{folder} has an adapter (adapter_config.json), which is not read; merge it into the "
+            "weights, or take its files out to use the base model",
+            code="adapter_not_read",
+        )
     file = _cache_file(folder, weights)
     if use_cache:
         with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -147,7 +154,9 @@ def compare_weights(chat: ChatFormat, folder: Path) -> str:
             f"log-probabilities not compared ({count / 1e9:.1f}e9 parameters); names, shapes and "
             "types of the weights are as config.json says"
         )
-    ids = chat.encode_trusted(CONTENTS["plain words"] + LONG_TEXT)[:TOKENS]
+    most = model_files.read_config(folder).get("max_position_embeddings")
+    tokens = min(TOKENS, most) if isinstance(most, int) else TOKENS
+    ids = chat.encode_trusted(CONTENTS["plain words"] + LONG_TEXT)[:tokens]
     ours = _our_logprobs(folder, ids)
     theirs = _their_logprobs(folder, ids)
     worst = float((ours - theirs).abs().max())
@@ -186,6 +195,16 @@ def _their_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
     return model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
 
 
+def _first_not_finite(files: list[Path]) -> str | None:
+    """Return the name of a weight with NaN or infinity, if there is one."""
+    for file in files:
+        with safe_open(file, framework="pt") as weights:
+            for name in weights.keys():  # noqa: SIM118
+                if not weights.get_tensor(name).float().isfinite().all():
+                    return name
+    return None
+
+
 def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
     """Name what in a folder is read in two ways."""
     index = folder / "model.safetensors.index.json"
@@ -196,6 +215,8 @@ def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
             return f"{extra[0]} is not in model.safetensors.index.json: delete it"
     elif len(files) > 1:
         return f"{files[0].name} and {files[1].name} have no index: delete the older one"
+    if broken := _first_not_finite(files):
+        return f"its weight {broken} has a value that is no number: download it again"
     unread = sorted(set(sizes) - set(model_files.names_of(folder)))
     if unread:
         return f"the local loop does not read its weight {unread[0]}: choose another model"
