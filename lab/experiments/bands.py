@@ -17,6 +17,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 LESSON, LAB, BANDS = (
@@ -27,7 +28,7 @@ LESSON, LAB, BANDS = (
 CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
 
 
-def recorded(run: Path) -> dict:
+def recorded(run: Path) -> dict[str, Any]:
     """Read the figures of the tables from a run's folder, in four digits."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     cards = {
@@ -53,7 +54,7 @@ def explained() -> list[tuple[list[str], str, str]]:
     ]
 
 
-def run_table(bands: dict[str, dict]) -> str:
+def run_table(bands: dict[str, dict[str, Any]]) -> str:
     """Return the lesson's table, in Markdown: one line per run, from its eval cards."""
     out = [
         "| preset, algorithm | exact match | calls per question | invalid share | search rate | "
@@ -66,7 +67,7 @@ def run_table(bands: dict[str, dict]) -> str:
     return "\n".join(out)
 
 
-def metric_table(bands: dict[str, dict]) -> str:
+def metric_table(bands: dict[str, dict[str, Any]]) -> str:
     """Return the lab's table: one line per metric of the local loop."""
     out = [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
     for names, where, healthy in explained():
@@ -84,7 +85,7 @@ def metric_table(bands: dict[str, dict]) -> str:
     return "\n".join(out)
 
 
-def _band(run: dict, key: str) -> str:
+def _band(run: dict[str, Any], key: str) -> str:
     """Format the means over the first and last steps; a missing stop reason is 0."""
     parts = [run["first"], run["last"]]
     if not any(key in line for part in parts for line in part):

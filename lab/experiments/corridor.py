@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agent_r1.rollout.columns import Columns
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.credit.settings import CreditAdvantage
@@ -48,7 +49,7 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
         groups=[f"{i // size}" for i in range(B)],
         trajectory_B=torch.arange(B),
         steps_BT=room_BR,
-        columns={"states_BT": room_BR},
+        columns=Columns({"states_BT": room_BR}),
         values_BT=(0.5 * left_R).repeat(B, 1),  # a perfect critic that knows the room
     )
     return batch, right_BR

@@ -54,6 +54,7 @@ def known(
             state_AD, _, _ = batch.before_actions(model)
         where_BT = batch.mask_BT.bool()
         kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
+        assert batch.returns_BT is not None and batch.steps_BT is not None  # `main` fills them
         states.append(state_AD)
         returns.append(batch.returns_BT[where_BT])
         rows_A, turns_A = where_BT.nonzero()[:, 0].tolist(), batch.steps_BT[where_BT].tolist()
@@ -113,6 +114,7 @@ def main(preset: str = "small", count: str = "16") -> None:
     for settings in SETTINGS:
         c = load_config(preset, ["trainer.device=cpu", *settings], algorithm="ppo")
         learner, curve = make_learner(model_files.load_model(start), c.actor, c.critic), []
+        assert learner.critic  # because of c.critic
         for step, batch in enumerate(batches, 1):
             values_BT = in_micro_batches(
                 lambda part, critic=learner.critic: action_values(critic, part),

@@ -23,13 +23,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from agent_r1.chat import tokenizer
 from agent_r1.chat.format import ChatFormat
 from agent_r1.config import load_config
-from agent_r1.core import AgentEnv, Observation, Outcome, StepResult, StopReason
+from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.data.storage import Passage, write_corpus
 from agent_r1.model.decoder import Decoder, DecoderShape
 from agent_r1.search.encoders import make_encoder
@@ -69,11 +70,11 @@ class Fixed(AgentEnv):
     def __init__(self, chat: ChatFormat, searcher: Searcher, turns: int, read: int):
         self.chat, self.searcher, self.turns, self.read, self.turn = chat, searcher, turns, read, 0
 
-    def reset(self, row):
+    def reset(self, row: Row) -> Observation:
         self.prompt = row["prompt"]
         return Observation(self.prompt)
 
-    async def step(self, action):
+    async def step(self, action: Action) -> StepResult:
         self.turn += 1
         if self.turn == self.turns:
             return StepResult(None, done=True, stop_reason=StopReason.ANSWERED)
@@ -82,7 +83,7 @@ class Fixed(AgentEnv):
         text = self.chat.decode((ids * math.ceil(self.read / len(ids)))[: self.read])
         return StepResult(Observation([{"role": "tool", "content": text}]))
 
-    def outcome(self, stop_reason):
+    def outcome(self, stop_reason: StopReason) -> Outcome:
         return Outcome(random.random())
 
 
@@ -96,7 +97,7 @@ def corpus(count: int) -> list[tuple[str, str]]:
     return [(n, f"{n} is a city in {next(names)}. Its mayor is {next(names)}.") for n in names]
 
 
-def measure(cell: dict[str, float]) -> dict:
+def measure(cell: dict[str, Any]) -> dict[str, Any]:
     """Run the steps of one cell in this process."""
     torch.set_num_threads(1)
     places, folder, began = corpus(cell["passages"]), Path(tempfile.mkdtemp()), time.perf_counter()
@@ -109,7 +110,7 @@ def measure(cell: dict[str, float]) -> dict:
     index_s = time.perf_counter() - began
 
     chat = ChatFormat(tokenizer.train_tokenizer((text for _, text in places[:3000]), VOCABULARY))
-    rows = [
+    rows: list[Row] = [
         {
             "data_source": "growth",
             "prompt": [{"role": "user", "content": f"Who is the mayor of {title}?"}],
@@ -150,14 +151,14 @@ def measure(cell: dict[str, float]) -> dict:
     )  # near-uniform sampling: the samples of a prompt all differ
     steps, cpu = [], time.process_time()
 
-    def on_step(metrics, *_):
+    def on_step(metrics: dict[str, float], *_: object) -> None:
         nonlocal cpu
         cpu, before = time.process_time(), cpu
         steps.append(metrics | {"cpu": cpu - before})
         if cpu - before > LONG_S:
             learner.step = config.trainer.steps
 
-    def env_of(row) -> Fixed:
+    def env_of(row: Row) -> Fixed:
         return Fixed(chat, searcher, cell["turns"], read)
 
     learner = make_learner(model, config.actor)

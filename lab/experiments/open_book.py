@@ -177,7 +177,7 @@ def measure(arm: str, paths: Workspace) -> None:
         }
         print(json.dumps(line), flush=True)
 
-    model = model_files.load_model(paths.base_model, torch.device("cpu"))
+    model = model_files.load_model(paths.base_model)
     clone(model, rows, STEPS, TOKENS, 3e-4, 0, on_step)
 
 

@@ -14,6 +14,7 @@ import math
 import sys
 from pathlib import Path
 from statistics import NormalDist, fmean
+from typing import Any
 
 import torch
 
@@ -34,7 +35,7 @@ ARMS = {
 }
 
 
-def row_of(lines: list[dict]) -> dict[str, float]:
+def row_of(lines: list[dict[str, Any]]) -> dict[str, float]:
     figures = {
         "sampled EM": fmean(line["reward/em"] for line in lines[-8:]),
         "clipped": fmean(line["actor/pg_clipfrac"] for line in lines),
@@ -43,7 +44,7 @@ def row_of(lines: list[dict]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def table(rows: dict[str, list[dict]]) -> str:
+def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     out = [
         "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of "
         "an update |",

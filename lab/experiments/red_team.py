@@ -16,10 +16,11 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from agent_r1.config import load_config, plugins
 from agent_r1.config.settings import EnvConfig
-from agent_r1.core import Action, Row, StopReason
+from agent_r1.core import Action, Row, StopReason, maybe_await
 from agent_r1.env.hermes import Hermes, HermesToolEnv
 from agent_r1.tool import BaseTool, ToolOutput
 
@@ -153,7 +154,7 @@ class Document(BaseTool):
         super().__init__()
         self.text = text
 
-    async def execute(self, args: dict) -> ToolOutput:
+    async def execute(self, args: dict[str, Any]) -> ToolOutput:
         return ToolOutput(
             self.text, {"titles": [title for title in FACTS.titles if title in args["query"]]}
         )
@@ -176,10 +177,10 @@ async def paid(turns: list[str], problem: Problem, config: EnvConfig) -> float:
         result = await env.step(Action(turn))
         total += result.reward
         if result.done:
+            assert result.stop_reason, "an environment that ends says why"
             stop = result.stop_reason
             break
-    outcome = env.outcome(stop)
-    outcome = await outcome if asyncio.iscoroutine(outcome) else outcome
+    outcome = await maybe_await(env.outcome(stop))
     return round(total + outcome.reward, 3)
 
 
@@ -228,7 +229,7 @@ def as_markdown(found: dict[str, dict[str, float]]) -> str:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--judge-url")
     parser.add_argument("--judge-model", default="judge")
     parser.add_argument("--json", action="store_true")

@@ -46,6 +46,7 @@ def measure(seed: int) -> None:
     loop = make_loop(demonstrator, chat, paths.load_tools(), config.rollout, config.env)
     held_rows = demonstrate_rows(paths.load_rows("val"), {"plan": 1.0}, loop, seed, "val")
     held = collate(held_rows)
+    assert held.ids_BT is not None  # `collate` fills it
     tails = torch.tensor(chat.tokenizer.convert_tokens_to_ids(list(TAILS)))
     tail_BT = held.mask_BT.bool() & torch.isin(held.ids_BT, tails)
     cold = config.cold_start

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from agent_r1.app.stages import make_missing
@@ -63,7 +64,9 @@ def plan(rounds: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1) -> list[dict]:
+def train(
+    name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
+) -> list[dict[str, Any]]:
     """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of
     its metrics.jsonl."""
     quick = [

@@ -126,7 +126,7 @@ def measure(what: list[str], seed: int, home: Path, temperatures: list[str]) -> 
     _, before_cpu = run_stage("eval", "--before", *run)
     said, train_cpu = run_stage("train", *run, "--plain")
     _, after_cpu = run_stage("eval", *run)
-    facts = {
+    facts: dict[str, Any] = {
         "seed": seed,
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),

@@ -15,6 +15,7 @@ import sys
 import textwrap
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,7 +81,7 @@ class Drawing:
         return "\n".join([*self.parts, "</svg>\n"])
 
 
-def episodes() -> list[dict]:
+def episodes() -> list[dict[str, Any]]:
     return [json.loads(line) for line in (LESSONS / "group.jsonl").read_text().splitlines()]
 
 
@@ -110,12 +111,13 @@ def before_after() -> str:
         )
         y = 98
         for turn, call in itertools.zip_longest(answer["turns"], answer["tool_calls"]):
-            thought = re.search("<think>(.*?)</think>", turn)[1]
+            thought = re.search("<think>(.*?)</think>", turn)
+            assert thought, turn
             action = (
                 f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
             )
             d.rect(x, y, 426, 26, "sampled")
-            d.text(x + 10, y + 18, thought.strip(), 12, "mono")
+            d.text(x + 10, y + 18, thought[1].strip(), 12, "mono")
             y += 30
             d.rect(x, y, 270, 26, "sampled")
             d.text(x + 10, y + 18, action, 13, "mono")
@@ -265,7 +267,7 @@ def clip() -> str:
         )
         x0, y0 = 50 + 450 * panel, (70 if A > 0 else 280)
 
-        def place(r: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
+        def place(r: float, value: float, x0: float = x0, y0: float = y0) -> tuple[float, float]:
             # 56, so that no point is half-way between two tenths, which machines round differently.
             return x0 + 90 * r, y0 - 56 * value
 
@@ -495,9 +497,10 @@ def collapse() -> str:
 def architecture() -> str:
     """Draw the layers and packages of the source from the tree in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
-    storeys: dict[str, list[tuple[str, list[str]]]] = {}
-    for line in tree.splitlines():
+    tree = re.search(r"^src/agent_r1/\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert tree, "docs/architecture.md has no tree"
+    storeys: dict[str, list[tuple[list[str], list[str]]]] = {}
+    for line in tree[1].splitlines():
         if entry := re.match(r"  (\w*) +((?:[\w.]+(?:/|\.py) ?)+) *(\d?) +(.*?)(?:  .*)?$", line):
             storey, names, number, words = entry.groups()
             rooms = storeys.setdefault(storey or list(storeys)[-1], [])

@@ -74,7 +74,7 @@ def run_part(name: str) -> dict[str, Any]:
     shows = ""
     try:
         module = importlib.import_module(f"lab.rehearsals.{name}")
-        shows = module.__doc__.split("\n")[0]
+        shows = (module.__doc__ or "").partition("\n")[0]
         figures = module.run()
     except (Exception, SystemExit) as problem:
         traceback.print_exc()

@@ -5,8 +5,11 @@ construction of vLLM's arguments (`launch_server`), vLLM's parsing and `create_e
 the card is faked. Prints a JSON line per combination, with `error` if it is refused.
 """
 
+# vLLM has no public way to replace the platform.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import io
@@ -16,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -36,18 +40,33 @@ class FakeCard(NonNvmlCudaPlatform):
     """Fake eight cards of the kind in `card`. verl and vLLM keep this object."""
 
     card = "H100"
-    get_device_capability = classmethod(
-        lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0])
-    )
-    get_device_name = classmethod(lambda cls, device_id=0: CARDS[cls.card][2])
-    get_device_total_memory = classmethod(lambda cls, device_id=0: CARDS[cls.card][1] * 2**30)
-    device_count = classmethod(lambda cls: 8)
-    check_if_supports_dtype = classmethod(lambda cls, dtype: None)
-    log_warnings = classmethod(lambda cls: None)
 
     @classmethod
-    def has_device_capability(cls, wanted, device_id=0) -> bool:
-        return CARDS[cls.card][0] >= (wanted if isinstance(wanted, tuple) else divmod(wanted, 10))
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+        return DeviceCapability(*CARDS[cls.card][0])
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return CARDS[cls.card][2]
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return CARDS[cls.card][1] * 2**30
+
+    @classmethod
+    def device_count(cls) -> int:
+        return 8
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None: ...
+
+    @classmethod
+    def log_warnings(cls) -> None: ...
+
+    @classmethod
+    def has_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
+        least = capability if isinstance(capability, tuple) else divmod(capability, 10)
+        return CARDS[cls.card][0] >= least
 
 
 vllm.platforms._current_platform = FakeCard()
@@ -76,7 +95,7 @@ def model_folder(path: str, root: Path) -> Path:
     return folder
 
 
-def engine_facts(args) -> dict:
+def engine_facts(args: argparse.Namespace) -> dict[str, Any]:
     """Return vLLM's configuration for parsed arguments. Raises what `vllm serve` would raise."""
     made = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     return {
@@ -95,11 +114,11 @@ def engine_facts(args) -> dict:
 class Server(vLLMHttpServer):
     """Stop verl's server at the moment in which vLLM would start."""
 
-    async def run_server(self, args) -> None:
+    async def run_server(self, args: argparse.Namespace) -> None:
         self.facts = engine_facts(args)
 
 
-def rollout_server(config: Config, model: Path, root: Path) -> dict:
+def rollout_server(config: Config, model: Path, root: Path) -> dict[str, Any]:
     """Configure the sampler of a training run, as verl would start it."""
     composed = compose(overrides(config, Sources(model, root, root, root), "cuda"))
     rollout = composed.actor_rollout_ref.rollout
@@ -109,13 +128,14 @@ def rollout_server(config: Config, model: Path, root: Path) -> dict:
     return server.facts
 
 
-def evaluation_server(config: Config, model: Path) -> dict:
+def evaluation_server(config: Config, model: Path) -> dict[str, Any]:
     """Configure the server of `agent-r1 eval` and `chat` with a GPU."""
     serve.resolve_device = lambda device, dtype: ("cuda", torch.bfloat16)
     facts = {}
     for name, gpus in (("chat", 0), ("evaluation", config.verl.ranks)):
         told = serve.options(model, config.rollout, config.trainer, 8000, gpus)
         args = make_arg_parser(FlexibleArgumentParser()).parse_args(told)
+        assert args  # None only where an argument asks for help
         validate_parsed_serve_args(args)
         facts[name] = engine_facts(args)
     return facts

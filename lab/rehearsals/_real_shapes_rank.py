@@ -20,10 +20,11 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,9 @@ from lab.rehearsals._as_on_a_gpu import CANNOT, merged
 def resident() -> int:
     """Return this process's bytes of memory, without pages of files."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) * 1024
+    match = re.search(r"RssAnon:\s+(\d+)", status)
+    assert match, "Linux writes it for every process"
+    return int(match[1]) * 1024
 
 
 class Peak:
@@ -111,15 +114,15 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
         "global_batch_size": 4 * rows, "mini_batch_size": 4 * rows, "epochs": 1, "seed": 0,
         "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0,
     }  # fmt: skip
-    nested = {
+    nested: dict[str, Any] = {
         n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()
     }
     return tu.get_tensordict(nested, settings)
 
 
-def make_worker(settings):
+def make_worker(settings: Any) -> Any:
     """Start verl's worker with our loss, as `AgentR1Trainer` does. `settings` is verl's
-    `actor_rollout_ref`."""
+    `actor_rollout_ref`. verl declares no type that has all that is read of its engines."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -131,12 +134,12 @@ def make_worker(settings):
     return worker
 
 
-def update(worker, data) -> Peak:
+def update(worker: Any, data: Any) -> Peak:
     """Update once, and measure its passes, forward and backward, before Adam."""
     peak, engine = Peak(), worker.actor.engine
     passes = engine.forward_backward_batch
 
-    def watched(*args, **settings):
+    def watched(*args: Any, **settings: Any) -> Any:
         with peak.measured():
             return passes(*args, **settings)
 
@@ -146,8 +149,8 @@ def update(worker, data) -> Peak:
     return peak
 
 
-def logprobs(worker, data, entropy: bool) -> tuple[torch.Tensor, Peak]:
-    """Compute the log-probabilities of the rows' tokens, and measure it."""
+def logprobs(worker: Any, data: Any, entropy: bool) -> tuple[Any, Peak]:
+    """Compute the log-probabilities of the rows' tokens, a nested tensor, and measure it."""
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, calculate_entropy=entropy, compute_loss=False)
@@ -157,7 +160,7 @@ def logprobs(worker, data, entropy: bool) -> tuple[torch.Tensor, Peak]:
     return found, peak
 
 
-def whole(model: Path, out: Path, tokens: int) -> dict:
+def whole(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """verl's worker: build, update, save."""
     rank = int(os.environ["RANK"])
     load, save = Peak(), Peak()
@@ -192,7 +195,7 @@ def whole(model: Path, out: Path, tokens: int) -> dict:
     }
 
 
-def passes(model: Path, out: Path, tokens: int) -> dict:
+def passes(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """Measure a pass with `tokens` tokens, and with twice as many."""
     worker = make_worker(composed(model, out, 2 * tokens))
     vocab, found = worker.actor.engine.model_config.hf_config.vocab_size, {}
@@ -203,17 +206,16 @@ def passes(model: Path, out: Path, tokens: int) -> dict:
     return found
 
 
-def weights(model: Path, out: Path, tokens: int) -> dict:
+def weights(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """Make a sharded model. Row r of each matrix is filled with r + 1, modulo 1,021."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from transformers import AutoConfig, AutoModelForCausalLM
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
     from verl.utils.fsdp_utils import apply_fsdp2
 
     torch.distributed.init_process_group("cpu:gloo")
-    mesh = torch.distributed.init_device_mesh(
-        "cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",)
-    )
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",))
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(model), dtype=torch.float32
@@ -227,16 +229,18 @@ def weights(model: Path, out: Path, tokens: int) -> dict:
         )
         rows = (torch.arange(first, first + len(local)) + 1) % 1021
         local.detach().copy_(rows.float().reshape(-1, *[1] * (local.dim() - 1)).expand_as(local))
-    manager = FSDPCheckpointManager(
-        module, checkpoint_config={"save_contents": ["model"], "load_contents": ["model"]}
-    )
+    contents: Any = {
+        "save_contents": ["model"],
+        "load_contents": ["model"],
+    }  # verl reads a dict, too
+    manager = FSDPCheckpointManager(module, checkpoint_config=contents)
     save = Peak()
     with save.measured():
         manager.save_checkpoint(str(out / "actor"), global_step=1)
     return {"weights": local_bytes(module.parameters()), "save_s": save.seconds, "save": save.bytes}
 
 
-def local_bytes(tensors) -> int:
+def local_bytes(tensors: Iterable[Any]) -> int:
     """Count the bytes of this rank's shards; tied matrices count once."""
     local = {x.to_local().data_ptr(): x.to_local() for x in tensors}
     return sum(x.numel() * x.element_size() for x in local.values())

@@ -113,6 +113,8 @@ def main() -> None:
                 trainer.add_shard()
             case "update":
                 trainer.call("update", *map(float, facts))
+            case _:
+                raise ValueError(f"no such call: {name!r}")
     print(trainer.weights_hash())
 
 

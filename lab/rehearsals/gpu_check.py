@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -64,7 +65,7 @@ def run() -> dict[str, float]:
     }
 
 
-def checked(command: list[str]) -> dict:
+def checked(command: list[str]) -> dict[str, Any]:
     """Return the result of a check in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as home:
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))

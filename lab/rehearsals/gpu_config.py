@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +164,9 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
     }
 
 
-def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: Path) -> int:
+def killed_behind_a_checkpoint(
+    command: Sequence[str | Path], environment: dict[str, str], run: Path
+) -> int:
     """Run the script until a rank is killed in the step after the first checkpoint.
 
     Returns the seconds until that checkpoint.
@@ -187,7 +190,7 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
     return seconds
 
 
-def until_step_three(run: Path, process: subprocess.Popen) -> None:
+def until_step_three(run: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a checkpoint, a validation and their line in metrics.jsonl exist.
 
     Also returns when the process has ended.
@@ -234,8 +237,11 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
+        assert process.stdout
         said = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
-        url, key = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', said).groups()
+        match = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', said)
+        assert match, said
+        url, key = match.groups()
         with httpx.Client(
             trust_env=False,
             timeout=60,
@@ -326,7 +332,9 @@ def agent(environment: dict[str, str], *argv: str, codes: tuple[int, ...] = (0,)
     return checked([home_agent(environment), *argv], environment, codes)
 
 
-def checked(command: list, environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:
+def checked(
+    command: Sequence[str | Path], environment: dict[str, str], codes: tuple[int, ...] = (0,)
+) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     if done.returncode not in codes:
         print((done.stdout + done.stderr)[-3000:], file=sys.stderr)

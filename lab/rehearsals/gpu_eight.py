@@ -31,8 +31,10 @@ from lab.rehearsals.gpu_config import ROOT, agent, machine, processes
 RANKS = 8
 FULL = 0.9
 """Least share of trainer.max_tokens_per_microbatch that the largest pass must have."""
-NARROW = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
-NARROW |= {"intermediate": 128, "vocab": 400}
+NARROW = {
+    "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128,
+    "vocab": 400,
+}  # fmt: skip
 CARD = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06, 9.0"
 SMI = f"#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo '{CARD}'; done\n"
 PAGE = ROOT / "docs" / "cloud.md"

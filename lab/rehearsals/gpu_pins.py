@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -237,7 +238,7 @@ def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
     return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", said)[-1]}
 
 
-def call(command: list, environment: dict[str, str] | None = None) -> str:
+def call(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> str:
     """Run a command and return its output. Raises with its last lines if it fails."""
     done = subprocess.run(
         [str(word) for word in command], env=environment, cwd=ROOT, capture_output=True, text=True

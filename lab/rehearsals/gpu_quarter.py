@@ -102,7 +102,7 @@ def make_machine(root: Path) -> dict[str, str]:
     return environment
 
 
-def inside(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess:
+def inside(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Run that environment's Python without network."""
     command = [*QUIET_NETWORK, "python", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -128,7 +128,9 @@ def unpack(root: Path, pack: Path, environment: dict[str, str]) -> dict[str, flo
 # ------------------------------------------------------------------------------------- the parts
 
 
-def start(root: Path, kind: str, environment: dict[str, str], seconds: float) -> subprocess.Popen:
+def start(
+    root: Path, kind: str, environment: dict[str, str], seconds: float
+) -> subprocess.Popen[bytes]:
     words = ["-m", "lab.rehearsals._quarter_inside", str(root / kind), kind, str(seconds)]
     return subprocess.Popen([*QUIET_NETWORK, "python", *words], cwd=ROOT, env=environment)
 

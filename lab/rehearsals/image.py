@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -175,7 +175,7 @@ def gpu_stage(root: Path) -> dict[str, str]:
     return {"gpu_stage": f"pins and package installed; skipped: {skipped}"}
 
 
-def call(command: list) -> str:
+def call(command: Sequence[str | Path]) -> str:
     """Return standard output. Raises with the last line of what the command printed when it
     fails."""
     done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)

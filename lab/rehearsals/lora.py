@@ -26,9 +26,10 @@ WORDS = [
     "actor.lora_rank=8",
     "actor.lr=3e-3",
     "trainer.save_every=1",
+    "actor.entropy_coef=0.01",  # a gradient where all groups agree
+    "--engine",
+    "verl",
 ]
-WORDS += ["actor.entropy_coef=0.01"]  # a gradient where all groups agree
-WORDS += ["--engine", "verl"]
 APART = 0.05
 """Largest mean difference of log-probabilities between vLLM and the trainer: verl rounds merged
 weights to bfloat16."""
@@ -52,6 +53,7 @@ def run() -> dict[str, float]:
             r"checkpoint and export differ by at most ([\d.e-]+)",
             call(home, "export", "--run", "v"),
         )
+        assert gap, "`export` says how far they are apart"
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     apart = max(line["training/rollout_logprobs_diff_mean"] for line in lines)
     parity = max(line["checkpoint/logprob_diff_max"] for line in lines)

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import yaml
 
@@ -101,7 +102,7 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def check(fault: Fault, copies: SimpleQueue) -> bool:
+def check(fault: Fault, copies: SimpleQueue[Path]) -> bool:
     """Return whether a test fails. Raises if pytest could not run, which proves nothing."""
     source = copies.get()
     path = source.joinpath(*place(fault))
@@ -126,10 +127,10 @@ def check(fault: Fault, copies: SimpleQueue) -> bool:
     return code == 1
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     workers = min(2, len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as folder:
-        copies: SimpleQueue = SimpleQueue()
+        copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(workers):
             source = Path(folder) / str(number)
             for package, folder_here in PACKAGES.items():

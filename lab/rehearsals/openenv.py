@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from agent_r1.core import Action, Row
+from agent_r1.core import Action, Row, maybe_await
 from agent_r1.env import make_env
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
@@ -175,14 +175,14 @@ async def _game(url: str, answer: int) -> list[float]:
         name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
     )
     env, seconds = make_env(_row(answer), {}, config), []
-    observation = await env.reset(_row(answer))
+    observation = await maybe_await(env.reset(_row(answer)))
     assert observation.messages[-1]["content"] == "Find it.\na number below 100"
     for guess in [1000] * 10 + [answer]:
         began = time.perf_counter()
         result = await env.step(_call("step", number=guess))
         seconds.append(time.perf_counter() - began)
         assert (result.done, result.reward) == (guess == answer, float(guess == answer)), result
-    await env.close()
+    await maybe_await(env.close())
     return seconds
 
 
@@ -202,7 +202,7 @@ async def _talk(url: str) -> int:
             name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
         ),
     )
-    observation = await env.reset(_row(0))
+    observation = await maybe_await(env.reset(_row(0)))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
     said = {}
     for call in (
@@ -219,5 +219,5 @@ async def _talk(url: str) -> int:
         list(said.values())[2].startswith("error: length failed: ")
         and "nothing to count" in list(said.values())[2]
     )
-    await env.close()
+    await maybe_await(env.close())
     return len(observation.tools)

@@ -238,6 +238,7 @@ def _sampled_group(browser: Browser) -> int:
     )
     browser.js("document.querySelector('#temperature').focus()")
     browser.press("End")
+    records: list[dict[str, Any]] = []
     for _ in range(5):
         browser.wait(VERDICT)
         browser.js("document.querySelector('#microscope-of-group').replaceChildren()")

@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-gpu-agent.md"
@@ -35,7 +36,7 @@ SMALL_RUN = (
 """It writes the files that `export` and `tar` take."""
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     assert shutil.which("mmdebstrap"), "it is not installed: apt-get install mmdebstrap"
     commands = page_commands()
     with tempfile.TemporaryDirectory(prefix="agent-r1-page-gpu-") as folder:
@@ -85,7 +86,7 @@ def state_driver(root: Path, version: str) -> None:
     program.chmod(0o755)
 
 
-def call(root: Path, command: str) -> subprocess.CompletedProcess:
+def call(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in the root, in the checkout once there is one."""
     inside = "export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin; cd /root; "
     inside += "cd agent-r1 2>/dev/null; git config --global safe.directory '*'; " + command

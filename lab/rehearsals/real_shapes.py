@@ -15,9 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -143,6 +144,7 @@ def whole(root: Path) -> dict[str, Any]:
     phases: dict[str, Peak] = {}
     parity = in_phases(phases, lambda phase: finish(run, config, start, kept, phase))
     checkpoint = run.latest_checkpoint()
+    assert checkpoint, "finish writes one"
     unrounded = compare_logprobs(checkpoint / "model", rows, torch.float32)["mean"]
     files = {
         file.stat().st_ino: file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()
@@ -248,7 +250,10 @@ def largest(ranks: list[dict[str, float]]) -> dict[str, float]:
     return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
 
-def in_phases(phases: dict[str, Peak], work):
+Value = TypeVar("Value")
+
+
+def in_phases(phases: dict[str, Peak], work: Callable[[Callable[[str], None]], Value]) -> Value:
     """Call `work` with a callback for phases; `phases` gets memory and seconds of each."""
     open_phase = []
 
@@ -277,7 +282,7 @@ def both_readers(model: Path) -> int:
     )
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
-    reader = load_transformers(model)
+    reader: Any = load_transformers(model)  # PyTorch declares each attribute as a tensor or module
     whole = reader.generate(
         torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False, eos_token_id=list(stop)
     )

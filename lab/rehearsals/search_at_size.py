@@ -31,6 +31,7 @@ from benchmarks.search_load import client
 
 from agent_r1.cluster.plan import index_memory, passage_count
 from agent_r1.config import load_config
+from agent_r1.search.encoders import Encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.service import open_port, serve_search
 
@@ -60,7 +61,7 @@ AWAY_S = 12
 """Seconds without the service: longer than a search tool's deadline of 10 seconds."""
 
 
-class Drawn:
+class Drawn(Encoder):
     """Replace a neural encoder of width 384. A passage's title is its number; a query names it."""
 
     name, chunk, dim = "drawn", 50_000, DIM
@@ -70,12 +71,6 @@ class Drawn:
         self.vectors = vectors
         """float32 [passages, DIM]: filled by `encode_passages`; of an index that exists, its
         own."""
-
-    def fit(self, passages) -> None: ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         first = int(passages[0][0])
@@ -88,7 +83,7 @@ class Drawn:
         return self.vectors[first : first + len(passages)]
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
-        numbers = [int(re.search(r"\d+", query).group()) for query in queries]
+        numbers = [int(re.findall(r"\d+", query)[0]) for query in queries]
         noise = [
             np.random.default_rng([2, n]).standard_normal(DIM, dtype=np.float32) for n in numbers
         ]
@@ -151,6 +146,7 @@ def measure(root: Path, size: int) -> dict[str, Any]:
         text=True,
     )
     try:
+        assert service.stdout
         port = int(service.stdout.readline())
         return (
             figures
@@ -194,7 +190,9 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
 def resident(pid: int) -> float:
     """Return the GiB of memory of a process, without droppable pages of files."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return round(int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) / 2**20, 2)
+    match = re.search(r"RssAnon:\s+(\d+)", status)
+    assert match, "Linux writes it for every process"
+    return round(int(match[1]) / 2**20, 2)
 
 
 # ----------------------------------------------------------------------------------------- the kill
@@ -274,7 +272,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
+def start_service(environment: dict[str, str], port: int) -> subprocess.Popen[bytes]:
     """Start the real command, and return when it answers."""
     command = [*AGENT, "search-server", *SMALL, f"--port={port}"]
     service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -287,7 +285,7 @@ def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
     raise RuntimeError("the search service did not start")
 
 
-def until(condition: Callable[[], Any], process: subprocess.Popen, log: Path) -> None:
+def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for the condition. Raises if the process ends first."""
     while not condition():
         if process.poll() is not None:

@@ -68,9 +68,9 @@ def run() -> dict[str, int]:
         for page in pages:
             for width in (390, 1300):
                 assert "</html>" in opened(str(page.relative_to(site)), width)
-        found = int(
-            re.search(r"(\d+) matching documents", opened("index.html?q=advantage", 1300))[1]
-        )
+        match = re.search(r"(\d+) matching documents", opened("index.html?q=advantage", 1300))
+        assert match, "the search shows no number"
+        found = int(match[1])
         assert found > 5
         return {
             "pages": len(pages),

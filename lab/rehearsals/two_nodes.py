@@ -105,7 +105,7 @@ def run() -> dict[str, Any]:
 
 def lost_and_found(
     home: Path, environment: dict[str, str], words: list[str], stack: contextlib.ExitStack
-) -> dict:
+) -> dict[str, Any]:
     run = home / "runs" / "nodes"
     head = Node(1, environment, "--head", f"--port={PORT}", "--include-dashboard=false")
     stack.callback(head.lose)

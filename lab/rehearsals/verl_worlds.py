@@ -20,8 +20,6 @@ SMALL = [
     "rollout.prompts_per_step=2",
     "rollout.samples_per_prompt=2",
     "rollout.max_concurrent_episodes=4",
-]
-SMALL += [
     "trainer.steps=2",
     "trainer.eval_every=0",
     "trainer.threads=1",
