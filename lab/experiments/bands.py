@@ -28,7 +28,7 @@ LESSON, LAB, BANDS = (
 CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
 
 
-def recorded(run: Path) -> dict[str, Any]:
+def read_run(run: Path) -> dict[str, Any]:
     """Read the figures of the tables from a run's folder, in four digits."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     cards = {
@@ -42,7 +42,7 @@ def recorded(run: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def explained() -> list[tuple[list[str], str, str]]:
+def read_metrics_page() -> list[tuple[list[str], str, str]]:
     """Read docs/metrics.md: names or patterns, the engines that write them, healthy values."""
     lines = re.findall(
         r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$",
@@ -70,7 +70,7 @@ def run_table(bands: dict[str, dict[str, Any]]) -> str:
 def metric_table(bands: dict[str, dict[str, Any]]) -> str:
     """Return the lab's table: one line per metric of the local loop."""
     out = [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
-    for names, where, healthy in explained():
+    for names, where, healthy in read_metrics_page():
         if "L" not in where.split():
             continue
         keys = dict.fromkeys(
@@ -90,12 +90,12 @@ def _band(run: dict[str, Any], key: str) -> str:
     parts = [run["first"], run["last"]]
     if not any(key in line for part in parts for line in part):
         return ""
-    found = [
+    values_of_part = [
         [line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")]
         for part in parts
     ]
     return " → ".join(
-        _short(math.fsum(values) / len(values)) if values else "–" for values in found
+        _short(math.fsum(values) / len(values)) if values else "–" for values in values_of_part
     )
 
 
@@ -106,7 +106,7 @@ def _short(value: float) -> str:
 
 def main(*runs: str) -> None:
     bands = json.loads(BANDS.read_text()) if BANDS.exists() else {}
-    bands |= {name: recorded(Path(folder)) for name, folder in (run.split("=") for run in runs)}
+    bands |= {name: read_run(Path(folder)) for name, folder in (run.split("=") for run in runs)}
     parts = ",\n".join(f'"{name}": {json.dumps(run)}' for name, run in bands.items())
     BANDS.write_text("{\n" + parts + "\n}\n")
     for page, table in ((LESSON, run_table(bands)), (LAB, metric_table(bands))):

@@ -58,7 +58,7 @@ FACTORS = {
 }
 BASE = {"context": 160, "turns": 3, "group": 8, "passages": 3_000, "model": 0.46}
 PARTS = {"step": "step", "sampling": "gen", "environment": "env", "update": "update_actor"}
-PROMPTS, SAID, VOCABULARY, STEPS = 4, 16, 1024, 4
+PROMPTS, TURN, VOCABULARY, STEPS = 4, 16, 1024, 4
 LONG_S, LIMIT_S = 3, 100
 """A cell whose first step takes longer than LONG_S has only this one; a cell of more than LIMIT_S
 is not run."""
@@ -122,15 +122,15 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     first = len(chat.prompt_ids(rows[0]["prompt"]))
     frame = len(chat.continuation_ids([{"role": "tool", "content": ""}], closed=False))
     results = BASE["turns"] - 1
-    read = (cell["context"] - first - BASE["turns"] * SAID) // results - frame
-    longest = first + cell["turns"] * (SAID + frame + read) + 32
+    result = (cell["context"] - first - BASE["turns"] * TURN) // results - frame
+    longest = first + cell["turns"] * (TURN + frame + result) + 32
     config = load_config(
         "laptop",
         [
             f"rollout.prompts_per_step={PROMPTS}",
             f"rollout.samples_per_prompt={cell['group']}",
             "trainer.eval_every=0",
-            f"rollout.max_tokens_per_turn={SAID}",
+            f"rollout.max_tokens_per_turn={TURN}",
             f"rollout.max_context={longest}",
             f"trainer.steps={STEPS + 1}",
             f"trainer.max_tokens_per_microbatch={max(1500, longest)}",
@@ -159,7 +159,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
             learner.step = config.trainer.steps
 
     def env_of(row: Row) -> Fixed:
-        return Fixed(chat, searcher, cell["turns"], read)
+        return Fixed(chat, searcher, cell["turns"], result)
 
     learner = make_learner(model, config.actor)
     loop.train(
@@ -170,15 +170,15 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
         lambda policy: {},
         lambda learner: None,
     )
-    timed = steps[1:] or steps  # the first step warms up
-    least = min(timed, key=lambda step: step["cpu"])
+    measurements = steps[1:] or steps  # the first step warms up
+    least = min(measurements, key=lambda step: step["cpu"])
     laps = {name: least[f"timing_s/{key}"] for name, key in PARTS.items()}
     laps["sampling"] -= laps["environment"]
     seconds = {name: least["cpu"] * lap / laps["step"] for name, lap in laps.items()}
     return cell | {
         "seconds": seconds,
-        "steps": len(timed),
-        "tokens": round(timed[-1]["sequence_length/mean"]),
+        "steps": len(measurements),
+        "tokens": round(measurements[-1]["sequence_length/mean"]),
         "parameters": model.parameter_count,
         "index_s": round(index_s, 1),
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -189,12 +189,12 @@ def run(out: Path) -> None:
     """Measure all cells, each in a process, and write one JSON line per cell."""
     with out.open("w") as file:
         for factor, values in FACTORS.items():
-            expected = 0.0  # CPU seconds of a cell, if they grow in proportion
+            estimate = 0.0  # CPU seconds of a cell, if they grow in proportion
             for i, value in enumerate(values):
                 line, before = {"factor": factor, "value": value}, children_s()
-                expected *= value / values[i - 1] if i else 1
-                if expected > LIMIT_S:
-                    line["not_run"] = f"{expected:.0f} s or more"
+                estimate *= value / values[i - 1] if i else 1
+                if estimate > LIMIT_S:
+                    line["not_run"] = f"{estimate:.0f} s or more"
                 elif factor == "passages" and value > EXACT:
                     line["not_run"] = "its approximate index takes minutes to build"
                 else:
@@ -208,14 +208,14 @@ def run(out: Path) -> None:
                     line |= json.loads(
                         subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
                     )
-                    expected = children_s() - before
+                    estimate = children_s() - before
                 print(json.dumps(line), file=file, flush=True)
 
 
 def children_s() -> float:
     """Return the CPU seconds of finished child processes."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def slope(points: list[tuple[float, float]]) -> float:

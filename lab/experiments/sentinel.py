@@ -31,7 +31,7 @@ from agent_r1.watch.log import STEP_KEY
 from agent_r1.watch.sentinel import Line
 from agent_r1.workspace import Workspace
 
-KEPT = Path(__file__).with_name("sentinel_runs.jsonl")
+FILE = Path(__file__).with_name("sentinel_runs.jsonl")
 HEALTHY, LR, KL = "healthy", "learning rate x 10", "KL with the wrong sign"
 SETTINGS = {
     HEALTHY: [],
@@ -40,7 +40,7 @@ SETTINGS = {
 }
 CHOSEN_ON, HELD_BACK = 0, 1
 """Cold starts."""
-READ = (
+COLUMNS = (
     "critic/score/mean",
     "reward/em",
     "tool_calls/mean",
@@ -93,21 +93,23 @@ def train(
 
 
 def record(rounds: int) -> None:
-    kept = []
+    records = []
     for arm, cold, seed in plan(rounds):
         lines = train(f"sentinel {arm}", SETTINGS[arm], cold, seed, -1 if arm == KL else 1)
         keys = sorted(
-            {key for line in lines for key in line if key in READ or key.startswith("stop/")}
+            {key for line in lines for key in line if key in COLUMNS or key.startswith("stop/")}
         )
         columns = {key: [float(f"{line.get(key, 0):.4g}") for line in lines] for key in keys}
-        kept.append(json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n")
-    KEPT.write_text("".join(kept))
+        records.append(
+            json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n"
+        )
+    FILE.write_text("".join(records))
 
 
-def recorded() -> list[tuple[str, int, int, list[Line]]]:
+def read_records() -> list[tuple[str, int, int, list[Line]]]:
     """Read arm, cold start, seed and lines of each kept run."""
     runs = []
-    for run in read_jsonl(KEPT):
+    for run in read_jsonl(FILE):
         steps = zip(*run["lines"].values(), strict=True)
         lines = [
             {STEP_KEY: step} | dict(zip(run["lines"], values, strict=True))
@@ -120,8 +122,8 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
 def first_alarms(runs: list[list[Line]], noise: float) -> list[int]:
     """List the step of the first sign of collapse, for the runs that have one."""
     with patch.object(rule, "NOISE", noise):
-        found = [[sign.step for sign in rule.signs(lines) if sign.collapse] for lines in runs]
-    return sorted(min(steps) for steps in found if steps)
+        alarms = [[sign.step for sign in rule.signs(lines) if sign.collapse] for lines in runs]
+    return sorted(min(steps) for steps in alarms if steps)
 
 
 def table(cold_start: int) -> str:
@@ -135,7 +137,9 @@ def table(cold_start: int) -> str:
         "|---|---|---|---|---|",
     ]
     for arm in SETTINGS:
-        runs = [lines for kind, cold, _, lines in recorded() if kind == arm and cold == cold_start]
+        runs = [
+            lines for kind, cold, _, lines in read_records() if kind == arm and cold == cold_start
+        ]
         steps = first_alarms(runs, rule.NOISE)
         low, high = wilson_interval(len(steps) / len(runs), len(runs))
         cells = (

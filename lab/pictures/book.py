@@ -191,15 +191,15 @@ def row() -> str:
     """Draw the sequence of a real episode in reading order."""
     tokens = next(e for e in episodes() if e["reward"] == 1)["rows"][0]
     size, width, left, line, top = 7.25, 900, 14, 34, 78
-    placed, x, y = [], left, top
-    for text, sampled, reward in zip(
+    boxes, x, y = [], left, top
+    for text, is_action, reward in zip(
         tokens["tokens"], tokens["action_mask"], tokens["rewards"], strict=True
     ):
         piece = text.replace("\n", "↵").replace(" ", "\u00a0")
         w = size * len(piece) + 6
         if x + w > width - left:
             x, y = left, y + line
-        placed.append((x, y, w, piece, sampled, reward))
+        boxes.append((x, y, w, piece, is_action, reward))
         x += w + 2
     d = Drawing(width, int(y + 44), "The training sequence of a real episode and its mask")
     d.rect(left, 14, 14, 14, "sampled")
@@ -213,10 +213,10 @@ def row() -> str:
         12,
         "dim",
     )
-    for x, y, w, piece, sampled, reward in placed:
-        d.rect(x, y - 14, w, 19, "sampled" if sampled else "read")
+    for x, y, w, piece, is_action, reward in boxes:
+        d.rect(x, y - 14, w, 19, "sampled" if is_action else "read")
         d.text(x + 3, y, piece, 12, "mono")
-        d.text(x + w / 2, y + 15, str(sampled), 9, "" if sampled else "dim", "middle")
+        d.text(x + w / 2, y + 15, str(is_action), 9, "" if is_action else "dim", "middle")
         if reward:
             d.text(x + w + 8, y, f"reward +{reward:g}", 13, "reward")
     return d.done()
@@ -224,10 +224,10 @@ def row() -> str:
 
 def masks() -> str:
     """Draw eight attempts as strips: mask, reward position, advantage."""
-    found = sorted(episodes(), key=lambda e: -e["reward"])
+    group = sorted(episodes(), key=lambda e: -e["reward"])
     d = Drawing(
         900,
-        90 + 30 * len(found),
+        90 + 30 * len(group),
         "Mask, reward and advantage of the eight attempts at one question",
     )
     d.text(
@@ -243,11 +243,11 @@ def masks() -> str:
         12,
         "dim",
     )
-    for number, episode in enumerate(found):
+    for number, episode in enumerate(group):
         (sequence,) = episode["rows"]
         y = 70 + 30 * number
-        for i, sampled in enumerate(sequence["action_mask"]):
-            d.rect(14 + 5.6 * i, y, 5, 18, "sampled" if sampled else "read", 1)
+        for i, is_action in enumerate(sequence["action_mask"]):
+            d.rect(14 + 5.6 * i, y, 5, 18, "sampled" if is_action else "read", 1)
         end = 14 + 5.6 * len(sequence["action_mask"]) + 8
         advantage = max(sequence["advantages"], key=abs)
         d.text(end, y + 14, f"reward {episode['reward']:g}", 12, "reward")

@@ -70,11 +70,11 @@ NEEDS = {
 }
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     both = below | above
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):
-            both[key] = merged(below[key], above[key])
+            both[key] = merge(below[key], above[key])
     return both
 
 
@@ -111,8 +111,8 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    ours = merged(CANNOT, SMALLER)
-    launch.overrides = lambda config, sources, device: merged(
+    ours = merge(CANNOT, SMALLER)
+    launch.overrides = lambda config, sources, device: merge(
         overrides(config, sources, "cuda"), ours
     )
     launch.driver_environment = gpu_environment

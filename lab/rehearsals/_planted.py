@@ -53,10 +53,10 @@ def episodes() -> None:
     """Lose every episode."""
     from agent_r1.rollout import setup
 
-    def broken(*args: Any, **kwargs: Any) -> NoReturn:
+    def fail(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("rollout server failed")
 
-    replace(setup, "make_loop", broken)
+    replace(setup, "make_loop", fail)
 
 
 def gradient() -> None:
@@ -107,11 +107,11 @@ def main(fault: str, argv: list[str]) -> int:
         return real(*args) | ours
 
     def overrides(real: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
-        told = real(*args)
+        settings = real(*args)
         if fault in EXTENSIONS:
-            vllm = told["added"]["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
+            vllm = settings["added"]["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
             vllm["worker_extension_cls"] = f"lab.rehearsals._planted.{EXTENSIONS[fault]}"
-        return told
+        return settings
 
     launch.driver_environment = partial(environment, launch.driver_environment)
     launch.overrides = partial(overrides, launch.overrides)

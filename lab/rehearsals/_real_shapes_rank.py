@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from lab.rehearsals._as_on_a_gpu import CANNOT, merged
+from lab.rehearsals._as_on_a_gpu import CANNOT, merge
 
 
 def resident() -> int:
@@ -62,7 +62,7 @@ class Peak:
             watcher.join()
 
 
-def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
+def compose_preset(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
     """Return verl's configuration of the preset, with passes of `tokens` tokens."""
     from agent_r1.cluster.compose import Sources, compose, overrides
     from agent_r1.config import load_config
@@ -70,7 +70,7 @@ def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = N
     config = load_config(
         "hotpotqa-4xh100", [*small(model, tokens), *(settings or [])], algorithm="grpo"
     )
-    ours = merged(overrides(config, Sources(model, out, out, out), "cuda"), CANNOT)
+    ours = merge(overrides(config, Sources(model, out, out, out), "cuda"), CANNOT)
     return compose(ours).actor_rollout_ref
 
 
@@ -114,10 +114,10 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
         "global_batch_size": 4 * rows, "mini_batch_size": 4 * rows, "epochs": 1, "seed": 0,
         "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0,
     }  # fmt: skip
-    nested: dict[str, Any] = {
+    nested_columns: dict[str, Any] = {
         n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()
     }
-    return tu.get_tensordict(nested, settings)
+    return tu.get_tensordict(nested_columns, settings)
 
 
 def make_worker(settings: Any) -> Any:
@@ -139,11 +139,11 @@ def update(worker: Any, data: Any) -> Peak:
     peak, engine = Peak(), worker.actor.engine
     passes = engine.forward_backward_batch
 
-    def watched(*args: Any, **settings: Any) -> Any:
+    def measure_pass(*args: Any, **settings: Any) -> Any:
         with peak.measured():
             return passes(*args, **settings)
 
-    engine.forward_backward_batch = watched
+    engine.forward_backward_batch = measure_pass
     worker.update_actor(data)
     engine.forward_backward_batch = passes
     return peak
@@ -156,8 +156,8 @@ def logprobs(worker: Any, data: Any, entropy: bool) -> tuple[Any, Peak]:
     tu.assign_non_tensor(data, calculate_entropy=entropy, compute_loss=False)
     peak = Peak()
     with peak.measured():
-        found = worker.compute_log_prob(data)["log_probs"]
-    return found, peak
+        rows = worker.compute_log_prob(data)["log_probs"]
+    return rows, peak
 
 
 def whole(model: Path, out: Path, tokens: int) -> dict[str, Any]:
@@ -165,19 +165,19 @@ def whole(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     load, save = Peak(), Peak()
     with load.measured():
-        worker = make_worker(composed(model, out, tokens))
+        worker = make_worker(compose_preset(model, out, tokens))
     engine = worker.actor.engine
     vocab = engine.model_config.hf_config.vocab_size
     passes = update(worker, batch(tokens, 2, vocab, rank))
     states = [x for state in engine.optimizer.state.values() for x in state.values() if x.dim()]
-    data = batch(tokens, 2, vocab, rank)
-    found, _ = logprobs(worker, data, entropy=False)
+    rows_of_rank = batch(tokens, 2, vocab, rank)
+    logprobs_of_rows, _ = logprobs(worker, rows_of_rank, entropy=False)
     with save.measured():
         worker.save_checkpoint(str(out / "global_step_1" / "actor"), global_step=1)
     if rank == 0:
         half = tokens // 2
-        answers = [row[half - 1 : -1].tolist() for row in found.unbind()]
-        ids = [row.tolist() for row in data["input_ids"].unbind()]
+        answers = [row[half - 1 : -1].tolist() for row in logprobs_of_rows.unbind()]
+        ids = [row.tolist() for row in rows_of_rank["input_ids"].unbind(0)]
         rows = [
             {"ids": i, "mask": [1] * len(a), "logprobs": a}
             for i, a in zip(ids, answers, strict=True)
@@ -197,13 +197,13 @@ def whole(model: Path, out: Path, tokens: int) -> dict[str, Any]:
 
 def passes(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """Measure a pass with `tokens` tokens, and with twice as many."""
-    worker = make_worker(composed(model, out, 2 * tokens))
-    vocab, found = worker.actor.engine.model_config.hf_config.vocab_size, {}
+    worker = make_worker(compose_preset(model, out, 2 * tokens))
+    vocab, peaks = worker.actor.engine.model_config.hf_config.vocab_size, {}
     for count in (tokens, tokens, 2 * tokens):  # the first one compiles
-        data = [batch(count, 1, vocab, int(os.environ["RANK"])) for _ in range(2)]
-        found[f"update {count}"] = update(worker, data[0]).bytes
-        found[f"logprobs {count}"] = logprobs(worker, data[1], entropy=True)[1].bytes
-    return found
+        batches = [batch(count, 1, vocab, int(os.environ["RANK"])) for _ in range(2)]
+        peaks[f"update {count}"] = update(worker, batches[0]).bytes
+        peaks[f"logprobs {count}"] = logprobs(worker, batches[1], entropy=True)[1].bytes
+    return peaks
 
 
 def weights(model: Path, out: Path, tokens: int) -> dict[str, Any]:
@@ -248,8 +248,8 @@ def local_bytes(tensors: Iterable[Any]) -> int:
 
 if __name__ == "__main__":
     what, folder, target, count = sys.argv[1:]
-    found = {"whole": whole, "passes": passes, "weights": weights}[what](
+    figures = {"whole": whole, "passes": passes, "weights": weights}[what](
         Path(folder), Path(target), int(count)
     )
-    Path(target, f"rank_{os.environ['RANK']}.json").write_text(json.dumps(found))
+    Path(target, f"rank_{os.environ['RANK']}.json").write_text(json.dumps(figures))
     torch.distributed.destroy_process_group()

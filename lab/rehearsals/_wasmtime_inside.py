@@ -41,9 +41,9 @@ class Trainer:
         return pointer
 
     def take(self, kind: str, pointer: int, count: int) -> list[float]:
-        found = array(kind)
-        found.frombytes(bytes(self.memory.read(self.store, pointer, pointer + 4 * count)))
-        return found.tolist()
+        values = array(kind)
+        values.frombytes(bytes(self.memory.read(self.store, pointer, pointer + 4 * count)))
+        return values.tolist()
 
     def reset(self, weights: str) -> None:
         self.call("forget")

@@ -29,7 +29,7 @@ DEAD = (
     "The worker stopped (it was silent for 60 seconds). Another one goes on after step {}, and no "
     "step is lost."
 )
-REOPENED = (
+AFTER_CLOSING = (
     "When this page was closed, a run of seed 1 had taken {} of 5 steps. They went with the page; "
     "press Train to take the same steps again."
 )
@@ -41,12 +41,14 @@ WITHOUT_WEBASSEMBLY = 'user_pref("javascript.options.wasm", false);\n'
 
 
 def run() -> dict[str, Any]:
-    expected = in_node(world.pack(world.header()), {})
-    seen = {}
+    hash_in_node = in_node(world.pack(world.header()), {})
+    sentences_of = {}
     for name, start in {"chromium": chromium, "firefox": firefox}.items():
         with start() as browser:
-            sentences = [provoke(browser, expected) for provoke in (_hide, _end_worker, _reopen)]
-        seen[name] = sentences
+            sentences = [
+                provoke(browser, hash_in_node) for provoke in (_hide, _end_worker, _reopen)
+            ]
+        sentences_of[name] = sentences
         print(f"  {name}: a hidden tab, a dead worker, a reopened page", flush=True)
     refusals = {
         "chromium without SIMD": (lambda: chromium(WITHOUT_SIMD), NO_SIMD),
@@ -55,9 +57,13 @@ def run() -> dict[str, Any]:
     }
     for name, (start, sentence) in refusals.items():
         with start() as browser:
-            seen[name] = [_refused(browser, sentence)]
+            sentences_of[name] = [_refuse(browser, sentence)]
         print(f"  {name}: {sentence}", flush=True)
-    return {"sentences_seen": sum(map(len, seen.values())), "hash": expected[:16], "seen": seen}
+    return {
+        "sentences_seen": sum(map(len, sentences_of.values())),
+        "hash": hash_in_node[:16],
+        "seen": sentences_of,
+    }
 
 
 def _text(browser: Any, name: str) -> str:
@@ -99,10 +105,10 @@ def _end_worker(browser: Any, expected: str) -> str:
     """End the worker that decides: it sends no message, and no error."""
     open_page(browser)
     _press_train(browser)
-    taken = browser.js("(page.workers[0].terminate(), page.run.figures.length)")
+    steps = browser.js("(page.workers[0].terminate(), page.run.figures.length)")
     browser.wait("!document.querySelector('#notice').hidden", 120)
     sentence = _text(browser, "notice")
-    assert sentence in (DEAD.format(taken), DEAD.format(taken + 1)), sentence
+    assert sentence in (DEAD.format(steps), DEAD.format(steps + 1)), sentence
     _finish(browser, expected)
     return sentence
 
@@ -111,17 +117,19 @@ def _reopen(browser: Any, expected: str) -> str:
     """Load the page again during a run. The browser asks first, where a person has clicked."""
     open_page(browser)
     _press_train(browser)
-    taken = browser.js("page.run.figures.length")
+    steps = browser.js("page.run.figures.length")
     browser.open(f"file://{FILE}")
     browser.wait(READY, 300)
     sentence = _text(browser, "notice")
-    assert sentence in [REOPENED.format(taken + more) for more in range(SHORT - taken)], sentence
+    assert sentence in [AFTER_CLOSING.format(steps + more) for more in range(SHORT - steps)], (
+        sentence
+    )
     _press_train(browser)
     _finish(browser, expected)
     return sentence
 
 
-def _refused(browser: Any, sentence: str) -> str:
+def _refuse(browser: Any, sentence: str) -> str:
     """Open the page where it cannot train. It says why, and no button does anything."""
     browser.open(f"file://{FILE}")
     browser.wait(READY, 120)

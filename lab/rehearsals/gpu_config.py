@@ -96,9 +96,11 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
     The model has learned the format, and replaces the hub's.
     """
     source = f"data.source={home / 'files'}"
-    checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
+    check_output(
+        [sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment
+    )
     for stage in ("data", "index", "cold-start"):
-        checked([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
+        check_output([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
     model = Workspace(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
     return [*SMALL, source, f"model.path={model}"]
@@ -134,13 +136,13 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
         *words,
     ]
     run, figures = home / "runs" / "life", {}
-    figures["s_to_checkpoint"] = killed_behind_a_checkpoint([*script, *GRPO], environment, run)
+    figures["s_to_checkpoint"] = kill_after_a_checkpoint([*script, *GRPO], environment, run)
     began = time.monotonic()
-    said = checked([*script, *GRPO, "--resume"], environment)
+    output = check_output([*script, *GRPO, "--resume"], environment)
     figures["s_resume_eval_report"] = round(time.monotonic() - began)
-    stages = re.findall(r"^(train|evaluate after RL|report)\b", said, re.MULTILINE)
-    if stages != ["train", "evaluate after RL", "report"] or said.count("already done") < 3:
-        raise RuntimeError(f"the second call of the speedrun did something else: {said[-1000:]}")
+    stages = re.findall(r"^(train|evaluate after RL|report)\b", output, re.MULTILINE)
+    if stages != ["train", "evaluate after RL", "report"] or output.count("already done") < 3:
+        raise RuntimeError(f"the second call of the speedrun did something else: {output[-1000:]}")
     lines = sound(run, steps=3)
     the_gpus_configuration(run)
     before, after = (
@@ -151,8 +153,8 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
         read_rows(data(words) / "test.parquet")[0]["prompt"][-1]["content"],
     )
     agent(environment, "export", "--run", "life", "--target-dir", str(model))
-    served(environment, model, question)
-    answer = chatted(environment, model, question)
+    serve_and_ask(environment, model, question)
+    answer = chat_once(environment, model, question)
     return figures | {
         "em_before_after": f"{before:.2f}, {after:.2f}",
         "probs_diff_mean": round(
@@ -164,7 +166,7 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
     }
 
 
-def killed_behind_a_checkpoint(
+def kill_after_a_checkpoint(
     command: Sequence[str | Path], environment: dict[str, str], run: Path
 ) -> int:
     """Run the script until a rank is killed in the step after the first checkpoint.
@@ -183,10 +185,11 @@ def killed_behind_a_checkpoint(
             os.kill(pid, signal.SIGKILL)
         code = process.wait(timeout=300)
         out.seek(0)
-        said = out.read()
-    if code != 1 or "continue from step_000002 with --resume" not in said.strip().splitlines()[-1]:
-        print(said[-3000:], file=sys.stderr)
-        raise RuntimeError(f"after the kill: exit code {code}, {said.strip().splitlines()[-1:]}")
+        output = out.read()
+    last = output.strip().splitlines()[-1]
+    if code != 1 or "continue from step_000002 with --resume" not in last:
+        print(output[-3000:], file=sys.stderr)
+        raise RuntimeError(f"after the kill: exit code {code}, {last}")
     return seconds
 
 
@@ -204,26 +207,26 @@ def until_step_three(run: Path, process: subprocess.Popen[str]) -> None:
 
 def the_gpus_configuration(run: Path) -> None:
     """Check that verl and the agents got a GPU run's settings."""
-    composed, ours = (
+    verl_config, ours = (
         yaml.safe_load((run / name).read_text()) for name in ("verl/config.yaml", "config.yaml")
     )
-    actor = composed["actor_rollout_ref"]
-    wanted = {
+    actor = verl_config["actor_rollout_ref"]
+    correction = verl_config["algorithm"]["rollout_correction"]
+    facts = {
         "packed rows": actor["model"]["use_remove_padding"],
         "flash-attn": actor["model"]["override_config"]["attn_implementation"]
         == "flash_attention_2",
         "dynamic batches": actor["actor"]["use_dynamic_bsz"],
-        "four ranks": composed["trainer"]["n_gpus_per_node"] == 4,
+        "four ranks": verl_config["trainer"]["n_gpus_per_node"] == 4,
         "bf16": actor["actor"]["fsdp_config"]["dtype"] == "bfloat16",
-        "truncated importance sampling": composed["algorithm"]["rollout_correction"]["rollout_is"]
-        == "token",
+        "truncated importance sampling": correction["rollout_is"] == "token",
         "search service": ours["search"]["url"] == "http://127.0.0.1:8100",
     }
-    if not all(wanted.values()):
-        raise RuntimeError(f"this was not the configuration of a GPU run: {wanted}")
+    if not all(facts.values()):
+        raise RuntimeError(f"this was not the configuration of a GPU run: {facts}")
 
 
-def served(environment: dict[str, str], model: Path, question: str) -> None:
+def serve_and_ask(environment: dict[str, str], model: Path, question: str) -> None:
     """Query `agent-r1 serve` as an OpenAI client, and stop it with Ctrl-C."""
     print("  serve ...", flush=True)
     process = subprocess.Popen(
@@ -238,9 +241,9 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
     )
     try:
         assert process.stdout
-        said = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
-        match = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', said)
-        assert match, said
+        announcement = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
+        match = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', announcement)
+        assert match, announcement
         url, key = match.groups()
         with httpx.Client(
             trust_env=False,
@@ -262,7 +265,7 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
         raise RuntimeError(f"the server ended with code {code}, or something of it lives")
 
 
-def chatted(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
+def chat_once(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
     """Ask the trained agent one question, with its tools, through a vLLM server."""
     print("  chat ...", flush=True)
     words = [
@@ -305,18 +308,18 @@ def sound(run: Path, steps: int) -> list[dict[str, Any]]:
 
 def processes(setting: str, title: str = "") -> list[int]:
     """List processes with NAME=VALUE in their environment and `title` in their command line."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found += (
+                pids += (
                     [int(folder.name)]
                     if title.lower() in (folder / "cmdline").read_text().lower()
                     else []
                 )
         except OSError:
             continue
-    return found
+    return pids
 
 
 def data(words: list[str]) -> Path:
@@ -329,10 +332,10 @@ def home_agent(environment: dict[str, str]) -> str:
 
 def agent(environment: dict[str, str], *argv: str, codes: tuple[int, ...] = (0,)) -> str:
     """Run `agent-r1 ARGV` as on a GPU, and return its output."""
-    return checked([home_agent(environment), *argv], environment, codes)
+    return check_output([home_agent(environment), *argv], environment, codes)
 
 
-def checked(
+def check_output(
     command: Sequence[str | Path], environment: dict[str, str], codes: tuple[int, ...] = (0,)
 ) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)

@@ -173,12 +173,12 @@ def two_nodes() -> str:
         tempfile.TemporaryDirectory(prefix="r1-") as folder,  # sockets have short paths
         page_cluster(Path(folder)) as environment,
     ):
-        counted = subprocess.run(
+        listing = subprocess.run(
             [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True
         )
-        if counted.returncode:
-            raise RuntimeError(f"no Ray: {counted.stderr[-500:]}")
-        have = json.loads(counted.stdout.splitlines()[-1])
+        if listing.returncode:
+            raise RuntimeError(f"no Ray: {listing.stderr[-500:]}")
+        have = json.loads(listing.stdout.splitlines()[-1])
         ours = set(processes(f"AGENT_R1_TWO_NODES={Path(folder).name}", "ray"))
         with_key = ours & set(processes("WANDB_API_KEY=secret", "ray"))
     need = ray_cpus(config)

@@ -113,13 +113,13 @@ def unpack(root: Path, pack: Path, environment: dict[str, str]) -> dict[str, flo
     seconds = {}
     for word in ORDER:
         for piece in sorted(pack.glob(f"*{word}*")):
-            arrived = root / "arrived"
-            arrived.mkdir(exist_ok=True)
+            inbox = root / "arrived"
+            inbox.mkdir(exist_ok=True)
             if piece.name != "vllm.tar.xz":  # its libraries are for GPUs
-                shutil.move(piece, arrived / piece.name)
+                shutil.move(piece, inbox / piece.name)
             began = time.monotonic()
-            done = inside(environment, "benchmarks/gpu/quarter_hour.py", "unpack", str(arrived))
-            if done.returncode or list(arrived.iterdir()):
+            done = inside(environment, "benchmarks/gpu/quarter_hour.py", "unpack", str(inbox))
+            if done.returncode or list(inbox.iterdir()):
                 raise RuntimeError(f"{piece.name}: {done.stderr[-500:]}")
             seconds[piece.name] = round(time.monotonic() - began, 1)
     return seconds
@@ -151,13 +151,13 @@ def run_kind(root: Path, kind: str, environment: dict[str, str], seconds: float)
         log = (root / kind / "log.txt").read_text()
         print(log[-6000:], file=sys.stderr)
         raise RuntimeError(f"{kind}: {', '.join(wrong)} did not end well")
-    missing = [name for name in expected_files(kind, root) if not (root / kind / name).exists()]
+    missing = [name for name in list_files(kind, root) if not (root / kind / name).exists()]
     if missing:
         raise RuntimeError(f"{kind}: {missing} did not arrive")
     return ends
 
 
-def expected_files(kind: str, root: Path) -> list[str]:
+def list_files(kind: str, root: Path) -> list[str]:
     make = quarter_hour.make_second_parts if kind == "second" else quarter_hour.make_parts
     return ["clock.json", "log.txt", *(name for part in make(root) for name in part.files)]
 

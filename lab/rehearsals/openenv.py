@@ -113,7 +113,7 @@ def _one(version: str, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", f"openenv=={version}"], check=True)
-    installed = time.perf_counter() - began
+    install_s = time.perf_counter() - began
     (folder / "app.py").write_text(APP)
     with _serving(python, folder, "guess") as url:
         seconds = asyncio.run(_games(url, 64))
@@ -122,7 +122,7 @@ def _one(version: str, folder: Path) -> dict[str, Any]:
     with _serving(python, folder, "echo") as url:
         tools = asyncio.run(_talk(url))
     return {
-        "install_s": round(installed), "episodes": 64 + 16, "tools": tools,
+        "install_s": round(install_s), "episodes": 64 + 16, "tools": tools,
         "step_ms_alone": round(1000 * seconds[0], 2), "step_ms_of_64": round(1000 * seconds[1], 2),
     }  # fmt: skip
 
@@ -204,20 +204,20 @@ async def _talk(url: str) -> int:
     )
     observation = await maybe_await(env.reset(_row(0)))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
-    said = {}
+    contents = {}
     for call in (
         _call("echo", message="hällo"),
         _call("length", message="abc"),
         _call("length", message=""),
     ):
         [record] = (await env.step(call)).info["tool_calls"]
-        said[json.dumps(record["arguments"])] = record["content"]
-    assert list(said.values())[0] == "hällo" and json.loads(list(said.values())[1]) == {
+        contents[json.dumps(record["arguments"])] = record["content"]
+    assert list(contents.values())[0] == "hällo" and json.loads(list(contents.values())[1]) == {
         "length": 3
-    }, said
+    }, contents
     assert (
-        list(said.values())[2].startswith("error: length failed: ")
-        and "nothing to count" in list(said.values())[2]
+        list(contents.values())[2].startswith("error: length failed: ")
+        and "nothing to count" in list(contents.values())[2]
     )
     await maybe_await(env.close())
     return len(observation.tools)

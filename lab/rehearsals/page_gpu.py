@@ -44,7 +44,7 @@ def run() -> dict[str, Any]:
         make_root(root, commands)
         check_an_old_driver(root, commands)
         state_driver(root, "580.95.05")
-        played = 0
+        count = 0
         for command in commands:
             if command.startswith(NOT_RUN) or is_training(command):
                 continue
@@ -52,8 +52,8 @@ def run() -> dict[str, Any]:
             if command.startswith(".venv-gpu"):
                 make_environment(root)
             check_command(root, command)
-            played += 1
-    return {"commands": len(commands), "run": played, "not_run": len(commands) - played}
+            count += 1
+    return {"commands": len(commands), "run": count, "not_run": len(commands) - count}
 
 
 def page_commands() -> list[str]:
@@ -90,9 +90,9 @@ def call(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in the root, in the checkout once there is one."""
     inside = "export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin; cd /root; "
     inside += "cd agent-r1 2>/dev/null; git config --global safe.directory '*'; " + command
-    shared = [sysconfig.get_path("purelib"), sys.base_prefix]
+    folders = [sysconfig.get_path("purelib"), sys.base_prefix]
     mounts = [f"mount --bind /proc {root}/proc", f"mount --bind /dev {root}/dev"]
-    for place in shared:
+    for place in folders:
         target = shlex.quote(f"{root}{place}")
         mounts.append(f"mkdir -p {target} && mount --bind {shlex.quote(place)} {target}")
     script = " && ".join([*mounts, f"exec chroot {root} bash -c {shlex.quote(inside)}"])

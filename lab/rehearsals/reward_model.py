@@ -95,9 +95,9 @@ def run() -> dict[str, float]:
             for form in ("classify", "pooling"):
                 for raw in (False, True):
                     url = f"http://127.0.0.1:{port}/{form}"
-                    served = asyncio.run(scores(RewardModel(url, raw=raw)))
+                    answers = asyncio.run(scores(RewardModel(url, raw=raw)))
                     own = [float(n if raw else torch.sigmoid(n)) for n in logits]
-                    worst = max(abs(a - b) for a, b in zip(served, own, strict=True))
+                    worst = max(abs(a - b) for a, b in zip(answers, own, strict=True))
                     figures[f"{form}{'_raw' if raw else ''}_diff_max"] = float(f"{worst:.1g}")
         finally:
             stop(server)

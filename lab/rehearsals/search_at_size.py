@@ -98,21 +98,21 @@ def run(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Return figures for each size, extrapolated to all abstracts, and of the runs."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="agent-r1-killed-") as folder:
-        figures["killed"] = killed(Path(folder))
+        figures["killed"] = kill_the_service(Path(folder))
     for size in sizes:
         print(f"  {size:,} passages ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="agent-r1-size-") as folder:
             figures[f"{size}"] = measure(Path(folder), size)
         print(f"  {figures[f'{size}']}", flush=True)
-    last, grown = figures[f"{sizes[-1]}"], FULL / sizes[-1]
-    planned = index_memory(PRESET) / FULL * sizes[-1] / 2**30
-    figures["plan_gib"] = round(planned, 2)
-    figures["plan_to_measured"] = round(planned / last["resident_gib"], 2)
-    figures["extrapolated_gib_5.2M"] = round(last["resident_gib"] * grown, 1)
-    figures["extrapolated_build_hours_5.2M"] = round(last["build_s"] * grown / 3600, 1)
+    last, factor = figures[f"{sizes[-1]}"], FULL / sizes[-1]
+    plan_gib = index_memory(PRESET) / FULL * sizes[-1] / 2**30
+    figures["plan_gib"] = round(plan_gib, 2)
+    figures["plan_to_measured"] = round(plan_gib / last["resident_gib"], 2)
+    figures["extrapolated_gib_5.2M"] = round(last["resident_gib"] * factor, 1)
+    figures["extrapolated_build_hours_5.2M"] = round(last["build_s"] * factor / 3600, 1)
     if not 0.85 < figures["plan_to_measured"] < 1.15:
         raise AssertionError(
-            f"the plan's index takes {planned:.2f} GiB, the real one {last['resident_gib']} GiB"
+            f"the plan's index takes {plan_gib:.2f} GiB, the real one {last['resident_gib']} GiB"
         )
     return figures
 
@@ -175,7 +175,7 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
         answer = (
             await http.post(f"{url}/search", json={"queries": queries, "top_k": top_k})
         ).json()
-    found = sum(
+    hits_of_own = sum(
         str(i) in [hit["title"] for hit in hits]
         for i, hits in zip(first, answer["results"], strict=False)
     )
@@ -183,7 +183,7 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
         "queries_per_s": round(len(seconds) / wall),
         "p50_ms": round(1000 * statistics.median(seconds)),
         "p99_ms": round(1000 * statistics.quantiles(seconds, n=100)[98]),
-        "own_passage_found": found / 200,
+        "own_passage_found": hits_of_own / 200,
     }
 
 
@@ -198,7 +198,7 @@ def resident(pid: int) -> float:
 # ----------------------------------------------------------------------------------------- the kill
 
 
-def killed(home: Path) -> dict[str, Any]:
+def kill_the_service(home: Path) -> dict[str, Any]:
     """Run each engine, and return the seconds of its slowest step.
 
     Raises if it did not wait, or did not continue.
@@ -247,21 +247,21 @@ def one_run(home: Path, environment: dict[str, str], port: int, engine: str) -> 
         service.kill()
         service.wait()
     steps = [json.loads(line) for line in lines(metrics)]
-    failed = sum(step["tool_calls/failed_rate"] for step in steps)
+    failures = sum(step["tool_calls/failed_rate"] for step in steps)
     if (
         process.returncode
         or len(steps) != STEPS
-        or failed
+        or failures
         or "answers again" not in log.read_text()
     ):
         raise AssertionError(
             f"{engine}: exit code {process.returncode}, {len(steps)} steps, failed searches "
-            f"{failed}"
+            f"{failures}"
         )
     seconds = sorted(step["timing_s/step"] for step in steps)
     return {
         "killed_after_step": done,
-        "failed_searches": failed,
+        "failed_searches": failures,
         "away_s": AWAY_S,
         "slowest_step_s": round(seconds[-1], 1),
         "median_step_s": round(statistics.median(seconds), 1),
@@ -294,9 +294,9 @@ def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: P
 
 
 if __name__ == "__main__":  # the service, in a separate process
-    drawn = Drawn(np.empty((0, DIM), np.float32))
-    loaded = PassageIndex.load(Path(sys.argv[1]), encoder=drawn)
-    drawn.vectors = loaded.vectors
+    encoder = Drawn(np.empty((0, DIM), np.float32))
+    loaded = PassageIndex.load(Path(sys.argv[1]), encoder=encoder)
+    encoder.vectors = loaded.vectors
     listener = open_port("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
     serve_search(loaded, listener)

@@ -63,11 +63,13 @@ def run() -> dict[str, float]:
     if vLLM has other weights.
     """
     return {
-        f"{name}_{key}": value for name, arm in WORLDS for key, value in trained(name, arm).items()
+        f"{name}_{key}": value
+        for name, arm in WORLDS
+        for key, value in train_world(name, arm).items()
     }
 
 
-def trained(preset: str, estimator: str) -> dict[str, float]:
+def train_world(preset: str, estimator: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="agent-r1-worlds-") as home:
         options = [estimator, "--preset", preset, *SMALL, *WORLDS[preset, estimator]]
         for command in (
