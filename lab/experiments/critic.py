@@ -39,8 +39,8 @@ from agent_r1.workspace import Workspace
 SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])
 
 
-def explained_share(expected_A: Tensor, returns_A: Tensor) -> float:
-    return (1 - (returns_A - expected_A).var() / returns_A.var()).item()
+def explained_share(prediction_A: Tensor, returns_A: Tensor) -> float:
+    return (1 - (returns_A - prediction_A).var() / returns_A.var()).item()
 
 
 def states_and_returns(

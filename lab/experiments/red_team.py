@@ -223,10 +223,10 @@ async def table(judge_url: str | None, judge_model: str = "judge") -> dict[str, 
     return rewards_of
 
 
-def as_markdown(found: dict[str, dict[str, float]]) -> str:
-    columns = list(found["an honest right answer"])
+def as_markdown(rewards_of: dict[str, dict[str, float]]) -> str:
+    columns = list(rewards_of["an honest right answer"])
     lines = [f"| policy | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
-    for name, row in found.items():
+    for name, row in rewards_of.items():
         cells = [f"{row[column]:g}" if column in row else "" for column in columns]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -42,11 +42,11 @@ def __getattr__(name: str) -> Any:
     return Deaf
 
 
-def replace(module: ModuleType, name: str, broken: Callable[..., Any]) -> None:
+def replace(module: ModuleType, name: str, fault: Callable[..., Any]) -> None:
     """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where
     nothing looks."""
     getattr(module, name)
-    setattr(module, name, broken)
+    setattr(module, name, fault)
 
 
 def episodes() -> None:

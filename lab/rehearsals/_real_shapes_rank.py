@@ -134,7 +134,7 @@ def make_worker(settings: Any) -> Any:
     return worker
 
 
-def update(worker: Any, data: Any) -> Peak:
+def update(worker: Any, rows: Any) -> Peak:
     """Update once, and measure its passes, forward and backward, before Adam."""
     peak, engine = Peak(), worker.actor.engine
     passes = engine.forward_backward_batch
@@ -144,19 +144,19 @@ def update(worker: Any, data: Any) -> Peak:
             return passes(*args, **settings)
 
     engine.forward_backward_batch = measure_pass
-    worker.update_actor(data)
+    worker.update_actor(rows)
     engine.forward_backward_batch = passes
     return peak
 
 
-def logprobs(worker: Any, data: Any, entropy: bool) -> tuple[Any, Peak]:
+def logprobs(worker: Any, batch_rows: Any, entropy: bool) -> tuple[Any, Peak]:
     """Compute the log-probabilities of the rows' tokens, a nested tensor, and measure it."""
     from verl.utils import tensordict_utils as tu
 
-    tu.assign_non_tensor(data, calculate_entropy=entropy, compute_loss=False)
+    tu.assign_non_tensor(batch_rows, calculate_entropy=entropy, compute_loss=False)
     peak = Peak()
     with peak.measured():
-        rows = worker.compute_log_prob(data)["log_probs"]
+        rows = worker.compute_log_prob(batch_rows)["log_probs"]
     return rows, peak
 
 

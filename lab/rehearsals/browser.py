@@ -157,25 +157,25 @@ tell({ hash: trainer.weightsHash(), weights: base64Of(trainer.weights()) });
 """
 
 
-def in_node(data: bytes, recipe: dict[str, Any], **how: Any) -> str:
+def in_node(world_bytes: bytes, recipe: dict[str, Any], **how: Any) -> str:
     """Train seed 1 under Node for five steps, and return the hash of the weights."""
-    [line] = run_node(TRAIN, {"recipe": {"steps": SHORT} | recipe, "seed": 1}, data, **how)
+    [line] = run_node(TRAIN, {"recipe": {"steps": SHORT} | recipe, "seed": 1}, world_bytes, **how)
     return line["hash"]
 
 
-def _short_runs(data: bytes) -> str:
+def _short_runs(world_bytes: bytes) -> str:
     """Run five steps under Node, compiled in several ways. Return the names of the ways."""
-    hashes = {"as usual": in_node(data, {})}
+    hashes = {"as usual": in_node(world_bytes, {})}
     for name, flags in FLAGS.items():
-        hashes[name] = in_node(data, {}, flags=flags)
+        hashes[name] = in_node(world_bytes, {}, flags=flags)
     assert len(set(hashes.values())) == 1, hashes
     print(f"  five steps: the same bits from {', '.join(hashes)}", flush=True)
     return ", ".join(hashes)
 
 
-def _on_arm64(folder: Path, data: bytes) -> int:
+def _on_arm64(folder: Path, world_bytes: bytes) -> int:
     """Take small steps with arm64's Node. Return their number."""
-    assert in_node(data, SMALL, command=_arm_node(folder)) == in_node(data, SMALL)
+    assert in_node(world_bytes, SMALL, command=_arm_node(folder)) == in_node(world_bytes, SMALL)
     print("  five small steps on arm64: the same bits", flush=True)
     return SHORT
 
@@ -223,11 +223,11 @@ tell(["end", trainer.weightsHash()]);
 """A run that tells each of its calls of the module."""
 
 
-def _in_wasmtime(folder: Path, data: bytes, expected: str) -> int:
+def _in_wasmtime(folder: Path, world_bytes: bytes, right_hash: str) -> int:
     """Repeat the calls of a run in Wasmtime, compare each result, and count the calls."""
     python = _environment(folder / "wasmtime", WASMTIME)
-    calls = run_node(CALLS, {"steps": LONG}, data)
-    assert calls[-1] == ["end", expected], "another run"
+    calls = run_node(CALLS, {"steps": LONG}, world_bytes)
+    assert calls[-1] == ["end", right_hash], "another run"
     inside = Path(__file__).with_name("_wasmtime_inside.py")
     done = subprocess.run(
         [python, inside, page.HERE / "trainer.wasm"],
@@ -236,20 +236,20 @@ def _in_wasmtime(folder: Path, data: bytes, expected: str) -> int:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-1500:]
-    assert done.stdout.strip() == expected, done.stdout
+    assert done.stdout.strip() == right_hash, done.stdout
     return len(calls) - 1
 
 
-def _three_seeds(described: dict[str, Any], data: bytes) -> str:
+def _three_seeds(header: dict[str, Any], world_bytes: bytes) -> str:
     """Train each seed, and score it on a world that no one has seen.
 
     A browser whose weights have the same hash has the same score.
     """
     scores = []
     for seed in SEEDS:
-        [line] = run_node(TRAIN, {"recipe": {"steps": LONG}, "seed": seed}, data)
+        [line] = run_node(TRAIN, {"recipe": {"steps": LONG}, "seed": seed}, world_bytes)
         assert line["hash"] == HASHES[seed], seed
-        fresh = world.fresh_questions(described, f"fresh/{line['hash']}", FRESH)
+        fresh = world.fresh_questions(header, f"fresh/{line['hash']}", FRESH)
         job = {"weights": line["weights"], "track": "episodes", "seed": seed}
         [right] = run_node(record.SCORE, job, world.pack(fresh))
         scores.append(right / FRESH)

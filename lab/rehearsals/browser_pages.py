@@ -81,7 +81,7 @@ def _three_seeds(browser: Any) -> list[float]:
     return gaps
 
 
-def _kill_workers(browser: Any, expected: str) -> None:
+def _kill_workers(browser: Any, right_hash: str) -> None:
     """End a helper, then the worker that decides: no step is lost."""
     browser.js(f"(document.querySelector('#steps').append(new Option({SHORT})), true)")
     ends = {
@@ -96,7 +96,7 @@ def _kill_workers(browser: Any, expected: str) -> None:
         browser.js(f"({end}, true)")
         browser.wait(DONE, 300)
         assert sentence in browser.js("document.querySelector('#notice').innerText")
-        assert browser.js("page.run.hash") == expected
+        assert browser.js("page.run.hash") == right_hash
     print("  dead workers: the same bits", flush=True)
 
 

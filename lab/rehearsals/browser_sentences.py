@@ -78,12 +78,12 @@ def _press_train(browser: Any) -> None:
     browser.wait("page.run && !page.run.done && page.run.figures.length >= 2", 300)
 
 
-def _finish(browser: Any, expected: str) -> None:
+def _finish(browser: Any, right_hash: str) -> None:
     browser.wait(DONE, 300)
-    assert browser.js("page.run.hash") == expected, "other weights"
+    assert browser.js("page.run.hash") == right_hash, "other weights"
 
 
-def _hide(browser: Any, expected: str) -> str:
+def _hide(browser: Any, right_hash: str) -> str:
     """Open another tab in front of the page, and come back."""
     open_page(browser)
     _press_train(browser)
@@ -94,14 +94,14 @@ def _hide(browser: Any, expected: str) -> str:
         browser.send("Target.createTarget", url="about:blank")
         back = ("Page.bringToFront", {})
     browser.wait("document.visibilityState === 'hidden'", 30)
-    _finish(browser, expected)  # while no one looks
+    _finish(browser, right_hash)  # while no one looks
     browser.send(back[0], **back[1])
     browser.wait("document.visibilityState === 'visible'", 30)
     assert _text(browser, "hidden") == HIDDEN
     return HIDDEN
 
 
-def _end_worker(browser: Any, expected: str) -> str:
+def _end_worker(browser: Any, right_hash: str) -> str:
     """End the worker that decides: it sends no message, and no error."""
     open_page(browser)
     _press_train(browser)
@@ -109,11 +109,11 @@ def _end_worker(browser: Any, expected: str) -> str:
     browser.wait("!document.querySelector('#notice').hidden", 120)
     sentence = _text(browser, "notice")
     assert sentence in (DEAD.format(steps), DEAD.format(steps + 1)), sentence
-    _finish(browser, expected)
+    _finish(browser, right_hash)
     return sentence
 
 
-def _reopen(browser: Any, expected: str) -> str:
+def _reopen(browser: Any, right_hash: str) -> str:
     """Load the page again during a run. The browser asks first, where a person has clicked."""
     open_page(browser)
     _press_train(browser)
@@ -125,7 +125,7 @@ def _reopen(browser: Any, expected: str) -> str:
         sentence
     )
     _press_train(browser)
-    _finish(browser, expected)
+    _finish(browser, right_hash)
     return sentence
 
 

@@ -182,11 +182,11 @@ def kill(root: Path, environment: dict[str, str]) -> str:
     return describe(out, "running")
 
 
-def describe(out: Path, ended: str) -> str:
+def describe(out: Path, ending: str) -> str:
     """Return what arrived of an ended training; raise if a file is missing."""
     [row] = json.loads((out / "clock.json").read_text()).values()
     steps = len((out / "local.jsonl").read_text().splitlines())
     log = (out / "log.txt").read_text()
-    if row["ended"] != ended or not steps or "agent_r1" not in log:
-        raise RuntimeError(f"{row['ended']} instead of {ended}, with {steps} steps")
-    return f"{ended}; {steps} steps of the curve, {len(log):,} characters of the log"
+    if row["ended"] != ending or not steps or "agent_r1" not in log:
+        raise RuntimeError(f"{row['ended']} instead of {ending}, with {steps} steps")
+    return f"{ending}; {steps} steps of the curve, {len(log):,} characters of the log"

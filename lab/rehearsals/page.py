@@ -113,12 +113,17 @@ def run() -> dict[str, Any]:
 
 
 def _check_samples(
-    data: bytes, packed: export.Packed, chat: Any, config: Any, model: Decoder, number: int
+    page_bytes: bytes,
+    page_world: export.Packed,
+    chat: Any,
+    config: Any,
+    model: Decoder,
+    number: int,
 ) -> str:
     """Play 100 questions at temperature 1, with equal seeds on both sides."""
-    model.load_state_dict(packed.state(number), strict=True)
+    model.load_state_dict(page_world.state(number), strict=True)
     episodes = [parity.episode(number, i, 1.0) for i in range(100)]
-    records, _ = parity.play_page(data, episodes)
+    records, _ = parity.play_page(page_bytes, episodes)
     gaps = parity.compare(
         model, parity.play_python(model, chat, config, episodes), records, greedy=False
     )

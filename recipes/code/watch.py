@@ -57,17 +57,17 @@ class Watch:
         available = _available_memory()
         if memory > MEMORY or (available is not None and available < RESERVE):
             return "memory"
-        used, free = _disk(self._folder)
+        usage, free = _disk(self._folder)
         if free < RESERVE:
             return "size"
         # The file system says cheaply that something was written; only then files are counted.
-        if used > self._used + FOLDER_SIZE // 8 or time.monotonic() > self._next_count:
+        if usage > self._used + FOLDER_SIZE // 8 or time.monotonic() > self._next_count:
             start = time.monotonic()
             if not fits(self._folder, _size_of_deleted(processes)):
                 return "size"
             end = time.monotonic()
             self._next_count = end + max(1, (end - start) / SHARE_OF_TIME)
-            self._used = used
+            self._used = usage
         return None
 
 
@@ -83,15 +83,15 @@ def list_gaps() -> list[str]:
 
 def descendants(process: int) -> list[int]:
     """List a process and all that came from it. Too many are cut off, because they are an error."""
-    found = [process]
-    for parent in found:
+    processes = [process]
+    for parent in processes:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 children = Path(f"/proc/{parent}/task/{thread}/children").read_text()
-                found += map(int, children.split())
-        if len(found) > 2 * PROCESSES:
+                processes += map(int, children.split())
+        if len(processes) > 2 * PROCESSES:
             break
-    return found
+    return processes
 
 
 def fits(folder: Path, more: int = 0) -> bool:
@@ -134,8 +134,8 @@ def _size_of_deleted(processes: list[int]) -> int:
 
 def _memory(process: int) -> int:
     """Return the bytes of a process that are not of a file."""
-    _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
-    return PAGE * (int(resident) - int(shared))
+    _, resident, shared_pages, *_ = Path(f"/proc/{process}/statm").read_text().split()
+    return PAGE * (int(resident) - int(shared_pages))
 
 
 def _available_memory() -> int | None:

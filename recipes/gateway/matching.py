@@ -147,9 +147,9 @@ class Conversations:
         """Return the answer that `message` is, or None after counting the cause."""
         sampled_answers = [answer for answer in self.answers if answer.turn is not None]
         here = [answer for answer in sampled_answers if answer.place == digest]
-        quoted = [answer for answer in here if quotes(message, answer)]
-        if quoted:
-            return quoted[-1]
+        quotations = [answer for answer in here if quotes(message, answer)]
+        if quotations:
+            return quotations[-1]
         owner = _owner(message, sampled_answers)
         if owner is not None and owner in here:
             # The id says which one it is. Content next to calls is often dropped.

@@ -189,8 +189,8 @@ async def _send_last(
             writer.write_eof()
             # At most one request: what goes on sending after its refusal is cut off.
             rest = MAX_BODY
-            while rest > 0 and (thrown := await reader.read(65536)):
-                rest -= len(thrown)
+            while rest > 0 and (rubbish := await reader.read(65536)):
+                rest -= len(rubbish)
 
 
 async def _read(

@@ -133,12 +133,12 @@ def in_words(inhabitants: int) -> str:
     A small model compares such numbers after fewer examples than 2,500,000 and 970,000, because the
     word alone often decides (docs/lab/worlds.md, "Pocket: what two passages decide").
     """
-    rounded = round_to_two_digits(inhabitants)
-    if rounded >= 10**6:
-        return f"{rounded / 10**6:g} million"
-    if rounded >= 1000:
-        return f"{rounded / 1000:g} thousand"
-    return str(rounded)
+    two_digits = round_to_two_digits(inhabitants)
+    if two_digits >= 10**6:
+        return f"{two_digits / 10**6:g} million"
+    if two_digits >= 1000:
+        return f"{two_digits / 1000:g} thousand"
+    return str(two_digits)
 
 
 def city_passage(city: Place, country: Country) -> tuple[str, str]:

@@ -126,9 +126,9 @@ def check_python(requirement: str) -> None:
 def check_users(name: str, text: str) -> None:
     """Raise Refused for a test that runs something as a second user."""
     expression = SECOND_USER_IN_PYTHON if name.endswith(".py") else SECOND_USER
-    found = expression.search(text)
-    if found:
-        word = " ".join(found[0].split())
+    match = expression.search(text)
+    if match:
+        word = " ".join(match[0].split())
         raise Refused(f"{name}: `{word}`: all commands run as one user here")
 
 

@@ -1,8 +1,8 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
-In: runs in AGENT_R1_HOME/museum. Out: recorded.zip with a folder for each, which `agent-r1 diagnose`
-reads like a run. It has the metrics, the test score, and six groups of the first and of a late
-step, without ids and log-probabilities.
+In: runs in AGENT_R1_HOME/museum. Out: recorded.zip with a folder for each, which
+`agent-r1 diagnose` reads like a run. It has the metrics, the test score, and six groups of the
+first and of a late step, without ids and log-probabilities.
 """
 
 from __future__ import annotations
