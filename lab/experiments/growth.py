@@ -227,34 +227,40 @@ def slope(points: list[tuple[float, float]]) -> float:
     )
 
 
-def table(file: Path) -> None:
-    """Print a Markdown table per factor, relative to its first cell, with fitted exponents."""
+def tables(file: Path) -> dict[str, str]:
+    """Return a Markdown table per factor, relative to its first cell, with fitted exponents."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for factor in FACTORS:
-        cells = [line for line in lines if line["factor"] == factor]
-        print(
-            f"\n| {factor} | tokens | {' | '.join(PARTS)} | memory | index "
-            f"|\n|{'---|' * (len(PARTS) + 4)}"
+    return {
+        factor: table(factor, [line for line in lines if line["factor"] == factor])
+        for factor in FACTORS
+    }
+
+
+def table(factor: str, cells: list[dict[str, Any]]) -> str:
+    """Return the table of one factor. Cells that were not run share a row, and its reason."""
+    out = [f"| {factor} | tokens | {' | '.join(PARTS)} | memory | index |"]
+    out.append("|" + "---|" * (len(PARTS) + 4))
+    ran = [cell for cell in cells if "not_run" not in cell]
+    for cell in ran:
+        ratios = [f"{cell['seconds'][part] / ran[0]['seconds'][part]:.2f}" for part in PARTS]
+        out.append(
+            f"| {cell['value']:,} | {cell['tokens']:,} | {' | '.join(ratios)} | "
+            f"{cell['mib']:,} MiB | {cell['index_s']} s |"
         )
-        ran = [cell for cell in cells if "not_run" not in cell]
-        for cell in ran:
-            ratios = " | ".join(
-                f"{cell['seconds'][part] / ran[0]['seconds'][part]:.2f}" for part in PARTS
-            )
-            print(
-                f"| {cell['value']:,} | {cell['tokens']:,} | {ratios} | {cell['mib']:,} MiB | "
-                f"{cell['index_s']} s |"
-            )
-        for cell in cells[len(ran) :]:
-            print(f"| {cell['value']:,} | not run: {cell['not_run']} |" + " |" * (len(PARTS) + 2))
-        for name, some in (("exponent, all", ran), ("exponent, last two", ran[-2:])):
-            fits = (
-                f"{slope([(c['value'], c['seconds'][part]) for c in some]):.2f}" for part in PARTS
-            )
-            print(
-                f"| *{name}* | | {' | '.join(fits)} | "
-                f"{slope([(c['value'], c['mib']) for c in some]):.2f} | |"
-            )
+    rest = cells[len(ran) :]
+    if rest:
+        reason = rest[0]["not_run"]
+        values = f"{rest[0]['value']:,} to {rest[-1]['value']:,}"
+        out.append(f"| {values} | not run: {reason} |" + " |" * (len(PARTS) + 2))
+    for name, some in (("exponent, all", ran), ("exponent, last two", ran[-2:])):
+        fits = [f"{slope([(c['value'], c['seconds'][part]) for c in some]):.2f}" for part in PARTS]
+        memory = slope([(c["value"], c["mib"]) for c in some])
+        out.append(f"| *{name}* | | {' | '.join(fits)} | {memory:.2f} | |")
+    return "\n".join(out)
+
+
+def print_tables(file: Path) -> None:
+    print("\n\n".join(tables(file).values()))
 
 
 if __name__ == "__main__":
@@ -262,4 +268,4 @@ if __name__ == "__main__":
     if action == "cell":
         print(json.dumps(measure(json.loads(argument))))
     else:
-        {"run": run, "table": table}[action](Path(argument))
+        {"run": run, "table": print_tables}[action](Path(argument))
