@@ -41,9 +41,8 @@ def main() -> None:
         outside = (weights < 1 - c.actor.clip_low) | (weights > 1 + c.actor.clip_high)
         print(
             f"{dtype}, {len(apart)} tokens: mean |difference| {apart.abs().mean():.4f} nats; "
-            f"weight {weights.mean():.4f} in "
-            f"the mean, {weights.min():.3f} to {weights.max():.3f}; outside the clip "
-            f"{outside.float().mean():.2%}"
+            f"weight {weights.mean():.4f} in the mean, {weights.min():.3f} to {weights.max():.3f}; "
+            f"outside the clip {outside.float().mean():.2%}"
         )
         return real_predict(learner, reference, batch, *rest)
 

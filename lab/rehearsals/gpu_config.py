@@ -31,37 +31,29 @@ from agent_r1.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    *(
-        "--preset=hotpotqa-tiny",
-        "data.train=200",
-        "data.val=8",
-        "data.test=16",
-        "data.cold=400",
-        "trainer.threads=2",
-    ),
+    "--preset=hotpotqa-tiny",
+    "data.train=200",
+    "data.val=8",
+    "data.test=16",
+    "data.cold=400",
+    "trainer.threads=2",
     *("cold_start.copy_steps=60", "cold_start.mix_steps=40"),
 ]
 SMALL = [
-    *(
-        "data.train=200",
-        "data.val=8",
-        "data.test=16",
-        "data.corpus=contexts",
-        "search.encoder=ngram",
-        "search.top_k=2",
-    ),
-    *(
-        "rollout.max_context=512",
-        "rollout.max_tokens_per_turn=48",
-        "rollout.prompts_per_step=8",
-        "rollout.max_concurrent_episodes=32",
-    ),
-    *(
-        "trainer.max_tokens_per_microbatch=1024",
-        "trainer.loggers=[]",
-        "verl.agent_workers=2",
-        "verl.stall_timeout_s=900",
-    ),
+    "data.train=200",
+    "data.val=8",
+    "data.test=16",
+    "data.corpus=contexts",
+    "search.encoder=ngram",
+    "search.top_k=2",
+    "rollout.max_context=512",
+    "rollout.max_tokens_per_turn=48",
+    "rollout.prompts_per_step=8",
+    "rollout.max_concurrent_episodes=32",
+    "trainer.max_tokens_per_microbatch=1024",
+    "trainer.loggers=[]",
+    "verl.agent_workers=2",
+    "verl.stall_timeout_s=900",
     *("env.episode_timeout_s=240", "trainer.stop_on_collapse=false"),
     "cold_start.warm_steps=0",  # the tiny model has had its cold start
 ]

@@ -40,20 +40,16 @@ PRESET = load_config("hotpotqa-4xh100")
 SIZES, FULL = (250_000, 1_000_000), passage_count(PRESET)
 DIM, TOPICS, CLIENTS, ROUNDS, STEPS = 384, 4096, 640, 4, 4
 SMALL = [
-    *(
-        "--preset=small",
-        "data.train=120",
-        "data.val=8",
-        "data.test=8",
-        "data.cold=400",
-        "trainer.threads=1",
-    ),
-    *(
-        "cold_start.copy_steps=60",
-        "cold_start.mix_steps=40",
-        "rollout.prompts_per_step=4",
-        "trainer.eval_every=0",
-    ),
+    "--preset=small",
+    "data.train=120",
+    "data.val=8",
+    "data.test=8",
+    "data.cold=400",
+    "trainer.threads=1",
+    "cold_start.copy_steps=60",
+    "cold_start.mix_steps=40",
+    "rollout.prompts_per_step=4",
+    "trainer.eval_every=0",
     *(f"trainer.steps={STEPS}", "trainer.loggers=[]"),
 ]
 AGENT = [sys.executable, "-m", "agent_r1.app.cli"]

@@ -35,13 +35,11 @@ from lab.rehearsals.gpu_config import (
 RAY = Path(sys.executable).with_name("ray")
 PORT = 6389
 WORDS = [
-    *(
-        "--preset=hotpotqa-4xh100",
-        "verl.nodes=2",
-        "verl.ranks=2",
-        "trainer.steps=4",
-        "trainer.save_every=2",
-    ),
+    "--preset=hotpotqa-4xh100",
+    "verl.nodes=2",
+    "verl.ranks=2",
+    "trainer.steps=4",
+    "trainer.save_every=2",
     *("trainer.eval_every=0", "rollout.samples_per_prompt=2"),
 ]
 

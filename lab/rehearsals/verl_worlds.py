@@ -34,12 +34,10 @@ TINY = [
 ]
 WORLDS = {
     ("pocket", "grpo"): [  # four questions, learned by heart: then it searches
-        *(
-            "data.train=4",
-            "cold_start.closed_book=0",
-            "cold_start.mix_tokens=512",
-            "cold_start.warm_steps=12",
-        ),
+        "data.train=4",
+        "cold_start.closed_book=0",
+        "cold_start.mix_tokens=512",
+        "cold_start.warm_steps=12",
         *("cold_start.lr=1.5e-3", "actor.lr=1e-6"),
         "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert",
     ],

@@ -93,9 +93,8 @@ def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     except AgentR1Error as error:
         raise ConfigError(
             f"model-written code is refused, because nothing here can confine it ({error}); name a "
-            "SandboxFusion server with "
-            "env.sandbox=http://..., or, if this machine has nothing to protect, "
-            "env.sandbox=unconfined (docs/safety.md)",
+            "SandboxFusion server with env.sandbox=http://..., or, if this machine has nothing to "
+            "protect, env.sandbox=unconfined (docs/safety.md)",
             code="no_sandbox",
         ) from None
 

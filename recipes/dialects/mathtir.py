@@ -63,8 +63,8 @@ class MathTir(Dialect):
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python in a block between ```python and ```, print what you want to "
-            "know, and end your turn "
-            "there; the output comes back in a block between ```output and ```. "
+            "know, and end your turn there; the output comes back in a block between ```output and "
+            "```. "
         )
         return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
 

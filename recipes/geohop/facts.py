@@ -33,8 +33,7 @@ with extra("geohop", "the world GeoHop"):
 
 TERRITORIES = (
     "AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY "
-    "MF MO MP MQ MS NC NF NU PF PM PN "
-    "PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT"
+    "MF MO MP MQ MS NC NF NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT"
 )
 """Dependent or disputed, or gone: "in which country" has several answers there, or none."""
 CONGOS = "CD CG"

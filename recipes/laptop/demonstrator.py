@@ -314,9 +314,8 @@ def demonstrate_rows(
     if 2 * len(unusual_stops) > len(trajectories):
         raise ConfigError(
             f"{len(unusual_stops)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unusual_stops[0]}): passages too "
-            "long for this tiny model; raise rollout.max_context, or set model.path to a "
-            "pretrained model",
+            f"({unusual_stops[0]}): passages too long for this tiny model; raise "
+            "rollout.max_context, or set model.path to a pretrained model",
             code="unfinished_demonstration",
         )
     training_rows: list[TrainingRow] = []

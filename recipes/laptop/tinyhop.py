@@ -275,10 +275,8 @@ def make_questions(
         if len(questions_of_kind) < number:
             raise ConfigError(
                 f"a world of {world.size} entities has only {len(questions_of_kind)} different "
-                f"{kind} questions, not {number}; "
-                "raise data.entities (data.cold_entities for the cold start), ask for fewer "
-                f"questions or give {kind} a "
-                "smaller share in data.mix",
+                f"{kind} questions, not {number}; raise data.entities (data.cold_entities for the "
+                f"cold start), ask for fewer questions or give {kind} a smaller share in data.mix",
                 code="too_few_questions",
             )
         questions += questions_of_kind

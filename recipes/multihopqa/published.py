@@ -246,8 +246,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     if not is_whole and len(table) != dataset.counts[split]:
         raise AgentR1Error(
             f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; "
-            "delete its copy "
-            f"in the cache of `datasets` and fetch it again, {remedy}",
+            f"delete its copy in the cache of `datasets` and fetch it again, {remedy}",
             code="incomplete_download",
         )
     number = 0

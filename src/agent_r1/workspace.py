@@ -253,8 +253,8 @@ class Workspace:
             return f"{made_of['index']} over {made_of['count']} passages{recall}"
         return (
             f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as "
-            "a query finds "
-            f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
+            f"a query finds {title_recall(index, rows, top_k):.3f} of the needed titles among the "
+            f"first {top_k}"
         )
 
     def make_task(self) -> None:
@@ -456,8 +456,7 @@ class Workspace:
         if not path.exists():
             raise AgentR1Error(
                 f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed "
-                f"{self.config.seed}` and the same "
-                "overrides, or run speedrun-nodocker.sh",
+                f"{self.config.seed}` and the same overrides, or run speedrun-nodocker.sh",
                 code="missing_stage",
             )
         return path

@@ -294,9 +294,8 @@ class SamplerWatch:
         if self.strange == 2:
             raise AgentR1Error(
                 "vLLM does not have the trainer's weights: in two consecutive steps its "
-                "probabilities of the sampled tokens "
-                f"differed from the trainer's (on average by {differences[0]:.2f}, and by "
-                f"{differences[1]:.2f} in log-probability)",
+                "probabilities of the sampled tokens differed from the trainer's (on average by "
+                f"{differences[0]:.2f}, and by {differences[1]:.2f} in log-probability)",
                 code="stale_weights",
             )
         return metrics

@@ -81,8 +81,7 @@ start."""
 POLL_S = 0.5
 UNVERIFIED_NOTE = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
-    "explains "
-    "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
+    "explains (checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
 )
 
 

@@ -155,14 +155,10 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     )
     problems = {
         f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation "
-        f"of {context} tokens; raise "
-        "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(
-            config, shape, gpu
-        )
-        < 1,
+        f"of {context} tokens; raise verl.gpu_memory or verl.tensor_parallel, or use a smaller "
+        "model": conversations(config, shape, gpu) < 1,
         f"sampling needs {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more "
-        "verl.ranks or a smaller "
-        "model": sampling > limit,
+        "verl.ranks or a smaller model": sampling > limit,
         f"the warm start needs {warm / GIB:.0f} {size} on one GPU; set cold_start.warm_steps=0 or "
         "a smaller model": warm > limit,
         f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller "
@@ -370,8 +366,7 @@ def check_conversion(config: Config) -> None:
         raise AgentR1Error(
             f"a checkpoint of {config.model.path} is merged by one process, which needs "
             f"{need / GIB:.0f} GiB of host memory; this machine has {total / GIB:.0f}; use a "
-            "machine "
-            "with more, or a smaller model",
+            "machine with more, or a smaller model",
             code="too_little_memory",
         )
 

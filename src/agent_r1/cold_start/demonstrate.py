@@ -185,8 +185,7 @@ def demonstrator_of(name: str) -> Demonstrate:
     if not callable(demonstrator) or not 2 <= len(inspect.signature(demonstrator).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, "
-            "history, rng)`, which returns the "
-            "agent's next turn",
+            "history, rng)`, which returns the agent's next turn",
             code="wrong_code",
         )
     return demonstrator
@@ -470,9 +469,8 @@ def sequences(
         longest = max(len(row.input_ids) for row in rows)
         raise ConfigError(
             f"{len(rows) - len(fitting)} of {len(rows)} demonstrations are longer than "
-            f"rollout.max_context={max_context} tokens "
-            f"(the longest has {longest}); raise it and model.max_position, or shorten tool "
-            "results (env.tool_max_chars)",
+            f"rollout.max_context={max_context} tokens (the longest has {longest}); raise it and "
+            "model.max_position, or shorten tool results (env.tool_max_chars)",
             code="demonstrations_too_long",
         )
     return fitting

@@ -67,8 +67,7 @@ def preset_of(recipe: str) -> str:
         return name
     raise ConfigError(
         f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new "
-        "FOLDER` writes one, and "
-        f"the built-in presets are {', '.join(preset_names())}",
+        f"FOLDER` writes one, and the built-in presets are {', '.join(preset_names())}",
         code="missing_recipe",
     )
 

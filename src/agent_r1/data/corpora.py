@@ -98,8 +98,7 @@ def check_corpus(corpus: str) -> None:
     if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
             f"data.corpus={corpus!r} is neither a file nor one of "
-            f"{', '.join(names)}{nearest(corpus, names)}; check the "
-            "path",
+            f"{', '.join(names)}{nearest(corpus, names)}; check the path",
             code="unknown_corpus",
         )
 

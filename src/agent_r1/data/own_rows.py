@@ -192,8 +192,7 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     if not source.exists():
         raise AgentR1Error(
             f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a "
-            "JSONL or parquet file, one "
-            f"question a line: {QUESTION_EXAMPLE}",
+            f"JSONL or parquet file, one question a line: {QUESTION_EXAMPLE}",
             code="missing_source",
         )
     if source.is_dir():
@@ -387,8 +386,8 @@ def _without_held_out(
         if not rest[split]:
             raise ConfigError(
                 f"every question that was made for {split} is also in val or test; make different "
-                "questions for each split, or, if "
-                "the same text is intended, put the split into their metadata",
+                "questions for each split, or, if the same text is intended, put the split into "
+                "their metadata",
                 code="questions_held_out",
             )
         held_out.update(keys)

@@ -286,8 +286,7 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     if not runs:
         raise AgentR1Error(
             f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`, or "
-            "talk to the agent that "
-            "ships with agent-r1: `agent-r1 chat --demo`",
+            "talk to the agent that ships with agent-r1: `agent-r1 chat --demo`",
             code="missing_run",
         )
     if run is not None and run not in runs:

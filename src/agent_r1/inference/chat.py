@@ -59,8 +59,7 @@ from agent_r1.workspace import Workspace
 SUGGESTIONS = 5
 OUTSIDE = (
     "this agent knows one small world, and your question names nothing in it: do not trust the "
-    "answer (a chat lists "
-    "questions that it can answer)"
+    "answer (a chat lists questions that it can answer)"
 )
 UNKNOWN_WORDS = (
     "this agent has only seen the words of its training questions, and not: {words}; do not trust "

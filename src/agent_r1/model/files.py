@@ -280,8 +280,7 @@ def read_shape(folder: Path) -> DecoderShape:
     if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
         raise AgentR1Error(
             f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings "
-            "are invalid; make or download "
-            "it again",
+            "are invalid; make or download it again",
             code="damaged_model",
         )
     return shape

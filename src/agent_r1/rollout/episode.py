@@ -203,8 +203,7 @@ class AgentEnvLoop(AgentFlowBase):
             if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(
                     "the model's log-probabilities are not finite: its weights are corrupt. Use an "
-                    "earlier checkpoint, or "
-                    "train again with a smaller learning rate",
+                    "earlier checkpoint, or train again with a smaller learning rate",
                     code="broken_weights",
                 )
             # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit

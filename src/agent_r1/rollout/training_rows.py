@@ -227,8 +227,8 @@ class Batch:
         if episodes:
             raise ConfigError(
                 f"{episodes} episodes were truncated (Outcome.truncated), which requires a "
-                "critic's value of the missing rest; use "
-                "an estimator with a critic, such as ppo, or an environment that does not set it",
+                "critic's value of the missing rest; use an estimator with a critic, such as ppo, "
+                "or an environment that does not set it",
                 code="needs_critic",
             )
 

