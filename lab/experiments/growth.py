@@ -47,8 +47,10 @@ MODELS = {
     52: (512, 15, 1536),
     120: (576, 30, 1536),
 }
-"""M parameters -> width, layers, width of the MLP. The last has the width and depth of
-SmolLM2-135M."""
+"""M parameters -> width, layers, width of the MLP.
+
+The last has the width and depth of SmolLM2-135M.
+"""
 FACTORS = {
     "context": (160, 512, 1024, 2048, 4096, 8192),  # tokens of an episode; longer results
     "turns": (2, 4, 8, 16),  # the context grows with them
@@ -60,8 +62,7 @@ BASE = {"context": 160, "turns": 3, "group": 8, "passages": 3_000, "model": 0.46
 PARTS = {"step": "step", "sampling": "gen", "environment": "env", "update": "update_actor"}
 PROMPTS, TURN, VOCABULARY, STEPS = 4, 16, 1024, 4
 LONG_S, LIMIT_S = 3, 100
-"""A cell whose first step takes longer than LONG_S has only this one; a cell of more than LIMIT_S
-is not run."""
+"""Longer than LONG_S: only the first step is measured. Longer than LIMIT_S: not run."""
 
 
 class Fixed(AgentEnv):

@@ -16,8 +16,7 @@ from pathlib import Path
 
 
 def draft(ids: list[int], end: int, n: int, most: int) -> list[int]:
-    """Return up to `most` tokens that followed the last occurrence of ids[end - n:end] before
-    it."""
+    """Return up to `most` tokens after the last occurrence of ids[end - n:end]."""
     newest = ids[end - n : end]
     for start in range(end - 1, n - 1, -1):
         if ids[start - n : start] == newest:

@@ -85,8 +85,7 @@ def arms(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
 
 
 def steps_to(run: dict[str, Any], score: float) -> tuple[float, float]:
-    """Return episodes and seconds until two consecutive validations reached `score`, else
-    infinity."""
+    """Return episodes and seconds until two validations in a row reached `score`, else infinity."""
     for (episodes, seconds, first), (_, _, second) in zip(
         run["curve"], run["curve"][1:], strict=False
     ):

@@ -32,8 +32,7 @@ ARMS = (
     ("two pairs, Muon", "bigram", True, False),
     ("the preset", "bigram", True, True),
 )
-"""Name, induction heads, whether Muon moves the matrices, and whether embeddings have their own
-learning rate."""
+"""Name, induction heads, whether Muon moves matrices, and embeddings have their own rate."""
 
 
 def measure(seed: int) -> None:

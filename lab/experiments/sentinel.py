@@ -54,8 +54,10 @@ COLUMNS = (
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
-    """List arm, cold start and RL seed of each run. The first is seed 0 of the preset
-    small."""
+    """List arm, cold start and RL seed of each run.
+
+    The first is seed 0 of the preset small.
+    """
     return [
         (arm, cold, cold + 10 * number)
         for number in range(rounds)
@@ -67,8 +69,10 @@ def plan(rounds: int) -> list[tuple[str, int, int]]:
 def train(
     name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
 ) -> list[dict[str, Any]]:
-    """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of
-    its metrics.jsonl."""
+    """Train a run from the cold start of seed `cold`, unless it is finished.
+
+    Returns the lines of its metrics.jsonl.
+    """
     quick = [
         "trainer.threads=1",
         "trainer.eval_every=0",

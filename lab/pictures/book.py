@@ -1,5 +1,6 @@
-"""Draw the SVGs of README and lessons from code and recorded data: python
-lab/pictures/book.py
+"""Draw the SVGs of README and lessons from code and recorded data.
+
+python lab/pictures/book.py
 
 They have colours for light and dark mode, and are stored in docs/images/. tests/test_lessons.py
 draws them again.

@@ -1,5 +1,6 @@
-"""Run the parts of `make long` and record results: `python -m lab.rehearsals [--table] [PART
-...]`.
+"""Run the parts of `make long` and record results.
+
+`python -m lab.rehearsals [--table] [PART ...]`
 
 A part is a module of this folder with a function `run() -> dict`. It returns figures (name to
 number, text or something nested; the table shows the flat ones) and raises if something is wrong.

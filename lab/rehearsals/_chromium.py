@@ -44,8 +44,10 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and return its result. Messages on the console that come meanwhile are
-        kept."""
+        """Send a command and return its result.
+
+        Messages on the console that come meanwhile are kept.
+        """
         number = next(self.numbers)
         self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
         while (message := json.loads(self.socket.recv(timeout=120))).get("id") != number:

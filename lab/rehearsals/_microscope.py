@@ -28,8 +28,10 @@ GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce++-baseline")
 
 
 def compute_layers(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute every layer [B, T] as training does, and the action mask. Members that are off have
-    rows of zeros."""
+    """Compute every layer [B, T] as training does, and the action mask.
+
+    Members that are off have rows of zeros.
+    """
     rows = [
         (number, record, row) for number, record in enumerate(records) for row in record["rows"]
     ]
@@ -185,8 +187,10 @@ class Microscope:
         }
 
     def compare(self) -> None:
-        """Compare each number that the present layer shows, in words of the page for minus. Raises
-        AssertionError."""
+        """Compare each number that the present layer shows, in words of the page for minus.
+
+        Raises AssertionError.
+        """
         dials = self.dials()
         layers, mask_BT = compute_layers(self.records, dials)
         layer = dials["layer"]
@@ -250,8 +254,10 @@ def _is_number(text: str) -> bool:
 
 
 def look(scope: Microscope) -> int:
-    """Drag a reward, forget the mask, and compare all layers each time. Return the count of
-    numbers."""
+    """Drag a reward, forget the mask, and compare all layers each time.
+
+    Return the count of numbers.
+    """
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.each_layer()
@@ -261,8 +267,10 @@ def look(scope: Microscope) -> int:
 
 
 def use(scope: Microscope) -> int:
-    """Move every dial by mouse or keys, and compare what is shown after each change. Return the
-    count of numbers."""
+    """Move every dial by mouse or keys, and compare what is shown after each change.
+
+    Return the count of numbers.
+    """
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.compare()

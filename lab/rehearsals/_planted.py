@@ -43,8 +43,10 @@ def __getattr__(name: str) -> Any:
 
 
 def replace(module: ModuleType, name: str, fault: Callable[..., Any]) -> None:
-    """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where
-    nothing looks."""
+    """Replace a function.
+
+    Raise AttributeError if it has moved, so that no fault is planted where nothing looks.
+    """
     getattr(module, name)
     setattr(module, name, fault)
 

@@ -184,8 +184,10 @@ def gpu_stage(root: Path) -> dict[str, str]:
 
 
 def call(command: Sequence[str | Path]) -> str:
-    """Return standard output. Raises with the last line of what the command printed when it
-    fails."""
+    """Return standard output.
+
+    Raises with the last line of what the command printed when it fails.
+    """
     done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout[-3000:] + done.stderr[-3000:], flush=True)

@@ -135,8 +135,10 @@ def _check_samples(
 
 
 def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Use the page, the lessons and the page of a group as a reader does. Return the counts of what
-    was done."""
+    """Use the page, the lessons and the page of a group as a reader does.
+
+    Return the counts of what was done.
+    """
     done: Counter[str] = Counter()
     passages = [
         *Workspace(config).load_passages(),

@@ -81,8 +81,7 @@ def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedC
 
 
 def count_models() -> dict[str, Any]:
-    """Count parameters of the plan's models as transformers builds them, next to the cards'
-    billions."""
+    """Count parameters of the plan's models as transformers builds them."""
     rows, ratios = {}, {}
     for name, shape in MODELS.items():
         with torch.device("meta"):

@@ -65,8 +65,7 @@ class Drawn(Encoder):
 
     def __init__(self, vectors: np.ndarray):
         self.vectors = vectors
-        """float32 [passages, DIM]: filled by `encode_passages`; of an index that exists, its
-        own."""
+        """float32 [passages, DIM]: filled by `encode_passages`, or those of an index."""
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         first = int(passages[0][0])

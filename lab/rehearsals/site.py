@@ -39,8 +39,10 @@ def run() -> dict[str, int]:
         subprocess.run(command, cwd=ROOT, check=True)
 
         def open_page(address: str, width: int) -> str:
-            """Return the page's tree after its scripts ran. Raises AssertionError for a console
-            message."""
+            """Return the page's tree after its scripts ran.
+
+            Raises AssertionError for a console message.
+            """
             done = subprocess.run(
                 [
                     chromium,

@@ -47,8 +47,10 @@ FULL_STATUSES = (400, 413, 422, 500)
 UNCHARGED_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
 """Statuses that no API charges."""
 BYTES_OF_A_TOKEN = 16
-"""At most, on average over a text: English has four to five. A count of fewer tokens than this
-implies is not believed."""
+"""At most, on average over a text: English has four to five.
+
+A count of fewer tokens than this implies is not believed.
+"""
 FIRST_WAIT_S = 0.5
 """Before the second attempt, if the server names no time; then twice as long each time."""
 

@@ -42,8 +42,10 @@ OUT_OF_MEMORY_FIRST = [
     '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',
     "sh",
 ]
-"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which
-has no /proc."""
+"""Out of memory, the kernel kills a program before the trainer.
+
+Written outside bubblewrap, which has no /proc.
+"""
 
 
 @dataclass(frozen=True)

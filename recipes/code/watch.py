@@ -24,11 +24,15 @@ PROCESSES = 256
 MEMORY = 2 << 30
 """Bytes of memory of all processes of a command, and of the address space of each."""
 FOLDER_SIZE = 256 << 20
-"""Bytes of all files of a folder. Each file counts as 4 KB at least, so a million empty ones do
-not fit."""
+"""Bytes of all files of a folder.
+
+Each file counts as 4 KB at least, so a million empty ones do not fit.
+"""
 RESERVE = 256 << 20
-"""Bytes of memory and of disk that are left to the machine. They cover what is not counted, such as
-buffers of pipes."""
+"""Bytes of memory and of disk that are left to the machine.
+
+They cover what is not counted, such as buffers of pipes.
+"""
 SHARE_OF_TIME = 0.05
 """Most of a command's time that counting its files takes."""
 PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -15,8 +15,10 @@ from agent_r1 import AgentR1Error
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write all files of `folder` to `archive`, and the hash next to it. Equal files give equal
-    archives."""
+    """Write all files of `folder` to `archive`, and the hash next to it.
+
+    Equal files give equal archives.
+    """
     with zipfile.ZipFile(archive, "w") as out:  # stored: its files are compressed themselves
         for file in sorted(folder.rglob("*")):
             if file.is_file():

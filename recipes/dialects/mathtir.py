@@ -1,5 +1,4 @@
-"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math): programs and their
-output in fenced blocks.
+"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math), in fenced blocks.
 
     The product first.
     ```python

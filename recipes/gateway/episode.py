@@ -206,8 +206,10 @@ class GatewayEpisode:
         return has_stop
 
     def read_turn(self, generation: Generation, stop: list[str]) -> Turn:
-        """Split a sampled turn into thought, calls and content. A call that cannot be parsed is
-        content."""
+        """Split a sampled turn into thought, calls and content.
+
+        A call that cannot be parsed is content.
+        """
         text = self.chat.turn_text(generation.token_ids)
         finish_reason = generation.finish_reason
         places = [text.find(word) for word in stop if word in text]

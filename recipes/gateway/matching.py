@@ -42,8 +42,10 @@ class Answer:
     request: str
     """Digest of everything that would make a retry the same request."""
     number: int
-    """Of its turn. A conversation that begins anew, as after a summary, counts on, as in our
-    loop."""
+    """Of its turn.
+
+    A conversation that begins anew, as after a summary, counts on, as in our loop.
+    """
     prompt_ids: list[int]
     parent: Answer | None = None
     """The answer that its conversation continues."""

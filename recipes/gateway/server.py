@@ -58,8 +58,10 @@ class Request:
 
     @property
     def words(self) -> list[str]:
-        """Return the parts of the path. A part may have any letters, such as a tool that a model
-        made up."""
+        """Return the parts of the path.
+
+        A part may have any letters, such as a tool that a model made up.
+        """
         return [unquote(word) for word in self.path.partition("?")[0].strip("/").split("/")]
 
     @property

@@ -92,8 +92,7 @@ class Call:
     """One request for a completion."""
 
     messages: list[Message]
-    """role, content as text, and for assistants `thought`, and `tool_calls` as (id, name, arguments
-    as text)."""
+    """role, content as text; of assistants `thought`, and `tool_calls` as (id, name, arguments)."""
     tools: list[dict[str, Any]]
     stop: list[str]
     max_tokens: int | None

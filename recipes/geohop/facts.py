@@ -72,8 +72,10 @@ CITIES = 25
 SMALLEST = 100_000
 """Inhabitants of a city."""
 APART = 0.25
-"""Degrees from any larger city of the country, in either direction: about 28 km. GeoNames lists
-districts as cities."""
+"""Degrees from any larger city of the country, in either direction: about 28 km.
+
+GeoNames lists districts as cities.
+"""
 
 
 @dataclass(frozen=True)

@@ -87,8 +87,10 @@ OURS_ALONE = (
     + "".join(f"export {name}={value}\n" for name, value in VARIABLES.items())
     + f"export PATH={PATH}\n"
 )
-"""Begins a script of ours. It does not get the variables of the task, which could replace its
-programs."""
+"""Begins a script of ours.
+
+It does not get the variables of the task, which could replace its programs.
+"""
 SERVE = """
 answer() (
   cd -- "${words[0]}" 2>/dev/null || cd /

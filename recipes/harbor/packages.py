@@ -39,8 +39,10 @@ SECOND_USER_IN_PYTHON = re.compile(
     r"\buser\s*=\s*['\"](?:nobody|daemon|www-data)['\"]"  # codespell:ignore
     r"|\bset(?:res|re|e)?uid\s*\("
 )
-"""Users of a plain image. Other ones need `useradd`, which is refused; `user="x"` alone may be that
-of a data base."""
+"""Users of a plain image.
+
+Other ones need `useradd`, which is refused; `user="x"` alone may be that of a data base.
+"""
 FETCHERS = {"curl", "wget", "npm", "cargo", "go", "gem", "conda"}
 REDIRECTIONS = re.compile(r"(?:\d|&)?>>?&?\s*[\w/.-]+")
 OPERATORS = re.compile(r"[;&|()<>]+")

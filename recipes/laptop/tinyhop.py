@@ -42,8 +42,10 @@ class World:
     entities: dict[str, list[str]]
     """Type -> names."""
     facts: dict[tuple[str, str], list[str]]
-    """(entity, relation) -> values. `make_world` gives each one value; the list lets `solve` see it
-    if not."""
+    """(entity, relation) -> values.
+
+    `make_world` gives each one value; the list lets `solve` see it if not.
+    """
 
     @property
     def size(self) -> int:
@@ -415,8 +417,10 @@ KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
     "4-hop": _when_asked(_bridges(4)),
     "5-hop": _when_asked(_bridges(5)),
 }
-"""Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked
-for are made."""
+"""Kind of question -> an iterator over all different ones that a world has.
+
+Lazy: only those asked for are made.
+"""
 
 
 def _look_up(world: World, entity: str, relation: str) -> Lookup:

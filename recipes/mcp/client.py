@@ -53,8 +53,7 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """Of one answer over HTTP. A program that we start is as trusted as its command."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
-"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it
-first."""
+"""Until a server is ready, and then lists its tools; `npx` and `uvx` download it first."""
 EXIT_S = 5.0
 """For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
 

@@ -61,7 +61,7 @@ FACTS = (
 
 
 def record(exhibit: Exhibit, seed: int, recordings: Path) -> Path | None:
-    """Write the folder of one finished run to `recordings`; None if there is no such run."""
+    """Write the folder of a finished run to `recordings`; None if there is no run."""
     run = base_of(exhibit) / "runs" / f"{exhibit.name}-s{seed}"
     if not (run / "checkpoints/step_000032").exists():
         return None

@@ -55,8 +55,7 @@ SCRIPTS = (
 """Files of js/ in the order of the page."""
 QUESTIONS = 500
 MARK = "\ue0f0"
-"""Stands for a content in the exported chat template: a private-use character, which no template
-has."""
+"""Stands for a content in the exported chat template: a private-use character."""
 
 
 @dataclass

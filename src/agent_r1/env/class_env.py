@@ -117,8 +117,10 @@ def as_environment(candidate: Any, name: str) -> Maker:
 
 
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
-    """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong
-    class."""
+    """Return the tools of a class, not yet bound to an object.
+
+    Raise ConfigError for a wrong class.
+    """
     tutorial_hint = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:

@@ -88,8 +88,10 @@ class Repl:
         self.screen = screen
         self.as_json = as_json
         self.is_interactive = is_interactive
-        """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
-        ignored."""
+        """Whether a person types.
+
+        In a script Ctrl-C ends the script, and empty lines are ignored.
+        """
         self.test_rows = load_test_questions(agent.config)
         self.world = only_world(agent)
         learned = Workspace(agent.config).learned_question(agent.model)

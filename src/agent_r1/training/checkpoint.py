@@ -138,8 +138,10 @@ PREVIOUS = "delete it and resume from the previous one, or start again without -
 
 
 def verify_checkpoint(path: Path, remedy: str = PREVIOUS) -> dict[str, Any]:
-    """Return the manifest, if all its files are complete. Raise AgentR1Error with `remedy`
-    otherwise."""
+    """Return the manifest, if all its files are complete.
+
+    Raise AgentR1Error with `remedy` otherwise.
+    """
     try:
         manifest = bounds.read_json(path / "manifest.json")
         files = manifest["files"]

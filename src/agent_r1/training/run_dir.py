@@ -84,8 +84,7 @@ class RunDir:
 
 
 def check_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Raise AgentR1Error with the remedy for an existing run that this configuration cannot
-    continue."""
+    """Raise AgentR1Error if the run exists and this configuration cannot continue it."""
     check_same_settings(run, config, resume=resume)
     latest = run.latest_checkpoint()
     can_continue = latest is not None and not run.is_finished(config.trainer.steps)
