@@ -32,8 +32,10 @@ from lab.experiments.seed_files import read_seeds
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "docs" / "lab"
-BEFORE_AFTER = "| what | seeds | untrained (after the cold start) | trained | interval or range | "
-BEFORE_AFTER += "command, machine | page |\n|---|---|---|---|---|---|---|\n"
+BEFORE_AFTER = (
+    "| what | seeds | untrained (after the cold start) | trained | interval or range | command, "
+    "machine | page |\n|---|---|---|---|---|---|---|\n"
+)
 
 
 class Frozen(NamedTuple):
