@@ -1,6 +1,6 @@
-"""Count participles and empty shortenings as names, for src, recipes and every PATH.
+"""Count participles and empty shortenings as names, for src, recipes, lab or every PATH.
 
-    .venv/bin/python .ci/names.py               # rates of src and recipes
+    .venv/bin/python .ci/names.py               # rates of src, recipes and lab
     .venv/bin/python .ci/names.py --list src    # file:line name, one a line
     .venv/bin/python .ci/names.py --root ../other_checkout
 
@@ -16,7 +16,7 @@ function. Counted are
 Not in the list are words of the field: `done` and `truncated` (an episode's flags), `hidden` (a
 layer's output), `split` (of a data set). A participle with a noun or an auxiliary verb
 (`merged_config`, `is_closed`) is a good name.
-Files in a folder `tests` are not counted, as in rates.py.
+Files in a folder `tests` are not counted, as in rates.py. tests/test_rates.py holds the rates.
 """
 
 from __future__ import annotations
@@ -96,41 +96,51 @@ def functions(tree: ast.Module) -> list[tuple[int, str]]:
     return [(node.lineno, node.name) for node in ast.walk(tree) if isinstance(node, FUNCTIONS)]
 
 
+def count(path: Path, root: Path) -> tuple[dict[str, list[str]], dict[str, float]]:
+    """Return the places of poor names in `path`, and their rates, by kind.
+
+    Variables, and parameters and fields, are counted per 10,000 lines; functions per 1,000.
+    """
+    lines = 0
+    all_functions = 0
+    poor: dict[str, list[str]] = {"variables": [], "signatures": [], "functions": []}
+    for file in python_files(path):
+        text = file.read_text(encoding="utf-8")
+        tree = ast.parse(text)
+        place = file.relative_to(root)
+        lines += len(text.splitlines())
+        variables, signatures = bound_names(tree)
+        for kind, bindings in (("variables", variables), ("signatures", signatures)):
+            for line, name in bindings:
+                if is_poor_variable(name):
+                    poor[kind].append(f"{place}:{line}: {name}")
+        for line, name in functions(tree):
+            all_functions += 1
+            if is_poor_function(name):
+                poor["functions"].append(f"{place}:{line}: {name}()")
+    rates = {
+        "variables": 10_000 * len(poor["variables"]) / max(1, lines),
+        "signatures": 10_000 * len(poor["signatures"]) / max(1, lines),
+        "functions": 1_000 * len(poor["functions"]) / max(1, all_functions),
+    }
+    return poor, rates
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count participles as names.")
-    parser.add_argument("paths", nargs="*", default=["src", "recipes"], metavar="PATH")
+    parser.add_argument("paths", nargs="*", default=["src", "recipes", "lab"], metavar="PATH")
     parser.add_argument("--root", default=".", type=Path, help="the checkout to read")
     parser.add_argument("--list", action="store_true", help="print each place")
     args = parser.parse_args()
 
     for path in args.paths:
-        lines = 0
-        all_functions = 0
-        poor: dict[str, list[str]] = {"variables": [], "signatures": [], "functions": []}
-        for file in python_files(args.root / path):
-            text = file.read_text(encoding="utf-8")
-            tree = ast.parse(text)
-            place = file.relative_to(args.root)
-            lines += len(text.splitlines())
-            variables, signatures = bound_names(tree)
-            for kind, bindings in (("variables", variables), ("signatures", signatures)):
-                for line, name in bindings:
-                    if is_poor_variable(name):
-                        poor[kind].append(f"{place}:{line}: {name}")
-            for line, name in functions(tree):
-                all_functions += 1
-                if is_poor_function(name):
-                    poor["functions"].append(f"{place}:{line}: {name}()")
-        if args.list:
-            for kind, places in poor.items():
-                print(f"# {path}: {kind}", *places, sep="\n")
-        for kind in ("variables", "signatures"):
-            rate = 10_000 * len(poor[kind]) / max(1, lines)
+        poor, rates = count(args.root / path, args.root)
+        for kind, rate in rates.items():
+            if args.list:
+                print(f"# {path}: {kind}", *poor[kind], sep="\n")
             name = "parameters and fields" if kind == "signatures" else kind
-            print(f"{path}: {len(poor[kind])} {name} in {lines:,} lines: {rate:.1f} per 10,000")
-        rate = 1_000 * len(poor["functions"]) / max(1, all_functions)
-        count = f"{len(poor['functions'])} of {all_functions:,} functions"
-        print(f"{path}: {count}: {rate:.1f} per 1,000")
+            per = "1,000" if kind == "functions" else "10,000 lines"
+            print(f"{path}: {len(poor[kind])} {name}: {rate:.1f} per {per}")
 
 
 if __name__ == "__main__":

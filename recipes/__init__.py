@@ -1,2 +1,1 @@
-"""Hold recipes: a folder per task, method or integration, which uses agent_r1's public
-interface."""
+"""Hold recipes: a folder per task, method or integration; they use the public interface."""

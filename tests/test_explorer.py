@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from lab.experiments.plan_order import exchanged_plan, order_questions
+from lab.experiments.plan_order import exchange_plan, order_questions
 
 from agent_r1 import (
     AgentR1Error,
@@ -269,9 +269,9 @@ def test_a_plan_with_its_items_exchanged(explored):
         return chat.tokenizer.encode(text, add_special_tokens=False)
 
     turn = ids("plan/spouse/employer/answer: plan/spouse")
-    assert chat.decode(exchanged_plan(turn, chat)) == "plan/employer/spouse/answer"
+    assert chat.decode(exchange_plan(turn, chat)) == "plan/employer/spouse/answer"
     for other in ("plan/spouse/answer", "plan/spouse/spouse/answer", "plan/spouse/employer"):
-        assert exchanged_plan(ids(f"{other}: plan/spouse"), chat) is None
+        assert exchange_plan(ids(f"{other}: plan/spouse"), chat) is None
 
 
 def test_questions_whose_order_the_passages_do_not_show(world):

@@ -463,7 +463,7 @@ def test_the_bands_are_those_of_the_recorded_runs():
             "L" in where.split() and "opt" not in where.split()
         ):  # no run that was recorded has switched those on
             assert fnmatch.filter(told, name), f"docs/lab/bands.md has no line for {name}"
-    for names, _where, healthy_is in bands.explained():
+    for names, _where, healthy_is in bands.read_metrics_page():
         assert healthy_is, f"docs/metrics.md does not say what is healthy of {names}"
 
 
@@ -544,10 +544,10 @@ def test_ratios_that_are_noise_and_those_of_recorded_runs():
     assert f"deviation 0.3), the token clip removes the gradient of {token:.3f} of" in text
     assert f"removes {short:.3f} of the means, and {long:.4f} of those of 300 tokens" in text
     # The loss itself counts the same share, up to the chance of 500 sequences.
-    counted = ratios.clipped_in_simulation(0.3, 30, "sequence", 0.05)
+    counted = ratios.clip_in_simulation(0.3, 30, "sequence", 0.05)
     assert counted == pytest.approx(short, abs=0.05)
     assert ratios.noise_table() in lab
-    assert ratios.table(json.loads(ratios.KEPT.read_text())) in lab
+    assert ratios.table(json.loads(ratios.FILE.read_text())) in lab
 
 
 def test_credit_for_the_steps_of_a_house():

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from lab.rehearsals import __main__ as long
 from lab.rehearsals import mutation
-from lab.rehearsals.mutation import FAULTS, file_of, mutated
+from lab.rehearsals.mutation import FAULTS, file_of, plant
 
 
 def test_the_page_is_made_of_the_files():
@@ -26,7 +26,7 @@ def test_every_part_can_run():
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault.area}: {fault.says}")
 def test_the_text_of_every_fault_still_stands(fault):
-    ast.parse(mutated(fault))
+    ast.parse(plant(fault))
     assert all(file_of(word).is_file() for word in fault.tests.split() if word.endswith(".py"))
 
 
@@ -53,7 +53,7 @@ def undefined_names(folder) -> str:
 def test_a_fault_computes_something_else_and_does_not_fail_by_a_name(tmp_path):
     """A NameError would be caught by any test, so such a fault proves nothing about its own."""
     for number, fault in enumerate(FAULTS):
-        (tmp_path / f"fault_{number}.py").write_text(mutated(fault))
+        (tmp_path / f"fault_{number}.py").write_text(plant(fault))
     assert undefined_names(tmp_path) == "All checks passed!\n"
     (tmp_path / "planted.py").write_text(
         "def loss(settings):\n    return section.loss_aggregation\n"

@@ -163,7 +163,7 @@ def test_recorded_runs_that_were_held_back():
     assert sentinel.table(sentinel.HELD_BACK) in page and sentinel.table(sentinel.CHOSEN_ON) in page
     alarms = {
         (arm, seed): [sign for sign in signs(lines) if sign.collapse]
-        for arm, cold, seed, lines in sentinel.recorded()
+        for arm, cold, seed, lines in sentinel.read_records()
         if cold == sentinel.HELD_BACK
     }
     healthy = [found for (arm, _), found in alarms.items() if arm == sentinel.HEALTHY]

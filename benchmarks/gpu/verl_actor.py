@@ -85,7 +85,9 @@ def start_worker(shape: Shape, name: str, tokens: int, attention: str, folder: P
     from lab.rehearsals import _real_shapes_rank, real_shapes
 
     real_shapes.make_model(real_shapes.hf_config(name, shape), folder)
-    settings = _real_shapes_rank.composed(folder, folder, tokens, [f"verl.attention={attention}"])
+    settings = _real_shapes_rank.compose_preset(
+        folder, folder, tokens, [f"verl.attention={attention}"]
+    )
     return _real_shapes_rank.make_worker(settings)
 
 

@@ -22,6 +22,7 @@ from agent_r1.ground.errors import ConfigError
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training import loop
 from agent_r1.training.forward import batch_logprobs
+from agent_r1.training.learner import Learner
 from agent_r1.training.loop import update_actor
 from agent_r1.training.losses import Ratios, loss_normalizer
 
@@ -40,6 +41,9 @@ def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> B
     The old log-probabilities of the tool's tokens are those before the update, so the clip applies
     to them, too.
     """
+    # The local loop has filled the batch; they are None under verl, which reads estimators only.
+    assert batch.ids_BT is not None and batch.lengths_B is not None
+    assert batch.logprobs_BT is not None and batch.advantages_BT is not None
     sampled_BT = batch.mask_BT.bool()
     inside_BT = (
         torch.arange(batch.ids_BT.shape[1], device=sampled_BT.device) < batch.lengths_B[:, None]
@@ -54,7 +58,7 @@ def with_tool_tokens(batch: Batch, logprobs_now: Callable[[Batch], Tensor]) -> B
 
 
 def update_on_all(
-    learner, batch: Batch, config: Config, step: int, dtype: torch.dtype, ratios: Ratios
+    learner: Learner, batch: Batch, config: Config, step: int, dtype: torch.dtype, ratios: Ratios
 ) -> dict[str, float]:
     """`update_actor` with tool tokens in the loss."""
     if config.actor.kl_coef:

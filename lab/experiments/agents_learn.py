@@ -67,16 +67,28 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def table(seeds: dict[str, Any]) -> str:
-    """Return the table of test scores."""
+    """Return the table of test scores, and of the steps until a validation of .9."""
     names = list(arms_of(Path()))
-    lines = ["| seed | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    lines = ["| seed | our loop | `openai` | LangGraph | steps to .90 |"]
+    lines.append("|---" * (len(names) + 2) + "|")
     for seed, results in sorted(seeds.items()):
         cells = []
         for name in names:
             low, high = results[name]["interval"]
-            cells.append(f"{results[name]['em']:.3f} ({low:.3f} to {high:.3f})")
-        lines.append(f"| {seed} | " + " | ".join(cells) + " |")
+            cells.append(f"{share(results[name]['em'])} ({share(low)} to {share(high)})")
+        steps = [str(steps_to(results[name]["validation"])) for name in names]
+        lines.append(f"| {seed} | {' | '.join(cells)} | {', '.join(steps)} |")
     return "\n".join(lines)
+
+
+def share(value: float) -> str:
+    """Format a share as pages do: .950, and 1.000."""
+    return f"{value:.3f}".removeprefix("0")
+
+
+def steps_to(validation: dict[str, float], score: float = 0.9) -> int:
+    """Return the first step whose validation reached the score."""
+    return min(int(step) for step, value in validation.items() if value >= score)
 
 
 def main() -> None:

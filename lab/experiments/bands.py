@@ -17,6 +17,7 @@ import math
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 DOCS = Path(__file__).parents[2] / "docs"
 LESSON, LAB, BANDS = (
@@ -27,7 +28,7 @@ LESSON, LAB, BANDS = (
 CARD = ("em", "mean_tool_calls", "invalid_call_rate", "search_rate")
 
 
-def recorded(run: Path) -> dict:
+def read_run(run: Path) -> dict[str, Any]:
     """Read the figures of the tables from a run's folder, in four digits."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     cards = {
@@ -41,7 +42,7 @@ def recorded(run: Path) -> dict:
     }  # fmt: skip
 
 
-def explained() -> list[tuple[list[str], str, str]]:
+def read_metrics_page() -> list[tuple[list[str], str, str]]:
     """Read docs/metrics.md: names or patterns, the engines that write them, healthy values."""
     lines = re.findall(
         r"^\| (`.+?) \| ([LV][^|]*?) \| [^|]* \|([^|]*)\|$",
@@ -53,7 +54,7 @@ def explained() -> list[tuple[list[str], str, str]]:
     ]
 
 
-def run_table(bands: dict[str, dict]) -> str:
+def run_table(bands: dict[str, dict[str, Any]]) -> str:
     """Return the lesson's table, in Markdown: one line per run, from its eval cards."""
     out = [
         "| preset, algorithm | exact match | calls per question | invalid share | search rate | "
@@ -66,10 +67,10 @@ def run_table(bands: dict[str, dict]) -> str:
     return "\n".join(out)
 
 
-def metric_table(bands: dict[str, dict]) -> str:
+def metric_table(bands: dict[str, dict[str, Any]]) -> str:
     """Return the lab's table: one line per metric of the local loop."""
     out = [f"| metric | healthy | {' | '.join(bands)} |", "|---|---|" + "---|" * len(bands)]
-    for names, where, healthy in explained():
+    for names, where, healthy in read_metrics_page():
         if "L" not in where.split():
             continue
         keys = dict.fromkeys(
@@ -84,17 +85,17 @@ def metric_table(bands: dict[str, dict]) -> str:
     return "\n".join(out)
 
 
-def _band(run: dict, key: str) -> str:
+def _band(run: dict[str, Any], key: str) -> str:
     """Format the means over the first and last steps; a missing stop reason is 0."""
     parts = [run["first"], run["last"]]
     if not any(key in line for part in parts for line in part):
         return ""
-    found = [
+    values_of_part = [
         [line.get(key, 0.0) for line in part if key in line or key.startswith("stop/")]
         for part in parts
     ]
     return " → ".join(
-        _short(math.fsum(values) / len(values)) if values else "–" for values in found
+        _short(math.fsum(values) / len(values)) if values else "–" for values in values_of_part
     )
 
 
@@ -105,7 +106,7 @@ def _short(value: float) -> str:
 
 def main(*runs: str) -> None:
     bands = json.loads(BANDS.read_text()) if BANDS.exists() else {}
-    bands |= {name: recorded(Path(folder)) for name, folder in (run.split("=") for run in runs)}
+    bands |= {name: read_run(Path(folder)) for name, folder in (run.split("=") for run in runs)}
     parts = ",\n".join(f'"{name}": {json.dumps(run)}' for name, run in bands.items())
     BANDS.write_text("{\n" + parts + "\n}\n")
     for page, table in ((LESSON, run_table(bands)), (LAB, metric_table(bands))):

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from agent_r1.config.recipes import DEFAULT
 from agent_r1.ground.machine import cores
@@ -28,7 +29,7 @@ FILE = ROOT / "docs" / "lab" / "canonical.json"
 COMMAND = ["bash", "speedrun-nodocker.sh", "grpo"]
 
 
-def figures(card: dict) -> dict:
+def figures(card: dict[str, Any]) -> dict[str, Any]:
     """Select the figures of an eval card that pages quote."""
     return {
         "em": card["em"],
@@ -47,7 +48,7 @@ def processor() -> str:
     return names[0] if names else platform.processor()
 
 
-def record(home: Path) -> dict:
+def record(home: Path) -> dict[str, Any]:
     """Run the command in `home`, and return what pages quote."""
     start = time.perf_counter()
     settings = os.environ | {"AGENT_R1_HOME": str(home)}

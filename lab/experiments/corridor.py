@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from agent_r1.rollout.columns import Columns
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.parts import get_estimator
 from agent_r1_recipes.credit.settings import CreditAdvantage
@@ -27,7 +28,7 @@ ARMS = {
 PAID = ("in each room", "at the end")
 
 
-def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Tensor]:
+def walks(rooms: int, payment: str, groups: int, size: int = 8) -> tuple[Batch, Tensor]:
     """Make groups of walks, a token per room, and which doors were right, [B, R].
 
     A walk earns its share of right doors.
@@ -36,7 +37,7 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
     right_BR = torch.rand(B, rooms, generator=torch.Generator().manual_seed(0)) < 0.5
     reward_BR = right_BR.float() / rooms
     left_R = torch.arange(rooms, 0, -1) / rooms
-    if paid == "at the end":
+    if payment == "at the end":
         reward_BR = torch.zeros(B, rooms).index_add_(
             1, torch.tensor([rooms - 1]), reward_BR.sum(dim=1, keepdim=True)
         )
@@ -48,15 +49,15 @@ def walks(rooms: int, paid: str, groups: int, size: int = 8) -> tuple[Batch, Ten
         groups=[f"{i // size}" for i in range(B)],
         trajectory_B=torch.arange(B),
         steps_BT=room_BR,
-        columns={"states_BT": room_BR},
+        columns=Columns({"states_BT": room_BR}),
         values_BT=(0.5 * left_R).repeat(B, 1),  # a perfect critic that knows the room
     )
     return batch, right_BR
 
 
-def cosine(arm: str, rooms: int, paid: str, groups: int = 25) -> float:
+def cosine(arm: str, rooms: int, payment: str, groups: int = 25) -> float:
     """Mean cosine between a group's policy gradient and the true gradient."""
-    batch, right_BR = walks(rooms, paid, groups)
+    batch, right_BR = walks(rooms, payment, groups)
     advantages_BR, _ = get_estimator(arm.split(",")[0])(batch, ARMS[arm])
     gradients = ((right_BR.float() - 0.5) * advantages_BR).view(groups, -1, rooms).sum(dim=1)
     return torch.nn.functional.cosine_similarity(gradients, torch.ones(1, rooms)).mean().item()

@@ -39,11 +39,11 @@ from agent_r1.workspace import Workspace
 SETTINGS = ([], ["critic.lr=3e-3"], ["critic.epochs=4"], ["critic.lr=3e-3", "critic.epochs=4"])
 
 
-def explained(expected_A: Tensor, returns_A: Tensor) -> float:
-    return (1 - (returns_A - expected_A).var() / returns_A.var()).item()
+def explained_share(prediction_A: Tensor, returns_A: Tensor) -> float:
+    return (1 - (returns_A - prediction_A).var() / returns_A.var()).item()
 
 
-def known(
+def states_and_returns(
     batches: list[Batch], model: decoder.Decoder
 ) -> tuple[Tensor, Tensor, list[tuple[str, int]]]:
     """Return the policy's states at all action tokens, their returns, kinds and turns."""
@@ -54,6 +54,7 @@ def known(
             state_AD, _, _ = batch.before_actions(model)
         where_BT = batch.mask_BT.bool()
         kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
+        assert batch.returns_BT is not None and batch.steps_BT is not None  # `main` fills them
         states.append(state_AD)
         returns.append(batch.returns_BT[where_BT])
         rows_A, turns_A = where_BT.nonzero()[:, 0].tolist(), batch.steps_BT[where_BT].tolist()
@@ -79,7 +80,7 @@ def main(preset: str = "small", count: str = "16") -> None:
     loop, batches = make_loop(policy, chat, Workspace(config).load_tools(), r, config.env), []
     for step in range(1, int(count) + 1):
         tasks = tasks_of_step(rows, step, r, config.seed)
-        played = asyncio.run(
+        trajectories = asyncio.run(
             run_episodes(
                 loop,
                 tasks,
@@ -87,32 +88,33 @@ def main(preset: str = "small", count: str = "16") -> None:
                 max_concurrent=r.max_concurrent_episodes,
             )
         )
-        batch = make_batch(played, get_estimator("ppo"))
+        batch = make_batch(trajectories, get_estimator("ppo"))
         batch.values_BT = torch.zeros_like(batch.rewards_BT)
         _, batch.returns_BT = ppo(batch, config.advantage)  # lambda 1: the rest of the reward
         batches.append(batch)
 
     half = len(batches) // 2
     (state_AD, return_A, place_A), (state_CD, return_C, place_C) = (
-        known(some, model) for some in (batches[:half], batches[half:])
+        states_and_returns(some, model) for some in (batches[:half], batches[half:])
     )
-    said = defaultdict(list)
+    returns_of = defaultdict(list)
     for place, value in zip(place_A, return_A.tolist(), strict=True):
-        said[place].append(value)
+        returns_of[place].append(value)
     mean = return_A.mean()
     table_C = torch.tensor(
-        [fmean(said[place]) if place in said else mean.item() for place in place_C]
+        [fmean(returns_of[place]) if place in returns_of else mean.item() for place in place_C]
     )
-    centred_AD, ridge_DD = state_AD - state_AD.mean(0), 100 * torch.eye(state_AD.shape[1])
+    offset_AD, ridge_DD = state_AD - state_AD.mean(0), 100 * torch.eye(state_AD.shape[1])
     weight_D = torch.linalg.solve(
-        centred_AD.T @ centred_AD + ridge_DD, centred_AD.T @ (return_A - mean)
+        offset_AD.T @ offset_AD + ridge_DD, offset_AD.T @ (return_A - mean)
     )
     probe_C = (state_CD - state_AD.mean(0)) @ weight_D + mean
-    print(f"| kind and turn | {explained(table_C, return_C):.2f} |")
-    print(f"| linear probe on the policy's states | {explained(probe_C, return_C):.2f} |")
+    print(f"| kind and turn | {explained_share(table_C, return_C):.2f} |")
+    print(f"| linear probe on the policy's states | {explained_share(probe_C, return_C):.2f} |")
     for settings in SETTINGS:
         c = load_config(preset, ["trainer.device=cpu", *settings], algorithm="ppo")
         learner, curve = make_learner(model_files.load_model(start), c.actor, c.critic), []
+        assert learner.critic  # because of c.critic
         for step, batch in enumerate(batches, 1):
             values_BT = in_micro_batches(
                 lambda part, critic=learner.critic: action_values(critic, part),

@@ -73,11 +73,11 @@ def shuffle_rewards() -> None:
     def make_shuffled(episodes: list[Trajectory], estimate: Any) -> Any:
         rewards = [episode.steps[-1].reward for episode in episodes]
         rng.shuffle(rewards)
-        shuffled = []
+        answers = []
         for episode, reward in zip(episodes, rewards, strict=True):
             *first, last = episode.steps
-            shuffled.append(replace(episode, steps=[*first, replace(last, reward=reward)]))
-        return make_batch(shuffled, estimate)
+            answers.append(replace(episode, steps=[*first, replace(last, reward=reward)]))
+        return make_batch(answers, estimate)
 
     loop.make_batch = make_shuffled
 
@@ -104,10 +104,10 @@ def measure(name: str, seed: int) -> dict[str, Any]:
     """Train and evaluate one seed of a control."""
     exchange, settings = CONTROLS[name]
     exchange()
-    fixed = {"trainer.threads": 1, "trainer.eval_samples": 1, "cold_start.probe": 0}
+    quick = {"trainer.threads": 1, "trainer.eval_samples": 1, "cold_start.probe": 0}
     with tempfile.TemporaryDirectory() as home:
         os.environ["AGENT_R1_HOME"] = home
-        run = open_run("discover", "grpo", seed=seed, run="control", **fixed, **settings)
+        run = open_run("discover", "grpo", seed=seed, run="control", **quick, **settings)
         cards = {"before": run.evaluate(before=True).card}
         run.train()
         cards["after"] = run.evaluate().card
@@ -139,9 +139,9 @@ def main() -> None:
     arguments = parser.parse_args()
     for seed in () if arguments.table else arguments.seeds:
         figures = measure(arguments.control, seed)
-        known = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
+        seeds = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
         keep_seed(
-            FILE, {}, arguments.control, known.get(arguments.control, {}) | {str(seed): figures}
+            FILE, {}, arguments.control, seeds.get(arguments.control, {}) | {str(seed): figures}
         )
         print(arguments.control, seed, json.dumps(figures), flush=True)
     if FILE.is_file():

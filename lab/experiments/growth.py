@@ -23,13 +23,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from agent_r1.chat import tokenizer
 from agent_r1.chat.format import ChatFormat
 from agent_r1.config import load_config
-from agent_r1.core import AgentEnv, Observation, Outcome, StepResult, StopReason
+from agent_r1.core import Action, AgentEnv, Observation, Outcome, Row, StepResult, StopReason
 from agent_r1.data.storage import Passage, write_corpus
 from agent_r1.model.decoder import Decoder, DecoderShape
 from agent_r1.search.encoders import make_encoder
@@ -46,8 +47,10 @@ MODELS = {
     52: (512, 15, 1536),
     120: (576, 30, 1536),
 }
-"""M parameters -> width, layers, width of the MLP. The last has the width and depth of
-SmolLM2-135M."""
+"""M parameters -> width, layers, width of the MLP.
+
+The last has the width and depth of SmolLM2-135M.
+"""
 FACTORS = {
     "context": (160, 512, 1024, 2048, 4096, 8192),  # tokens of an episode; longer results
     "turns": (2, 4, 8, 16),  # the context grows with them
@@ -57,10 +60,9 @@ FACTORS = {
 }
 BASE = {"context": 160, "turns": 3, "group": 8, "passages": 3_000, "model": 0.46}
 PARTS = {"step": "step", "sampling": "gen", "environment": "env", "update": "update_actor"}
-PROMPTS, SAID, VOCABULARY, STEPS = 4, 16, 1024, 4
+PROMPTS, TURN, VOCABULARY, STEPS = 4, 16, 1024, 4
 LONG_S, LIMIT_S = 3, 100
-"""A cell whose first step takes longer than LONG_S has only this one; a cell of more than LIMIT_S
-is not run."""
+"""Longer than LONG_S: only the first step is measured. Longer than LIMIT_S: not run."""
 
 
 class Fixed(AgentEnv):
@@ -69,11 +71,11 @@ class Fixed(AgentEnv):
     def __init__(self, chat: ChatFormat, searcher: Searcher, turns: int, read: int):
         self.chat, self.searcher, self.turns, self.read, self.turn = chat, searcher, turns, read, 0
 
-    def reset(self, row):
+    def reset(self, row: Row) -> Observation:
         self.prompt = row["prompt"]
         return Observation(self.prompt)
 
-    async def step(self, action):
+    async def step(self, action: Action) -> StepResult:
         self.turn += 1
         if self.turn == self.turns:
             return StepResult(None, done=True, stop_reason=StopReason.ANSWERED)
@@ -82,7 +84,7 @@ class Fixed(AgentEnv):
         text = self.chat.decode((ids * math.ceil(self.read / len(ids)))[: self.read])
         return StepResult(Observation([{"role": "tool", "content": text}]))
 
-    def outcome(self, stop_reason):
+    def outcome(self, stop_reason: StopReason) -> Outcome:
         return Outcome(random.random())
 
 
@@ -96,7 +98,7 @@ def corpus(count: int) -> list[tuple[str, str]]:
     return [(n, f"{n} is a city in {next(names)}. Its mayor is {next(names)}.") for n in names]
 
 
-def measure(cell: dict[str, float]) -> dict:
+def measure(cell: dict[str, Any]) -> dict[str, Any]:
     """Run the steps of one cell in this process."""
     torch.set_num_threads(1)
     places, folder, began = corpus(cell["passages"]), Path(tempfile.mkdtemp()), time.perf_counter()
@@ -109,7 +111,7 @@ def measure(cell: dict[str, float]) -> dict:
     index_s = time.perf_counter() - began
 
     chat = ChatFormat(tokenizer.train_tokenizer((text for _, text in places[:3000]), VOCABULARY))
-    rows = [
+    rows: list[Row] = [
         {
             "data_source": "growth",
             "prompt": [{"role": "user", "content": f"Who is the mayor of {title}?"}],
@@ -121,15 +123,15 @@ def measure(cell: dict[str, float]) -> dict:
     first = len(chat.prompt_ids(rows[0]["prompt"]))
     frame = len(chat.continuation_ids([{"role": "tool", "content": ""}], closed=False))
     results = BASE["turns"] - 1
-    read = (cell["context"] - first - BASE["turns"] * SAID) // results - frame
-    longest = first + cell["turns"] * (SAID + frame + read) + 32
+    result = (cell["context"] - first - BASE["turns"] * TURN) // results - frame
+    longest = first + cell["turns"] * (TURN + frame + result) + 32
     config = load_config(
         "laptop",
         [
             f"rollout.prompts_per_step={PROMPTS}",
             f"rollout.samples_per_prompt={cell['group']}",
             "trainer.eval_every=0",
-            f"rollout.max_tokens_per_turn={SAID}",
+            f"rollout.max_tokens_per_turn={TURN}",
             f"rollout.max_context={longest}",
             f"trainer.steps={STEPS + 1}",
             f"trainer.max_tokens_per_microbatch={max(1500, longest)}",
@@ -150,15 +152,15 @@ def measure(cell: dict[str, float]) -> dict:
     )  # near-uniform sampling: the samples of a prompt all differ
     steps, cpu = [], time.process_time()
 
-    def on_step(metrics, *_):
+    def on_step(metrics: dict[str, float], *_: object) -> None:
         nonlocal cpu
         cpu, before = time.process_time(), cpu
         steps.append(metrics | {"cpu": cpu - before})
         if cpu - before > LONG_S:
             learner.step = config.trainer.steps
 
-    def env_of(row) -> Fixed:
-        return Fixed(chat, searcher, cell["turns"], read)
+    def env_of(row: Row) -> Fixed:
+        return Fixed(chat, searcher, cell["turns"], result)
 
     learner = make_learner(model, config.actor)
     loop.train(
@@ -169,15 +171,15 @@ def measure(cell: dict[str, float]) -> dict:
         lambda policy: {},
         lambda learner: None,
     )
-    timed = steps[1:] or steps  # the first step warms up
-    least = min(timed, key=lambda step: step["cpu"])
+    measurements = steps[1:] or steps  # the first step warms up
+    least = min(measurements, key=lambda step: step["cpu"])
     laps = {name: least[f"timing_s/{key}"] for name, key in PARTS.items()}
     laps["sampling"] -= laps["environment"]
     seconds = {name: least["cpu"] * lap / laps["step"] for name, lap in laps.items()}
     return cell | {
         "seconds": seconds,
-        "steps": len(timed),
-        "tokens": round(timed[-1]["sequence_length/mean"]),
+        "steps": len(measurements),
+        "tokens": round(measurements[-1]["sequence_length/mean"]),
         "parameters": model.parameter_count,
         "index_s": round(index_s, 1),
         "mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
@@ -188,12 +190,12 @@ def run(out: Path) -> None:
     """Measure all cells, each in a process, and write one JSON line per cell."""
     with out.open("w") as file:
         for factor, values in FACTORS.items():
-            expected = 0.0  # CPU seconds of a cell, if they grow in proportion
+            estimate = 0.0  # CPU seconds of a cell, if they grow in proportion
             for i, value in enumerate(values):
                 line, before = {"factor": factor, "value": value}, children_s()
-                expected *= value / values[i - 1] if i else 1
-                if expected > LIMIT_S:
-                    line["not_run"] = f"{expected:.0f} s or more"
+                estimate *= value / values[i - 1] if i else 1
+                if estimate > LIMIT_S:
+                    line["not_run"] = f"{estimate:.0f} s or more"
                 elif factor == "passages" and value > EXACT:
                     line["not_run"] = "its approximate index takes minutes to build"
                 else:
@@ -207,14 +209,14 @@ def run(out: Path) -> None:
                     line |= json.loads(
                         subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
                     )
-                    expected = children_s() - before
+                    estimate = children_s() - before
                 print(json.dumps(line), file=file, flush=True)
 
 
 def children_s() -> float:
     """Return the CPU seconds of finished child processes."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def slope(points: list[tuple[float, float]]) -> float:
@@ -226,34 +228,40 @@ def slope(points: list[tuple[float, float]]) -> float:
     )
 
 
-def table(file: Path) -> None:
-    """Print a Markdown table per factor, relative to its first cell, with fitted exponents."""
+def tables(file: Path) -> dict[str, str]:
+    """Return a Markdown table per factor, relative to its first cell, with fitted exponents."""
     lines = [json.loads(line) for line in file.read_text().splitlines()]
-    for factor in FACTORS:
-        cells = [line for line in lines if line["factor"] == factor]
-        print(
-            f"\n| {factor} | tokens | {' | '.join(PARTS)} | memory | index "
-            f"|\n|{'---|' * (len(PARTS) + 4)}"
+    return {
+        factor: table(factor, [line for line in lines if line["factor"] == factor])
+        for factor in FACTORS
+    }
+
+
+def table(factor: str, cells: list[dict[str, Any]]) -> str:
+    """Return the table of one factor. Cells that were not run share a row, and its reason."""
+    out = [f"| {factor} | tokens | {' | '.join(PARTS)} | memory | index |"]
+    out.append("|" + "---|" * (len(PARTS) + 4))
+    ran = [cell for cell in cells if "not_run" not in cell]
+    for cell in ran:
+        ratios = [f"{cell['seconds'][part] / ran[0]['seconds'][part]:.2f}" for part in PARTS]
+        out.append(
+            f"| {cell['value']:,} | {cell['tokens']:,} | {' | '.join(ratios)} | "
+            f"{cell['mib']:,} MiB | {cell['index_s']} s |"
         )
-        ran = [cell for cell in cells if "not_run" not in cell]
-        for cell in ran:
-            ratios = " | ".join(
-                f"{cell['seconds'][part] / ran[0]['seconds'][part]:.2f}" for part in PARTS
-            )
-            print(
-                f"| {cell['value']:,} | {cell['tokens']:,} | {ratios} | {cell['mib']:,} MiB | "
-                f"{cell['index_s']} s |"
-            )
-        for cell in cells[len(ran) :]:
-            print(f"| {cell['value']:,} | not run: {cell['not_run']} |" + " |" * (len(PARTS) + 2))
-        for name, some in (("exponent, all", ran), ("exponent, last two", ran[-2:])):
-            fits = (
-                f"{slope([(c['value'], c['seconds'][part]) for c in some]):.2f}" for part in PARTS
-            )
-            print(
-                f"| *{name}* | | {' | '.join(fits)} | "
-                f"{slope([(c['value'], c['mib']) for c in some]):.2f} | |"
-            )
+    rest = cells[len(ran) :]
+    if rest:
+        reason = rest[0]["not_run"]
+        values = f"{rest[0]['value']:,} to {rest[-1]['value']:,}"
+        out.append(f"| {values} | not run: {reason} |" + " |" * (len(PARTS) + 2))
+    for name, some in (("exponent, all", ran), ("exponent, last two", ran[-2:])):
+        fits = [f"{slope([(c['value'], c['seconds'][part]) for c in some]):.2f}" for part in PARTS]
+        memory = slope([(c["value"], c["mib"]) for c in some])
+        out.append(f"| *{name}* | | {' | '.join(fits)} | {memory:.2f} | |")
+    return "\n".join(out)
+
+
+def print_tables(file: Path) -> None:
+    print("\n\n".join(tables(file).values()))
 
 
 if __name__ == "__main__":
@@ -261,4 +269,4 @@ if __name__ == "__main__":
     if action == "cell":
         print(json.dumps(measure(json.loads(argument))))
     else:
-        {"run": run, "table": table}[action](Path(argument))
+        {"run": run, "table": print_tables}[action](Path(argument))

@@ -22,11 +22,13 @@ from agent_r1_recipes.laptop.tinyhop_source import TINYHOP
 
 def world_of(config: Config) -> dict[str, str]:
     """Map each name to the split of its world; the corpus lists world after world."""
-    data = Workspace(config).data
-    sizes = json.loads((data / "manifest.json").read_text())["splits"]
+    folder = Workspace(config).data
+    sizes = json.loads((folder / "manifest.json").read_text())["splits"]
     worlds = [split for split in TINYHOP.splits for _ in range(sizes[split]["entities"])]
     return dict(
-        zip((passage.title for passage in read_corpus(data / "corpus.jsonl")), worlds, strict=True)
+        zip(
+            (passage.title for passage in read_corpus(folder / "corpus.jsonl")), worlds, strict=True
+        )
     )
 
 
@@ -38,28 +40,28 @@ def main(preset: str) -> None:
         for row in Workspace(config).load_rows("train")
         for lookup in lookups_of(row)
     ]
-    shown = [
+    titles = [
         hit.title
         for hits in Workspace(config).load_index().search(queries, config.search.top_k)
         for hit in hits
     ]
-    shares = Counter(world[title] for title in shown)
+    shares = Counter(world[title] for title in titles)
     print("RL, the right queries of all training questions: passages shown by world: ", end="")
-    print(", ".join(f"{split} {shares[split] / len(shown):.1%}" for split in TINYHOP.splits))
+    print(", ".join(f"{split} {shares[split] / len(titles):.1%}" for split in TINYHOP.splits))
 
     held_out = {name for name, split in world.items() if split == "test"}
     chat, *phases = teach(Workspace(config))
     for name, rows in zip(("copying", "mixture"), phases, strict=True):
-        read = target = 0
+        reads = target = 0
         for row in rows:
-            sampled = [i for i, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
+            action_ids = [i for i, mask in zip(row.input_ids, row.action_mask, strict=True) if mask]
             whole, own = (
                 held_out & set(re.findall("[A-Za-z]+", chat.decode(ids)))
-                for ids in (row.input_ids, sampled)
+                for ids in (row.input_ids, action_ids)
             )
-            read, target = read + bool(whole), target + bool(own)
+            reads, target = reads + bool(whole), target + bool(own)
         print(
-            f"cold start, {name}: {len(rows)} demonstrations, {read} show a test name, {target} "
+            f"cold start, {name}: {len(rows)} demonstrations, {reads} show a test name, {target} "
             "teach one as a token"
         )
 

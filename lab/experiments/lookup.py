@@ -16,8 +16,7 @@ from pathlib import Path
 
 
 def draft(ids: list[int], end: int, n: int, most: int) -> list[int]:
-    """Return up to `most` tokens that followed the last occurrence of ids[end - n:end] before
-    it."""
+    """Return up to `most` tokens after the last occurrence of ids[end - n:end]."""
     newest = ids[end - n : end]
     for start in range(end - 1, n - 1, -1):
         if ids[start - n : start] == newest:
@@ -38,9 +37,9 @@ def passes_of(ids: list[int], mask: list[int], n: int, most: int) -> Iterator[in
             (i for i, (a, b) in enumerate(zip(guess, ids[place:], strict=False)) if a != b),
             len(guess),
         )
-        got = min(right + 1, turn_end - place)
-        yield got
-        place += got
+        length = min(right + 1, turn_end - place)
+        yield length
+        place += length
 
 
 def main(files: list[Path]) -> None:
@@ -51,14 +50,14 @@ def main(files: list[Path]) -> None:
         for row in json.loads(line)["rows"]
     ]
     for n, most in ((2, 2), (2, 3), (2, 5), (3, 3), (3, 5)):
-        got = [
+        copies = [
             tokens
             for row in rows
             for tokens in passes_of(row["input_ids"], row["action_mask"], n, most)
         ]
         print(
-            f"n {n}, drafts of {most}: {sum(got) / len(got):.2f} tokens a pass, of {sum(got)} "
-            "tokens"
+            f"n {n}, drafts of {most}: {sum(copies) / len(copies):.2f} tokens a pass, "
+            f"of {sum(copies)} tokens"
         )
 
 

@@ -22,7 +22,7 @@ from agent_r1.core import SAMPLER_GAP
 from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.watch.log import VAL_EM, with_val_em
 
-KEPT = Path(__file__).parents[2] / "docs" / "lab" / "race" / "mismatch.json"
+FILE = Path(__file__).parents[2] / "docs" / "lab" / "race" / "mismatch.json"
 DIALS = {
     "exact": "{}",
     "bf16": "{bf16: true}",
@@ -59,7 +59,7 @@ def main(words: list[str]) -> None:
     names = [words[1]] if words[:1] == ["--only"] else list(DIALS)
     settings = words[2:] if words[:1] == ["--only"] else words
     runs = Path(os.environ.get("AGENT_R1_HOME", ".")) / "runs"
-    rows = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+    rows = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name in names:
         run = "mismatch-" + name.replace(",", "").replace(" ", "-")
         command = [
@@ -79,8 +79,8 @@ def main(words: list[str]) -> None:
         if not (runs / run / "checkpoints" / "step_000032").exists():
             subprocess.run(command, check=True)
         rows[name] = row_of(runs / run)
-        KEPT.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(KEPT, json.dumps(rows, indent=1) + "\n")
+        FILE.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(FILE, json.dumps(rows, indent=1) + "\n")
     print(" | ".join(["| sampler", *COLUMNS]) + " |\n" + "|---" * (len(COLUMNS) + 1) + "|")
     for name in filter(rows.get, DIALS):
         print(f"| {name} | " + " | ".join(f"{rows[name][column]:.4g}" for column in COLUMNS) + " |")

@@ -101,8 +101,8 @@ def comparisons(
             texts.append(text.replace(words, number))
         rng.shuffle(texts)  # else the first passage would always be about the first place
         most = hop.asked.index(hop.answer.name)
-        asked = f"Which {noun} has more inhabitants, {hop.phrases[0]} or {hop.phrases[1]}?"
-        question = OwnQuestion(question=asked, answer=[hop.answer.name], context="\n".join(texts))
+        wording = f"Which {noun} has more inhabitants, {hop.phrases[0]} or {hop.phrases[1]}?"
+        question = OwnQuestion(question=wording, answer=[hop.answer.name], context="\n".join(texts))
         yield Example(question, think(list(hop.asked), numbers, most))
 
 
@@ -121,13 +121,13 @@ def neighbours(split: str, count: int) -> Iterator[Example]:
         texts = []
         for _, text in hop.passages:
             start, _, names = text.removesuffix(".").partition(" borders with ")
-            shuffled = names.split(", ")
-            rng.shuffle(shuffled)
-            texts.append(f"{start} borders with {', '.join(shuffled)}.")
+            order = names.split(", ")
+            rng.shuffle(order)
+            texts.append(f"{start} borders with {', '.join(order)}.")
         rng.shuffle(texts)
         one, two = rng.sample(hop.phrases, 2)
-        asked = f"Which country has borders with both {one} and {two}?"
-        question = OwnQuestion(question=asked, answer=[hop.answer.name], context="\n".join(texts))
+        wording = f"Which country has borders with both {one} and {two}?"
+        question = OwnQuestion(question=wording, answer=[hop.answer.name], context="\n".join(texts))
         yield Example(question, "found")
 
 
@@ -146,8 +146,8 @@ def rows_of(examples: Iterable[Example], chat: ChatFormat) -> list[TrainingRow]:
     for question, thought in examples:
         # A blank in front, as in GeoHop's demonstrator: copied tokens then match.
         turn = Hermes.answer(f" {question.answer[0]}", thought)
-        asked: Message = {"role": "user", "content": question.prompt}
-        episodes.append(Demonstration([asked, {"role": "assistant", "content": turn}], tools=None))
+        prompt: Message = {"role": "user", "content": question.prompt}
+        episodes.append(Demonstration([prompt, {"role": "assistant", "content": turn}], tools=None))
     return sequences(episodes, chat, MAX_CONTEXT)
 
 
@@ -156,7 +156,7 @@ def measure(arm: str, paths: Workspace) -> None:
     chat = chat_with_tools(paths.base_model)
     examples = ARMS[arm]
     rows = rows_of(examples("train", 1200), chat)  # more than 60 steps take: none is seen twice
-    held = collate(
+    test_batch = collate(
         rows_of(examples("val", HELD_OUT_PAIRS if arm == "neighbours" else HELD_OUT), chat)
     )
     tokens_a_row = fmean(len(row.input_ids) for row in rows)
@@ -165,19 +165,19 @@ def measure(arm: str, paths: Workspace) -> None:
     def on_step(step: int, loss: float) -> None:
         if (step + 1) % LOOK_EVERY:
             return
-        logprobs_BT = batch_logprobs(model, held, 1.0, 4096, torch.float32)
-        solved = (logprobs_BT.min(dim=1).values > math.log(0.5)).float().mean().item()
+        logprobs_BT = batch_logprobs(model, test_batch, 1.0, 4096, torch.float32)
+        share = (logprobs_BT.min(dim=1).values > math.log(0.5)).float().mean().item()
         line = {
             "arm": arm,
             "step": step + 1,
             "examples": round((step + 1) * TOKENS / tokens_a_row),
-            "solved": round(solved, 3),
+            "solved": round(share, 3),
             "nats": round(-logprobs_BT.sum(dim=1).mean().item(), 3),
             "seconds": round(time.perf_counter() - start),
         }
         print(json.dumps(line), flush=True)
 
-    model = model_files.load_model(paths.base_model, torch.device("cpu"))
+    model = model_files.load_model(paths.base_model)
     clone(model, rows, STEPS, TOKENS, 3e-4, 0, on_step)
 
 
@@ -185,9 +185,9 @@ def print_table() -> None:
     """Print the page's rows from the kept lines, without the first column."""
     looks = [json.loads(line) for line in FILE.read_text().splitlines()]
     for arm in ARMS:
-        shown = [look for look in looks if look["arm"] == arm and look["step"] in (20, 40, 60)]
-        cells = [f"{look['solved']:.2f} ({look['examples']} examples)" for look in shown]
-        print(f"| {' | '.join(cells)} | {shown[-1]['nats']:.3f} |".replace(" 0.", " ."))
+        few = [look for look in looks if look["arm"] == arm and look["step"] in (20, 40, 60)]
+        cells = [f"{look['solved']:.2f} ({look['examples']} examples)" for look in few]
+        print(f"| {' | '.join(cells)} | {few[-1]['nats']:.3f} |".replace(" 0.", " ."))
 
 
 def main(arms: list[str]) -> None:

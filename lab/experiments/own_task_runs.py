@@ -105,20 +105,20 @@ KINDS: dict[str, list[str]] = {
 """Kind of own task -> its settings."""
 
 # 30 demonstrations, each learnt by heart.
-MEMORISED = ["data.train=30", "cold_start.copy_steps=80", "cold_start.mix_steps=120"]
-CUT = ["rollout.max_tokens_per_turn=2"]
+FEW_QUESTIONS = ["data.train=30", "cold_start.copy_steps=80", "cold_start.mix_steps=120"]
+SHORT_TURNS = ["rollout.max_tokens_per_turn=2"]
 LARGE_STEPS = ["actor.lr=1e-2"]
 GUESSES = name_code("cold_start.demonstrator=play_guess")
 FAILS = name_code("cold_start.demonstrator=play_broken_price")
 FAULTS: dict[str, list[str]] = {
-    "questions-memorised": MEMORISED,
-    "questions-cut": CUT,
+    "questions-memorised": FEW_QUESTIONS,
+    "questions-cut": SHORT_TURNS,
     "class-lr": LARGE_STEPS,
     "class-unseeded": name_code("env.name=DoorsBroken"),
     "gym-unseeded": name_code("env.name=WalkBroken"),
     "gym-lr": LARGE_STEPS,
     "native-cut": ["rollout.max_tokens_per_turn=1"],
-    "native-memorised": MEMORISED,
+    "native-memorised": FEW_QUESTIONS,
     "mcp-fails": [f'env.mcp.prices="{sys.executable} {SERVER} broken"', *FAILS],
     "mcp-no-calls": GUESSES,
     "tools-no-calls": GUESSES,
@@ -203,7 +203,7 @@ def write(file: Path, records: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     folder = Path(os.environ.get("AGENT_R1_HOME", ".")) / "own_tasks"
-    recorded = unpack(ARCHIVE, folder / "recorded")
+    records = unpack(ARCHIVE, folder / "recorded")
     runs = plan()
     for name in sys.argv[1:] or runs:
         settings, seed = runs[name]
@@ -211,8 +211,8 @@ def main() -> None:
         if not (run / "metrics.jsonl").exists():
             print(f"{name}: no run; see {folder / f'{name}.log'}")
             continue
-        keep(run, recorded / name)
-        pack(recorded, ARCHIVE)
+        keep(run, records / name)
+        pack(records, ARCHIVE)
         scores = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rewards = [f"{line['critic/score/mean']:.2f}" for line in scores]
         print(f"{name}: {' '.join(rewards)}", flush=True)

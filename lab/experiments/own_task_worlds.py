@@ -8,10 +8,14 @@ seconds. Names that end in `Broken` or `_broken` have the fault of their docstri
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import permutations
+from typing import Any
 
 from agent_r1 import AgentEnv, Hermes, InvalidArgumentsError, Observation, StepResult, StopReason
-from agent_r1.tool import tool
+from agent_r1.config import EnvConfig
+from agent_r1.core import Action, Message, Row
+from agent_r1.tool import BaseTool, tool
 
 COLOURS = ("red", "blue", "green", "black", "white", "pink")
 GOODS = ("lamp", "chair", "clock", "table", "spoon", "mirror")
@@ -25,14 +29,14 @@ FIRST_NUMBER = {"train": 0, "val": 10_000, "test": 20_000}
 """The splits share no question, and no question names its split."""
 
 
-def turns_of(history: list[dict], role: str) -> list[str]:
+def turns_of(history: list[Message], role: str) -> list[str]:
     return [message["content"] for message in history if message["role"] == role]
 
 
 # ------------------------------------------------------------------------- a file of questions
 
 
-def list_questions() -> list[dict]:
+def list_questions() -> list[dict[str, Any]]:
     """List 360 questions in a fixed random order: copy a word from its place."""
     rows = []
     for colours in permutations(COLOURS, 3):
@@ -43,7 +47,7 @@ def list_questions() -> list[dict]:
     return rows
 
 
-def play_question(row, history, rng):
+def play_question(row: Row, history: list[Message], rng: random.Random) -> str:
     words = row["prompt"][-1]["content"].removeprefix("Of ").replace(",", "").split()[:3]
     if rng.random() < RIGHT:
         return Hermes.answer(row["reward_model"]["ground_truth"][0])
@@ -53,7 +57,7 @@ def play_question(row, history, rng):
 # ------------------------------------------------------------------------------- a plain class
 
 
-def key_questions(split, count, rng):
+def key_questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     first = FIRST_NUMBER[split]
     for number in range(first, first + count):
         colour = rng.choice(COLOURS)
@@ -65,7 +69,7 @@ class Doors:
 
     score_name = "opened"
 
-    def reset(self, colour, seed, **row) -> str:
+    def reset(self, colour: str, seed: int, **row: Any) -> str:
         self.colour = self._draw(colour, seed)
         self.tries = 0
         self.done = False
@@ -95,11 +99,11 @@ class Doors:
 class DoorsBroken(Doors):
     """Draw the key anew in each episode, so that the samples of a group differ."""
 
-    def _draw(self, colour, seed):
+    def _draw(self, colour: str, seed: int) -> str:
         return random.choice(COLOURS)
 
 
-def play_doors(row, history, rng):
+def play_doors(row: Row, history: list[Message], rng: random.Random) -> str:
     if rng.random() < RIGHT:
         colour = turns_of(history, "user")[-1].split("key is ")[-1].removesuffix(".")
         return Hermes.call("open", colour=colour)
@@ -114,21 +118,21 @@ class Corridor:
 
     cells = 7
 
-    def reset(self, seed=None):
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         rng = random.Random(seed)
         self.place, self.goal = rng.sample(range(self.cells), 2)
         return self._observe(), {}
 
-    def step(self, action):
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.place += {"left": -1, "right": 1}.get(action, 0)
         at_goal = self.place == self.goal
         return self._observe(), float(at_goal), at_goal, False, {}
 
-    def _observe(self):
+    def _observe(self) -> str:
         return f"at {self.place}, goal {self.goal}"
 
 
-def corridor_questions(split, count, rng):
+def corridor_questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     first = FIRST_NUMBER[split]
     for number in range(first, first + count):
         yield {"question": f"Walk in corridor {number}.", "metadata": {"seed_of_world": number}}
@@ -139,7 +143,7 @@ class Walk:
 
     score_name = "arrived"
 
-    def reset(self, seed_of_world, **row) -> str:
+    def reset(self, seed_of_world: int, **row: Any) -> str:
         self.world = Corridor()
         self.done = False
         self.steps = 0
@@ -166,11 +170,11 @@ class Walk:
 class WalkBroken(Walk):
     """Forgets the seed in `reset`, so the samples of a group begin in different states."""
 
-    def _seed(self, seed_of_world):
+    def _seed(self, seed_of_world: int) -> int | None:
         return None
 
 
-def play_walk(row, history, rng):
+def play_walk(row: Row, history: list[Message], rng: random.Random) -> str:
     texts = turns_of(history, "tool") or turns_of(history, "user")
     place, goal = texts[-1].split("at ")[-1].split(", goal ")
     right = "right" if int(goal) > int(place) else "left"
@@ -184,14 +188,14 @@ def play_walk(row, history, rng):
 class Words(AgentEnv):
     """The agent writes a colour as plain text, without tools."""
 
-    def __init__(self, tools, config):
+    def __init__(self, tools: dict[str, BaseTool], config: EnvConfig):
         self.left = config.max_turns
 
-    def reset(self, row):
+    def reset(self, row: Row) -> Observation:
         self.colour = row["extra_info"]["metadata"]["colour"]
         return Observation(list(row["prompt"]))
 
-    async def step(self, action):
+    async def step(self, action: Action) -> StepResult:
         self.left -= 1
         if action.text.strip() == f"I take the {self.colour} key":
             return StepResult(None, reward=1.0, done=True, stop_reason=StopReason.ANSWERED)
@@ -200,7 +204,7 @@ class Words(AgentEnv):
         return StepResult(Observation([{"role": "user", "content": "no"}]), reward=-0.1)
 
 
-def word_questions(split, count, rng):
+def word_questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     first = FIRST_NUMBER[split]
     for number in range(first, first + count):
         colour = rng.choice(COLOURS)
@@ -208,7 +212,7 @@ def word_questions(split, count, rng):
         yield {"question": question, "metadata": {"colour": colour}}
 
 
-def play_words(row, history, rng):
+def play_words(row: Row, history: list[Message], rng: random.Random) -> str:
     colour = row["extra_info"]["metadata"]["colour"]
     if rng.random() > RIGHT:
         colour = rng.choice(COLOURS)
@@ -253,7 +257,7 @@ def price_broken(name: str) -> str:
     raise InvalidArgumentsError(f"{name!r} is in no price list")
 
 
-def things(count, rng):
+def things(count: int, rng: random.Random) -> list[str]:
     names = [
         f"{colour} {good} in {city}" for colour in COLOURS for good in GOODS for city in CITIES
     ]
@@ -261,7 +265,7 @@ def things(count, rng):
     return names[:count]
 
 
-def price_questions(split, count, rng):
+def price_questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for name in things(count, rng):
         yield {
             "question": f"What does a {name} cost?",
@@ -270,7 +274,7 @@ def price_questions(split, count, rng):
         }
 
 
-def pair_questions(split, count, rng):
+def pair_questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     for name in things(count, rng):
         yield {
             "question": f"What do two of {name} cost?",
@@ -279,7 +283,7 @@ def pair_questions(split, count, rng):
         }
 
 
-def play_price(row, history, rng):
+def play_price(row: Row, history: list[Message], rng: random.Random) -> str:
     results = turns_of(history, "tool")
     if results:
         return Hermes.answer(results[-1].split()[-1])
@@ -288,7 +292,7 @@ def play_price(row, history, rng):
     return Hermes.answer(str(rng.randrange(11, 50)))
 
 
-def play_pair(row, history, rng):
+def play_pair(row: Row, history: list[Message], rng: random.Random) -> str:
     results = turns_of(history, "tool")
     if len(results) == 2 or (results and rng.random() > RIGHT):
         return Hermes.answer(results[-1].split()[-1])
@@ -298,7 +302,7 @@ def play_pair(row, history, rng):
     return Hermes.call("price", name=row["extra_info"]["metadata"]["thing"])
 
 
-def play_broken_price(row, history, rng):
+def play_broken_price(row: Row, history: list[Message], rng: random.Random) -> str:
     """Call the tool that always fails, and guess."""
     if turns_of(history, "tool") or rng.random() > RIGHT:
         return Hermes.answer(str(rng.randrange(11, 99)))
@@ -306,6 +310,6 @@ def play_broken_price(row, history, rng):
     return Hermes.call(name, name=row["extra_info"]["metadata"]["thing"])
 
 
-def play_guess(row, history, rng):
+def play_guess(row: Row, history: list[Message], rng: random.Random) -> str:
     """Guess without a call, so that the cold start teaches none."""
     return Hermes.answer(str(rng.randrange(11, 50)))

@@ -55,7 +55,7 @@ def order_questions(rows: list[Row], passages: dict[str, str]) -> list[Row]:
     for row in rows:
         for lookup in row["extra_info"]["lookups"]:
             persons |= {lookup[end] for end in ("entity", "value") if lookup[end] in passages}
-    made = []
+    answers = []
     for person in sorted(persons):
         facts = read_facts(passages[person], person)
         if INNER not in facts:
@@ -70,27 +70,27 @@ def order_questions(rows: list[Row], passages: dict[str, str]) -> list[Row]:
                 {"entity": spouse, "relation": outer, "value": answer},
             ]
             prompt = [*template["prompt"][:-1], template["prompt"][-1] | {"content": text}]
-            made.append(
+            answers.append(
                 template
                 | {"prompt": prompt}
                 | {"reward_model": template["reward_model"] | {"ground_truth": [answer]}}
                 | {"extra_info": template["extra_info"] | {"lookups": lookups}}
             )
-    return made
+    return answers
 
 
-def exchanged_plan(ids: list[int], chat: ChatFormat) -> list[int] | None:
+def exchange_plan(ids: list[int], chat: ChatFormat) -> list[int] | None:
     """Return a first turn up to its plan's end, with the plan's two items exchanged.
 
     None: the turn has no plan of two different items and DONE, each of them one token.
     """
-    items = {}
+    ids_of_item = {}
     for name in (*RELATIONS, DONE):
         tokens = chat.tokenizer.encode(item_text(name), add_special_tokens=False)
         if len(tokens) == 1:
-            items[tokens[0]] = name
-    places = [place for place, token in enumerate(ids) if token in items]
-    plan_items = [items[ids[place]] for place in places[:3]]
+            ids_of_item[tokens[0]] = name
+    places = [place for place, token in enumerate(ids) if token in ids_of_item]
+    plan_items = [ids_of_item[ids[place]] for place in places[:3]]
     if plan_items[2:] != [DONE] or len(set(plan_items)) < 3:
         return None
     first, second, done = places[:3]
@@ -114,7 +114,7 @@ class PlanExchanger(Policy):
             return await self.inner.generate(prompt_ids, sampling, session)
         self.begun.add(session)
         turn = await self.inner.generate(prompt_ids, sampling)
-        plan = exchanged_plan(turn.token_ids, self.chat)
+        plan = exchange_plan(turn.token_ids, self.chat)
         if plan is None:
             return turn
         rest = await self.inner.generate(prompt_ids + plan, sampling)
@@ -135,14 +135,14 @@ def first_quotes(trajectories: Iterable[Trajectory], chat: ChatFormat) -> Counte
     counts: Counter[str] = Counter()
     for trajectory in trajectories:
         thoughts = THOUGHT.findall(chat.decode(trajectory_rows(trajectory, 0)[0].input_ids))
-        items = ITEM.findall(thoughts[0])
-        quoted = ITEM.findall(thoughts[1])[:-1] if len(thoughts) > 1 else []
-        if items[1:2] != [INNER] or not quoted:
+        plan = ITEM.findall(thoughts[0])
+        quotes = ITEM.findall(thoughts[1])[:-1] if len(thoughts) > 1 else []
+        if plan[1:2] != [INNER] or not quotes:
             counts["other"] += 1
-        elif quoted[-1] == items[0]:
+        elif quotes[-1] == plan[0]:
             counts["plan"] += 1
         else:
-            counts["question" if quoted[-1] == INNER else "other"] += 1
+            counts["question" if quotes[-1] == INNER else "other"] += 1
     return counts
 
 

@@ -28,7 +28,7 @@ from agent_r1.ground.files import read_jsonl, write_whole
 from agent_r1.watch.log import VAL_EM, with_totals
 
 DOCS = Path(__file__).parents[2] / "docs"
-REACHED = (0.8, 0.85, 0.9)
+LEVELS = (0.8, 0.85, 0.9)
 COLOURS = ("#0f766e", "#2563eb", "#c2570c", "#be185d", "#7c3aed", "#6b7280", "#ca8a04", "#111827")
 STUDENT = (math.nan, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """The 97.5 % quantile of Student's t with so many degrees of freedom."""
@@ -38,7 +38,7 @@ HEAD = (
     "score (95 % over seeds)",
     "worst to best",
     "deviation",
-    *(f"episodes to {r}" for r in REACHED),
+    *(f"episodes to {r}" for r in LEVELS),
     "seconds to 0.85",
     "s per step",
     "in advantages",
@@ -84,9 +84,8 @@ def arms(runs: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
     return {arm: mine for arm in ALGORITHMS if (mine := [run for run in runs if run["arm"] == arm])}
 
 
-def reached(run: dict[str, Any], score: float) -> tuple[float, float]:
-    """Return episodes and seconds until two consecutive validations reached `score`, else
-    infinity."""
+def steps_to(run: dict[str, Any], score: float) -> tuple[float, float]:
+    """Return episodes and seconds until two validations in a row reached `score`, else infinity."""
     for (episodes, seconds, first), (_, _, second) in zip(
         run["curve"], run["curve"][1:], strict=False
     ):
@@ -121,8 +120,8 @@ def table(runs: list[dict[str, Any]]) -> str:
     lines = [" | ".join(HEAD), "|".join("---" for _ in HEAD)]
     for arm, mine in arms(runs).items():
         cells = [arm, str(len(mine)), *spread([run["score"] for run in mine])]
-        cells += [middle([reached(run, score)[0] for run in mine]) for score in REACHED]
-        cells += [middle([reached(run, 0.85)[1] for run in mine])]
+        cells += [middle([steps_to(run, score)[0] for run in mine]) for score in LEVELS]
+        cells += [middle([steps_to(run, 0.85)[1] for run in mine])]
         cells += [
             f"{fmean(run[key] for run in mine):.{n}f}"
             for key, n in (("s_step", 2), ("credit", 4), ("idle", 2), ("gb", 2))
@@ -163,14 +162,14 @@ def main(preset: str) -> None:
         Path(os.environ.get("AGENT_R1_HOME", ".")),
         DOCS / "lab" / "race" / f"{preset}.json",
     )
-    known = {
+    earlier = {
         (run["arm"], run["seed"]): run
         for run in (json.loads(file.read_text()) if file.exists() else [])
     }
     for card in sorted((home / "runs").glob(f"race-{preset}-*/eval.json")):
         run = figures(card.parent)
-        known[run["arm"], run["seed"]] = run
-    runs = [known[key] for key in sorted(known)]
+        earlier[run["arm"], run["seed"]] = run
+    runs = [earlier[key] for key in sorted(earlier)]
     file.parent.mkdir(parents=True, exist_ok=True)
     write_whole(file, "[\n" + ",\n".join(json.dumps(run) for run in runs) + "\n]\n")
     picture(runs, DOCS / "images" / f"race-{preset}.svg")

@@ -14,6 +14,7 @@ import math
 import sys
 from pathlib import Path
 from statistics import NormalDist, fmean
+from typing import Any
 
 import torch
 
@@ -21,7 +22,7 @@ from agent_r1.training.losses import policy_loss
 from agent_r1.training.parts import get_ratios
 from lab.experiments.sentinel import train
 
-KEPT = Path(__file__).parents[2] / "docs" / "lab" / "race" / "ratios.json"
+FILE = Path(__file__).parents[2] / "docs" / "lab" / "race" / "ratios.json"
 ARMS = {
     "token": [],
     "step": ["actor.ratio_level=step"],
@@ -34,7 +35,7 @@ ARMS = {
 }
 
 
-def row_of(lines: list[dict]) -> dict[str, float]:
+def row_of(lines: list[dict[str, Any]]) -> dict[str, float]:
     figures = {
         "sampled EM": fmean(line["reward/em"] for line in lines[-8:]),
         "clipped": fmean(line["actor/pg_clipfrac"] for line in lines),
@@ -43,7 +44,7 @@ def row_of(lines: list[dict]) -> dict[str, float]:
     return {name: round(value, 4) for name, value in figures.items()}
 
 
-def table(rows: dict[str, list[dict]]) -> str:
+def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     out = [
         "| `actor.ratio_level` | seeds | sampled EM, last 8 steps | tokens clipped | largest KL of "
         "an update |",
@@ -51,10 +52,10 @@ def table(rows: dict[str, list[dict]]) -> str:
     ]
     for arm, runs in rows.items():
         scores = [run["sampled EM"] for run in runs]
-        clipped, kl = fmean(run["clipped"] for run in runs), max(run["KL"] for run in runs)
+        clip_share, kl = fmean(run["clipped"] for run in runs), max(run["KL"] for run in runs)
         out.append(
             f"| {arm} | {len(runs)} | {fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f}) "
-            f"| {clipped:.3f} | {kl:.3f} |"
+            f"| {clip_share:.3f} | {kl:.3f} |"
         )
     return "\n".join(out)
 
@@ -62,7 +63,7 @@ def table(rows: dict[str, list[dict]]) -> str:
 NOISE, LENGTHS = (0.02, 0.1, 0.3), (30, 300)
 
 
-def clipped_by_noise(noise: float, length: int, clip: float) -> float:
+def clip_by_noise(noise: float, length: int, clip: float) -> float:
     """Return the share of tokens that are clipped if log-ratios are normal noise.
 
     For a positive advantage the clip acts above 1 + `clip`. A mean over `length` tokens has the
@@ -71,14 +72,14 @@ def clipped_by_noise(noise: float, length: int, clip: float) -> float:
     return 1 - NormalDist(0, noise / math.sqrt(length)).cdf(math.log(1 + clip))
 
 
-def clipped_in_simulation(noise: float, length: int, ratio: str, clip: float) -> float:
+def clip_in_simulation(noise: float, length: int, ratio: str, clip: float) -> float:
     """Return the same share as `policy_loss` counts it, for 500 random sequences."""
     log_ratios_BT = noise * torch.randn(500, length, generator=torch.Generator().manual_seed(0))
     ones_BT = torch.ones_like(log_ratios_BT)
-    _, seen = policy_loss(
+    _, metrics = policy_loss(
         log_ratios_BT, 0 * ones_BT, ones_BT, ones_BT, clip, clip, 3.0, get_ratios(ratio)
     )
-    return seen["actor/pg_clipfrac"]
+    return metrics["actor/pg_clipfrac"]
 
 
 def noise_table() -> str:
@@ -89,20 +90,20 @@ def noise_table() -> str:
     ]
     out.append("|---" * (2 + len(LENGTHS)) + "|")
     for noise in NOISE:
-        shares = [clipped_by_noise(noise, 1, 0.28)]
+        shares = [clip_by_noise(noise, 1, 0.28)]
         for length in LENGTHS:
-            shares.append(clipped_by_noise(noise, length, 0.05))
+            shares.append(clip_by_noise(noise, length, 0.05))
         out.append(f"| {noise} | {' | '.join(f'{share:.3f}' for share in shares)} |")
     return "\n".join(out)
 
 
 def main(seeds: int = 0) -> None:
-    rows = {arm: [] for arm in ARMS} if seeds else json.loads(KEPT.read_text())
+    rows = {arm: [] for arm in ARMS} if seeds else json.loads(FILE.read_text())
     for seed in range(seeds):
         for arm, settings in ARMS.items():
             name = f"ratio {arm}" if settings else "sentinel healthy"  # the same runs
             rows[arm].append(row_of(train(name, settings, seed, seed)))
-            KEPT.write_text(json.dumps(rows, indent=1) + "\n")
+            FILE.write_text(json.dumps(rows, indent=1) + "\n")
     print(noise_table(), table(rows), sep="\n\n")
 
 

@@ -22,8 +22,8 @@ def text_of(episode: dict[str, Any]) -> str:
     return re.sub(r"\s", "", "".join(tokens))
 
 
-def main(left: str, right: str) -> None:
-    files = [read_jsonl(Path(name)) for name in (left, right)]
+def main(first_folder: str, right: str) -> None:
+    files = [read_jsonl(Path(name)) for name in (first_folder, right)]
     ours, theirs = ({episode["question"]: episode for episode in file} for file in files)
     if ours.keys() != theirs.keys():
         sys.exit("the files have different questions")

@@ -32,8 +32,7 @@ ARMS = (
     ("two pairs, Muon", "bigram", True, False),
     ("the preset", "bigram", True, True),
 )
-"""Name, induction heads, whether Muon moves the matrices, and whether embeddings have their own
-learning rate."""
+"""Name, induction heads, whether Muon moves matrices, and embeddings have their own rate."""
 
 
 def measure(seed: int) -> None:
@@ -45,9 +44,10 @@ def measure(seed: int) -> None:
     demonstrator = Demonstrator(chat, paths.dialect)
     loop = make_loop(demonstrator, chat, paths.load_tools(), config.rollout, config.env)
     held_rows = demonstrate_rows(paths.load_rows("val"), {"plan": 1.0}, loop, seed, "val")
-    held = collate(held_rows)
+    test_batch = collate(held_rows)
+    assert test_batch.ids_BT is not None  # `collate` fills it
     tails = torch.tensor(chat.tokenizer.convert_tokens_to_ids(list(TAILS)))
-    tail_BT = held.mask_BT.bool() & torch.isin(held.ids_BT, tails)
+    tail_BT = test_batch.mask_BT.bool() & torch.isin(test_batch.ids_BT, tails)
     cold = config.cold_start
     for name, induction, muon, own_rate in ARMS:
         shape = config.model.model_copy(update={"induction": induction})
@@ -63,7 +63,7 @@ def measure(seed: int) -> None:
             muon=muon,
             embedding_lr=cold.embedding_lr if own_rate else None,
         )
-        nats_BT = -batch_logprobs(model, held, 1.0, 4096, torch.float32)
+        nats_BT = -batch_logprobs(model, test_batch, 1.0, 4096, torch.float32)
         second = nats_BT[tail_BT].sum().item() / len(held_rows)
         whole = nats_BT.sum().item() / len(held_rows)
         print(f"seed {seed}, {name}: {whole:.3f}, second syllables {second:.3f}", flush=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from agent_r1.app.stages import make_missing
@@ -30,7 +31,7 @@ from agent_r1.watch.log import STEP_KEY
 from agent_r1.watch.sentinel import Line
 from agent_r1.workspace import Workspace
 
-KEPT = Path(__file__).with_name("sentinel_runs.jsonl")
+FILE = Path(__file__).with_name("sentinel_runs.jsonl")
 HEALTHY, LR, KL = "healthy", "learning rate x 10", "KL with the wrong sign"
 SETTINGS = {
     HEALTHY: [],
@@ -39,7 +40,7 @@ SETTINGS = {
 }
 CHOSEN_ON, HELD_BACK = 0, 1
 """Cold starts."""
-READ = (
+COLUMNS = (
     "critic/score/mean",
     "reward/em",
     "tool_calls/mean",
@@ -53,8 +54,10 @@ READ = (
 
 
 def plan(rounds: int) -> list[tuple[str, int, int]]:
-    """List arm, cold start and RL seed of each run. The first is seed 0 of the preset
-    small."""
+    """List arm, cold start and RL seed of each run.
+
+    The first is seed 0 of the preset small.
+    """
     return [
         (arm, cold, cold + 10 * number)
         for number in range(rounds)
@@ -63,9 +66,13 @@ def plan(rounds: int) -> list[tuple[str, int, int]]:
     ]
 
 
-def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1) -> list[dict]:
-    """Train a run from the cold start of seed `cold`, unless it is finished. Returns the lines of
-    its metrics.jsonl."""
+def train(
+    name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
+) -> list[dict[str, Any]]:
+    """Train a run from the cold start of seed `cold`, unless it is finished.
+
+    Returns the lines of its metrics.jsonl.
+    """
     quick = [
         "trainer.threads=1",
         "trainer.eval_every=0",
@@ -90,21 +97,23 @@ def train(name: str, settings: list[str], cold: int, seed: int, kl_sign: int = 1
 
 
 def record(rounds: int) -> None:
-    kept = []
+    records = []
     for arm, cold, seed in plan(rounds):
         lines = train(f"sentinel {arm}", SETTINGS[arm], cold, seed, -1 if arm == KL else 1)
         keys = sorted(
-            {key for line in lines for key in line if key in READ or key.startswith("stop/")}
+            {key for line in lines for key in line if key in COLUMNS or key.startswith("stop/")}
         )
         columns = {key: [float(f"{line.get(key, 0):.4g}") for line in lines] for key in keys}
-        kept.append(json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n")
-    KEPT.write_text("".join(kept))
+        records.append(
+            json.dumps({"arm": arm, "cold": cold, "seed": seed, "lines": columns}) + "\n"
+        )
+    FILE.write_text("".join(records))
 
 
-def recorded() -> list[tuple[str, int, int, list[Line]]]:
+def read_records() -> list[tuple[str, int, int, list[Line]]]:
     """Read arm, cold start, seed and lines of each kept run."""
     runs = []
-    for run in read_jsonl(KEPT):
+    for run in read_jsonl(FILE):
         steps = zip(*run["lines"].values(), strict=True)
         lines = [
             {STEP_KEY: step} | dict(zip(run["lines"], values, strict=True))
@@ -117,8 +126,8 @@ def recorded() -> list[tuple[str, int, int, list[Line]]]:
 def first_alarms(runs: list[list[Line]], noise: float) -> list[int]:
     """List the step of the first sign of collapse, for the runs that have one."""
     with patch.object(rule, "NOISE", noise):
-        found = [[sign.step for sign in rule.signs(lines) if sign.collapse] for lines in runs]
-    return sorted(min(steps) for steps in found if steps)
+        alarms = [[sign.step for sign in rule.signs(lines) if sign.collapse] for lines in runs]
+    return sorted(min(steps) for steps in alarms if steps)
 
 
 def table(cold_start: int) -> str:
@@ -132,7 +141,9 @@ def table(cold_start: int) -> str:
         "|---|---|---|---|---|",
     ]
     for arm in SETTINGS:
-        runs = [lines for kind, cold, _, lines in recorded() if kind == arm and cold == cold_start]
+        runs = [
+            lines for kind, cold, _, lines in read_records() if kind == arm and cold == cold_start
+        ]
         steps = first_alarms(runs, rule.NOISE)
         low, high = wilson_interval(len(steps) / len(runs), len(runs))
         cells = (

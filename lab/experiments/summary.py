@@ -30,9 +30,8 @@ def main(names: list[str]) -> None:
         after.append(cards[1]["score"])
         print(
             f"| {name} | {cards[0]['score']:.3f} | {cards[1]['score']:.3f} | "
-            f"{cards[1]['sampled']['score']:.3f} "
-            f"| {cards[0]['mean_tool_calls']:.2f} → {cards[1]['mean_tool_calls']:.2f} | {step:.2f} "
-            f"| {memory:.2f} |"
+            f"{cards[1]['sampled']['score']:.3f} | {cards[0]['mean_tool_calls']:.2f} → "
+            f"{cards[1]['mean_tool_calls']:.2f} | {step:.2f} | {memory:.2f} |"
         )
     print(f"\n{len(after)} runs: mean score {fmean(after):.3f}, worst {min(after):.3f}")
 

@@ -31,7 +31,7 @@ from typing import Any
 from agent_r1.config.recipes import DEFAULT
 from agent_r1.evaluation.reliability import student_quantile
 from lab.experiments.seed_files import keep_seed, read_seeds
-from lab.experiments.thirty_seconds import AGENT, FOUND, children_seconds, test_score
+from lab.experiments.thirty_seconds import AGENT, AGENT_LINE, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / f"{DEFAULT}.json"
 """Of the default preset; the others' are next to it."""
@@ -101,9 +101,9 @@ def read_validation(file: Path) -> dict[str, dict[str, float]]:
     curve = {}
     for text in file.read_text().splitlines():
         line = json.loads(text)
-        found = {kind[1]: value for key, value in line.items() if (kind := KIND.match(key))}
-        if found:
-            curve[str(line["training/global_step"])] = found
+        kinds = {kind[1]: value for key, value in line.items() if (kind := KIND.match(key))}
+        if kinds:
+            curve[str(line["training/global_step"])] = kinds
     return curve
 
 
@@ -124,9 +124,9 @@ def measure(what: list[str], seed: int, home: Path, temperatures: list[str]) -> 
     for stage in ("data", "index", "cold-start"):
         start_cpu += run_stage(stage, *config)[1]
     _, before_cpu = run_stage("eval", "--before", *run)
-    said, train_cpu = run_stage("train", *run, "--plain")
+    output, train_cpu = run_stage("train", *run, "--plain")
     _, after_cpu = run_stage("eval", *run)
-    facts = {
+    facts: dict[str, Any] = {
         "seed": seed,
         "before": read_card(folder / "eval_before.json"),
         "after": read_card(folder / "eval.json"),
@@ -142,8 +142,8 @@ def measure(what: list[str], seed: int, home: Path, temperatures: list[str]) -> 
     if "pass^8" not in facts["after"]:
         return facts
     facts["after_at"] = {at: sample_tests(home, run, at) for at in temperatures}
-    found = FOUND.search(said)
-    step = int(found[2]) if found else None
+    match = AGENT_LINE.search(output)
+    step = int(match[2]) if match else None
     facts["agent"] = {"step": step, "greedy": test_score(home, step)}
     return facts
 
@@ -197,10 +197,10 @@ def main() -> None:
     file = FILE.with_name(f"{arguments.name or arguments.preset + suffix}.json")
     what = [arguments.algorithm, "--preset", arguments.preset, *settings]
     for i in () if arguments.table else arguments.only:
-        known = json.loads(file.read_text()) if file.is_file() else {}
-        if known.get("commit", arguments.commit) != arguments.commit:
-            parser.error(f"{file} has the seeds of commit {known['commit']}; move it away")
-        if str(i) in known.get("seeds", {}):
+        record = json.loads(file.read_text()) if file.is_file() else {}
+        if record.get("commit", arguments.commit) != arguments.commit:
+            parser.error(f"{file} has the seeds of commit {record['commit']}; move it away")
+        if str(i) in record.get("seeds", {}):
             continue
         with tempfile.TemporaryDirectory() as home:
             facts = measure(what, seed_of(arguments.commit, i), Path(home), arguments.temperatures)

@@ -36,15 +36,15 @@ from lab.experiments.seed_files import keep_seed, read_seeds
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "thirty-seconds.json"
 AGENT = [sys.executable, "-m", "agent_r1"]
-FOUND = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
+AGENT_LINE = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
 STEP = re.compile(r"^step +(\d+)/.* val ([.\d]+)")
 """A line of `train --plain`."""
 
 
 def children_seconds() -> float:
     """Return the CPU seconds of all finished children."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def sprint_command(seed: int) -> list[str]:
@@ -64,9 +64,9 @@ def laptop_command(seed: int) -> list[str]:
 
 def read_line(line: str) -> tuple[int, float] | None:
     """Return step and validation from a line that says that there is an agent."""
-    found = FOUND.search(line)
-    if found:
-        return int(found[2]), float(found[1])
+    match = AGENT_LINE.search(line)
+    if match:
+        return int(match[2]), float(match[1])
     step = STEP.search(line)
     if step and float(step[2]) >= AGENT_SCORE:
         return int(step[1]), float(step[2])

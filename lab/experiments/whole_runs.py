@@ -54,8 +54,8 @@ def measure(preset: str, seed: int, source: Path | None = None) -> dict[str, flo
         command = whole_command(preset, seed)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
         seconds = time.perf_counter() - start
-    used = children_seconds() - cpu
-    return {"seconds": round(seconds, 1), "cpu_seconds": round(used, 1)}
+    cpu_seconds = children_seconds() - cpu
+    return {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1)}
 
 
 def summary(seeds: dict[str, dict[str, dict[str, float]]]) -> str:

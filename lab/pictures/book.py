@@ -1,5 +1,6 @@
-"""Draw the SVGs of README and lessons from code and recorded data: python
-lab/pictures/book.py
+"""Draw the SVGs of README and lessons from code and recorded data.
+
+python lab/pictures/book.py
 
 They have colours for light and dark mode, and are stored in docs/images/. tests/test_lessons.py
 draws them again.
@@ -15,6 +16,7 @@ import sys
 import textwrap
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -80,7 +82,7 @@ class Drawing:
         return "\n".join([*self.parts, "</svg>\n"])
 
 
-def episodes() -> list[dict]:
+def episodes() -> list[dict[str, Any]]:
     return [json.loads(line) for line in (LESSONS / "group.jsonl").read_text().splitlines()]
 
 
@@ -110,12 +112,13 @@ def before_after() -> str:
         )
         y = 98
         for turn, call in itertools.zip_longest(answer["turns"], answer["tool_calls"]):
-            thought = re.search("<think>(.*?)</think>", turn)[1]
+            thought = re.search("<think>(.*?)</think>", turn)
+            assert thought, turn
             action = (
                 f"search({call['arguments']['query']})" if call else f"answer: {answer['answer']}"
             )
             d.rect(x, y, 426, 26, "sampled")
-            d.text(x + 10, y + 18, thought.strip(), 12, "mono")
+            d.text(x + 10, y + 18, thought[1].strip(), 12, "mono")
             y += 30
             d.rect(x, y, 270, 26, "sampled")
             d.text(x + 10, y + 18, action, 13, "mono")
@@ -189,15 +192,15 @@ def row() -> str:
     """Draw the sequence of a real episode in reading order."""
     tokens = next(e for e in episodes() if e["reward"] == 1)["rows"][0]
     size, width, left, line, top = 7.25, 900, 14, 34, 78
-    placed, x, y = [], left, top
-    for text, sampled, reward in zip(
+    boxes, x, y = [], left, top
+    for text, is_action, reward in zip(
         tokens["tokens"], tokens["action_mask"], tokens["rewards"], strict=True
     ):
         piece = text.replace("\n", "↵").replace(" ", "\u00a0")
         w = size * len(piece) + 6
         if x + w > width - left:
             x, y = left, y + line
-        placed.append((x, y, w, piece, sampled, reward))
+        boxes.append((x, y, w, piece, is_action, reward))
         x += w + 2
     d = Drawing(width, int(y + 44), "The training sequence of a real episode and its mask")
     d.rect(left, 14, 14, 14, "sampled")
@@ -211,10 +214,10 @@ def row() -> str:
         12,
         "dim",
     )
-    for x, y, w, piece, sampled, reward in placed:
-        d.rect(x, y - 14, w, 19, "sampled" if sampled else "read")
+    for x, y, w, piece, is_action, reward in boxes:
+        d.rect(x, y - 14, w, 19, "sampled" if is_action else "read")
         d.text(x + 3, y, piece, 12, "mono")
-        d.text(x + w / 2, y + 15, str(sampled), 9, "" if sampled else "dim", "middle")
+        d.text(x + w / 2, y + 15, str(is_action), 9, "" if is_action else "dim", "middle")
         if reward:
             d.text(x + w + 8, y, f"reward +{reward:g}", 13, "reward")
     return d.done()
@@ -222,10 +225,10 @@ def row() -> str:
 
 def masks() -> str:
     """Draw eight attempts as strips: mask, reward position, advantage."""
-    found = sorted(episodes(), key=lambda e: -e["reward"])
+    group = sorted(episodes(), key=lambda e: -e["reward"])
     d = Drawing(
         900,
-        90 + 30 * len(found),
+        90 + 30 * len(group),
         "Mask, reward and advantage of the eight attempts at one question",
     )
     d.text(
@@ -241,11 +244,11 @@ def masks() -> str:
         12,
         "dim",
     )
-    for number, episode in enumerate(found):
+    for number, episode in enumerate(group):
         (sequence,) = episode["rows"]
         y = 70 + 30 * number
-        for i, sampled in enumerate(sequence["action_mask"]):
-            d.rect(14 + 5.6 * i, y, 5, 18, "sampled" if sampled else "read", 1)
+        for i, is_action in enumerate(sequence["action_mask"]):
+            d.rect(14 + 5.6 * i, y, 5, 18, "sampled" if is_action else "read", 1)
         end = 14 + 5.6 * len(sequence["action_mask"]) + 8
         advantage = max(sequence["advantages"], key=abs)
         d.text(end, y + 14, f"reward {episode['reward']:g}", 12, "reward")
@@ -265,7 +268,7 @@ def clip() -> str:
         )
         x0, y0 = 50 + 450 * panel, (70 if A > 0 else 280)
 
-        def place(r: float, value: float, x0=x0, y0=y0) -> tuple[float, float]:
+        def place(r: float, value: float, x0: float = x0, y0: float = y0) -> tuple[float, float]:
             # 56, so that no point is half-way between two tenths, which machines round differently.
             return x0 + 90 * r, y0 - 56 * value
 
@@ -495,9 +498,10 @@ def collapse() -> str:
 def architecture() -> str:
     """Draw the layers and packages of the source from the tree in docs/architecture.md."""
     text = (ROOT / "docs" / "architecture.md").read_text()
-    tree = re.search(r"^src/agent_r1/\n(?P<tree>(?:  .*\n)+)", text, re.MULTILINE)["tree"]
-    storeys: dict[str, list[tuple[str, list[str]]]] = {}
-    for line in tree.splitlines():
+    tree = re.search(r"^src/agent_r1/\n((?:  .*\n)+)", text, re.MULTILINE)
+    assert tree, "docs/architecture.md has no tree"
+    storeys: dict[str, list[tuple[list[str], list[str]]]] = {}
+    for line in tree[1].splitlines():
         if entry := re.match(r"  (\w*) +((?:[\w.]+(?:/|\.py) ?)+) *(\d?) +(.*?)(?:  .*)?$", line):
             storey, names, number, words = entry.groups()
             rooms = storeys.setdefault(storey or list(storeys)[-1], [])

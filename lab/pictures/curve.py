@@ -38,9 +38,9 @@ def main(out: Path, folders: list[Path]) -> None:
             alpha=0.3,
             label=f"{seed}train, sampled",
         )
-        validated = dict(color=colour, linewidth=2.2, marker="o")
+        style = dict(color=colour, linewidth=2.2, marker="o")
         left.plot(
-            *zip(*run.series(VAL_EM), strict=True), **validated, label=f"{seed}validation, greedy"
+            *zip(*run.series(VAL_EM), strict=True), **style, label=f"{seed}validation, greedy"
         )
         for mark in marks(run):
             error = [[mark.y - mark.low], [mark.high - mark.y]]
@@ -71,15 +71,16 @@ def main(out: Path, folders: list[Path]) -> None:
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         axis.legend(frameon=False, loc="lower right", fontsize=9 if len(runs) == 1 else 6)
-    made_of = [
-        {
-            **{key: run.config[key] for key in ("preset", "algorithm", "seed")},
-            "steps": len(run.metrics), "before": run.before["score"], "after": run.after["score"],
-        }
-        for run in runs
-    ]  # fmt: skip
+    about = []
+    for run in runs:
+        if run.before is None or run.after is None:
+            sys.exit(f"seed {run.config['seed']} has no eval_before.json or no eval.json")
+        facts = {key: run.config[key] for key in ("preset", "algorithm", "seed")}
+        facts |= {"steps": len(run.metrics)}
+        facts |= {"before": run.before["score"], "after": run.after["score"]}
+        about.append(facts)
     figure.savefig(
-        out, metadata={"agent-r1": json.dumps(made_of)}
+        out, metadata={"agent-r1": json.dumps(about)}
     )  # tests/test_docs.py compares it with the preset
 
 

@@ -20,17 +20,17 @@ WINDOW = 5
 
 def main(out: Path, local: Path, verl: Path) -> None:
     curves = [read_jsonl(run / "metrics.jsonl") for run in (local, verl)]
-    shared = min(map(len, curves))
+    steps = min(map(len, curves))
     figure = Figure(figsize=(10, 3.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     for axis, (key, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
         for (name, colour), lines in zip(STYLES.items(), curves, strict=True):
-            values = [line[key] for line in lines[:shared]]
-            windows = [values[max(0, i - WINDOW + 1) : i + 1] for i in range(shared)]
-            axis.plot(range(1, shared + 1), values, color=colour, alpha=0.3, linewidth=1)
+            values = [line[key] for line in lines[:steps]]
+            windows = [values[max(0, i - WINDOW + 1) : i + 1] for i in range(steps)]
+            axis.plot(range(1, steps + 1), values, color=colour, alpha=0.3, linewidth=1)
             means = [sum(window) / len(window) for window in windows]
             axis.plot(
-                range(1, shared + 1),
+                range(1, steps + 1),
                 means,
                 color=colour,
                 linewidth=2.2,

@@ -17,7 +17,7 @@ from agent_r1_recipes.museum.run import read_exhibits
 from lab.pictures.book import ROOT, Drawing
 
 OUT = ROOT / "docs" / "images" / "museum.svg"
-COLUMNS, WIDE, HIGH, LEFT, TOP = 4, 222, 130, 14, 58
+COLUMNS, WIDE, HIGH, MARGIN, TOP = 4, 222, 130, 14, 58
 
 
 def curves(name: str, recordings: Path) -> list[list[float]]:
@@ -30,19 +30,19 @@ def museum() -> str:
     with tempfile.TemporaryDirectory() as folder:
         recordings = unpack(RECORDINGS, Path(folder))
         curves_of = {name: curves(name, recordings) for name in read_exhibits()}
-    shown = [
+    exhibits = [
         exhibit for exhibit in read_exhibits().values() if exhibit.patch and curves_of[exhibit.name]
     ]
-    rows = -(-len(shown) // COLUMNS)
+    rows = -(-len(exhibits) // COLUMNS)
     d = Drawing(
-        LEFT + COLUMNS * WIDE,
+        MARGIN + COLUMNS * WIDE,
         TOP + rows * HIGH + 6,
         "Exact match in training: each exhibit and the runs without its bug",
     )
-    d.text(LEFT, 24, "Exact match in training (0 to 1) over 32 steps", 16)
-    d.text(LEFT, 43, "green: without the bug; red: with it; one curve per seed", 12, "dim")
-    for number, exhibit in enumerate(shown):
-        x, y = LEFT + number % COLUMNS * WIDE, TOP + number // COLUMNS * HIGH
+    d.text(MARGIN, 24, "Exact match in training (0 to 1) over 32 steps", 16)
+    d.text(MARGIN, 43, "green: without the bug; red: with it; one curve per seed", 12, "dim")
+    for number, exhibit in enumerate(exhibits):
+        x, y = MARGIN + number % COLUMNS * WIDE, TOP + number // COLUMNS * HIGH
         w, h = WIDE - 22, HIGH - 42
         d.text(x, y + 14, exhibit.name, 12)
         d.rect(x, y + 22, w, h, "box")

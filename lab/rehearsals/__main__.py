@@ -1,5 +1,6 @@
-"""Run the parts of `make long` and record results: `python -m lab.rehearsals [--table] [PART
-...]`.
+"""Run the parts of `make long` and record results.
+
+`python -m lab.rehearsals [--table] [PART ...]`
 
 A part is a module of this folder with a function `run() -> dict`. It returns figures (name to
 number, text or something nested; the table shows the flat ones) and raises if something is wrong.
@@ -50,15 +51,17 @@ def commit() -> str:
             ["git", "-C", ROOT, *words], capture_output=True, text=True, check=True
         ).stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no", ".", ":!docs/lab")
-    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+    changes = git("status", "--porcelain", "--untracked-files=no", ".", ":!docs/lab")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed PACKAGES."""
-    installed = {d.name.lower(): d.version for d in metadata.distributions(path=sys.path) if d.name}
+    version_of = {
+        d.name.lower(): d.version for d in metadata.distributions(path=sys.path) if d.name
+    }
     return {"python": platform.python_version()} | {
-        name: installed[name] for name in PACKAGES if name in installed
+        name: version_of[name] for name in PACKAGES if name in version_of
     }
 
 
@@ -74,7 +77,7 @@ def run_part(name: str) -> dict[str, Any]:
     shows = ""
     try:
         module = importlib.import_module(f"lab.rehearsals.{name}")
-        shows = module.__doc__.split("\n")[0]
+        shows = (module.__doc__ or "").partition("\n")[0]
         figures = module.run()
     except (Exception, SystemExit) as problem:
         traceback.print_exc()
@@ -100,22 +103,22 @@ def table(results: list[dict[str, Any]]) -> str:
     ]
     for r in results:
         flat = [f"{k} {v}" for k, v in r["figures"].items() if not isinstance(v, dict | list)]
-        said = "; ".join(["passed" if r["passed"] else f"**failed**: {r['error']}", *flat]).replace(
-            "|", "\\|"
-        )
+        summary = "; ".join(
+            ["passed" if r["passed"] else f"**failed**: {r['error']}", *flat]
+        ).replace("|", "\\|")
         link = f"[{r['part']}](long/{r['part']}.json)"
         lines.append(
-            f"| {link} | {r['shows']} | {said} | {r['seconds']:.0f} | {r['commit']}, {r['date']} | "
-            f"{r['machine']} |"
+            f"| {link} | {r['shows']} | {summary} | {r['seconds']:.0f} | "
+            f"{r['commit']}, {r['date']} | {r['machine']} |"
         )
     return "\n".join(lines)
 
 
 def page(text: str) -> str:
     """Put the table of the files into `text` of docs/lab/long.md."""
-    made = table([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
+    rows = table([json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))])
     before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{made}\n{END}{rest.split(END)[1]}"
+    return f"{before}{BEGIN}\n{rows}\n{END}{rest.split(END)[1]}"
 
 
 def main(argv: list[str]) -> int:
@@ -128,9 +131,9 @@ def main(argv: list[str]) -> int:
         help="run nothing; only make the table of docs/lab/long.md again",
     )
     parser.add_argument("part", nargs="*", help=f"which (all): {', '.join(parts())}")
-    arguments, failed = parser.parse_args(argv), []
-    if unknown := set(arguments.part) - set(parts()):
-        parser.error(f"no part {', '.join(sorted(unknown))}; there are {', '.join(parts())}")
+    arguments, failures = parser.parse_args(argv), []
+    if strangers := set(arguments.part) - set(parts()):
+        parser.error(f"no part {', '.join(sorted(strangers))}; there are {', '.join(parts())}")
     for name in [] if arguments.table else arguments.part or parts():
         print(f"{name} ...", flush=True)
         result = run_part(name)
@@ -142,10 +145,10 @@ def main(argv: list[str]) -> int:
             "s",
             flush=True,
         )
-        failed += [] if result["passed"] else [name]
+        failures += [] if result["passed"] else [name]
     if arguments.table:
         write_whole(PAGE, page(PAGE.read_text()))
-    return 1 if failed else 0
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

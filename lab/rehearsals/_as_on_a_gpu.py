@@ -8,6 +8,8 @@ smaller sizes. Evaluations use vLLM, as on GPUs. For the doctor, an `nvidia-smi`
 cards. Packages, PyTorch's answer, memory and disk are faked here.
 """
 
+# `agent-r1` has no setting that says which program evaluates.
+# pyright: reportPrivateUsage=false
 from __future__ import annotations
 
 import os
@@ -22,6 +24,7 @@ import torch
 from agent_r1.app import cli, doctor, stages
 from agent_r1.cluster import doctor as gpu_rows
 from agent_r1.cold_start import stage as cold_start
+from agent_r1.config import Config
 from agent_r1.ground import device
 from lab.rehearsals import _varlen
 
@@ -67,11 +70,11 @@ NEEDS = {
 }
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+def merge(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     both = below | above
     for key in below.keys() & above.keys():
         if isinstance(below[key], dict) and isinstance(above[key], dict):
-            both[key] = merged(below[key], above[key])
+            both[key] = merge(below[key], above[key])
     return both
 
 
@@ -91,12 +94,12 @@ def main(argv: list[str]) -> int:
         torch.bfloat16,
     )  # where tensors lie; the others import it from there
     stages.resolve_device = cold_start.resolve_device = device.resolve_device
-    stages._backend = lambda config: "vllm"
+    stages._backend = lambda config, model: "vllm"
     from agent_r1.cluster import launch
 
     overrides, environment = launch.overrides, launch.driver_environment
 
-    def gpu_environment(config, device, mark, scratch):
+    def gpu_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
         ours = (
             environment(config, "cuda", mark, scratch)
             | NEEDS
@@ -108,8 +111,8 @@ def main(argv: list[str]) -> int:
         ours.pop("CUDA_VISIBLE_DEVICES", None)
         return ours
 
-    ours = merged(CANNOT, SMALLER)
-    launch.overrides = lambda config, sources, device: merged(
+    ours = merge(CANNOT, SMALLER)
+    launch.overrides = lambda config, sources, device: merge(
         overrides(config, sources, "cuda"), ours
     )
     launch.driver_environment = gpu_environment

@@ -44,19 +44,21 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """Send a command and return its result. Messages on the console that come meanwhile are
-        kept."""
+        """Send a command and return its result.
+
+        Messages on the console that come meanwhile are kept.
+        """
         number = next(self.numbers)
         self.socket.send(json.dumps({"id": number, "method": method, "params": params}))
-        while (told := json.loads(self.socket.recv(timeout=120))).get("id") != number:
-            if told.get("method") in (
+        while (message := json.loads(self.socket.recv(timeout=120))).get("id") != number:
+            if message.get("method") in (
                 "Runtime.consoleAPICalled",
                 "Runtime.exceptionThrown",
                 "Log.entryAdded",
             ):
-                self.console.append(json.dumps(told["params"])[:600])
-        assert "error" not in told, told["error"]
-        return told["result"]
+                self.console.append(json.dumps(message["params"])[:600])
+        assert "error" not in message, message["error"]
+        return message["result"]
 
     def open(self, address: str, width: int = 1300, dark: bool = False) -> None:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
@@ -74,11 +76,11 @@ class Browser:
 
     def js(self, expression: str) -> Any:
         """Return the value of an expression. Raises AssertionError if it throws."""
-        told = self.send(
+        reply = self.send(
             "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
         )
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def wait(self, expression: str, seconds: float = 120) -> Any:
         """Wait until an expression is true, and return its value."""
@@ -118,10 +120,10 @@ class Browser:
         return x, y
 
     def mouse(self, kind: str, x: float, y: float) -> None:
-        pressed = {"button": "left", "buttons": 1} | (
+        button = {"button": "left", "buttons": 1} | (
             {"clickCount": 1} if kind != "mouseMoved" else {}
         )
-        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **pressed)
+        self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, **button)
 
     def click(self, element: str) -> None:
         x, y = self.place(element)
@@ -146,8 +148,8 @@ class Browser:
     def picture(self, file: Path) -> None:
         size = self.send("Page.getLayoutMetrics")["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
-        data = self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
-        file.write_bytes(base64.b64decode(data))
+        picture = self.send("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)["data"]
+        file.write_bytes(base64.b64decode(picture))
 
 
 @contextmanager
@@ -173,8 +175,8 @@ def chromium(*more_flags: str) -> Iterator[Browser]:
                 if port.is_file() and port.read_text():
                     break
                 time.sleep(0.1)
-            with urlopen(f"http://127.0.0.1:{port.read_text().splitlines()[0]}/json") as told:
-                [tab] = [one for one in json.load(told) if one["type"] == "page"]
+            with urlopen(f"http://127.0.0.1:{port.read_text().splitlines()[0]}/json") as response:
+                [tab] = [one for one in json.load(response) if one["type"] == "page"]
             with connect(tab["webSocketDebuggerUrl"], max_size=None) as socket:
                 yield Browser(socket)
         finally:

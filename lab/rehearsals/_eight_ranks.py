@@ -15,12 +15,12 @@ from typing import Any
 from agent_r1.cluster import real_update
 from agent_r1.cluster.compose import Sources, overrides
 from agent_r1.config import Config
-from lab.rehearsals._as_on_a_gpu import CANNOT, merged
+from lab.rehearsals._as_on_a_gpu import CANNOT, merge
 
 
 def overrides_of_a_gpu(config: Config, sources: Sources, device: str) -> dict[str, Any]:
     """Return what verl gets on a GPU, except what a CPU cannot do."""
-    return merged(overrides(config, sources, "cuda"), CANNOT)
+    return merge(overrides(config, sources, "cuda"), CANNOT)
 
 
 if __name__ == "__main__":

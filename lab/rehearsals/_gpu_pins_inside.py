@@ -5,8 +5,11 @@ construction of vLLM's arguments (`launch_server`), vLLM's parsing and `create_e
 the card is faked. Prints a JSON line per combination, with `error` if it is refused.
 """
 
+# vLLM has no public way to replace the platform. It keeps the capability; here the card changes.
+# pyright: reportPrivateUsage=false, reportIncompatibleVariableOverride=false
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import io
@@ -16,6 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 os.environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -36,18 +40,33 @@ class FakeCard(NonNvmlCudaPlatform):
     """Fake eight cards of the kind in `card`. verl and vLLM keep this object."""
 
     card = "H100"
-    get_device_capability = classmethod(
-        lambda cls, device_id=0: DeviceCapability(*CARDS[cls.card][0])
-    )
-    get_device_name = classmethod(lambda cls, device_id=0: CARDS[cls.card][2])
-    get_device_total_memory = classmethod(lambda cls, device_id=0: CARDS[cls.card][1] * 2**30)
-    device_count = classmethod(lambda cls: 8)
-    check_if_supports_dtype = classmethod(lambda cls, dtype: None)
-    log_warnings = classmethod(lambda cls: None)
 
     @classmethod
-    def has_device_capability(cls, wanted, device_id=0) -> bool:
-        return CARDS[cls.card][0] >= (wanted if isinstance(wanted, tuple) else divmod(wanted, 10))
+    def get_device_capability(cls, device_id: int = 0) -> DeviceCapability:
+        return DeviceCapability(*CARDS[cls.card][0])
+
+    @classmethod
+    def get_device_name(cls, device_id: int = 0) -> str:
+        return CARDS[cls.card][2]
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return CARDS[cls.card][1] * 2**30
+
+    @classmethod
+    def device_count(cls) -> int:
+        return 8
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None: ...
+
+    @classmethod
+    def log_warnings(cls) -> None: ...
+
+    @classmethod
+    def has_device_capability(cls, capability: tuple[int, int] | int, device_id: int = 0) -> bool:
+        least = capability if isinstance(capability, tuple) else divmod(capability, 10)
+        return CARDS[cls.card][0] >= least
 
 
 vllm.platforms._current_platform = FakeCard()
@@ -76,46 +95,47 @@ def model_folder(path: str, root: Path) -> Path:
     return folder
 
 
-def engine_facts(args) -> dict:
+def engine_facts(args: argparse.Namespace) -> dict[str, Any]:
     """Return vLLM's configuration for parsed arguments. Raises what `vllm serve` would raise."""
-    made = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+    config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
     return {
-        "cudagraph": str(made.compilation_config.cudagraph_mode),
-        "graphs": len(made.compilation_config.cudagraph_capture_sizes or []),
-        "max_num_seqs": made.scheduler_config.max_num_seqs,
-        "batched_tokens": made.scheduler_config.max_num_batched_tokens,
-        "memory_share": made.cache_config.gpu_memory_utilization,
-        "sleep": made.model_config.enable_sleep_mode,
-        "logprobs": str(made.model_config.logprobs_mode),
-        "tensor_parallel": made.parallel_config.tensor_parallel_size,
-        "data_parallel": made.parallel_config.data_parallel_size,
+        "cudagraph": str(config.compilation_config.cudagraph_mode),
+        "graphs": len(config.compilation_config.cudagraph_capture_sizes or []),
+        "max_num_seqs": config.scheduler_config.max_num_seqs,
+        "batched_tokens": config.scheduler_config.max_num_batched_tokens,
+        "memory_share": config.cache_config.gpu_memory_utilization,
+        "sleep": config.model_config.enable_sleep_mode,
+        "logprobs": str(config.model_config.logprobs_mode),
+        "tensor_parallel": config.parallel_config.tensor_parallel_size,
+        "data_parallel": config.parallel_config.data_parallel_size,
     }
 
 
 class Server(vLLMHttpServer):
     """Stop verl's server at the moment in which vLLM would start."""
 
-    async def run_server(self, args) -> None:
+    async def run_server(self, args: argparse.Namespace) -> None:
         self.facts = engine_facts(args)
 
 
-def rollout_server(config: Config, model: Path, root: Path) -> dict:
+def rollout_server(config: Config, model: Path, root: Path) -> dict[str, Any]:
     """Configure the sampler of a training run, as verl would start it."""
-    composed = compose(overrides(config, Sources(model, root, root, root), "cuda"))
-    rollout = composed.actor_rollout_ref.rollout
-    model_config = omega_conf_to_dataclass(composed.actor_rollout_ref.model)
+    settings = compose(overrides(config, Sources(model, root, root, root), "cuda"))
+    rollout = settings.actor_rollout_ref.rollout
+    model_config = omega_conf_to_dataclass(settings.actor_rollout_ref.model)
     server = Server(rollout, model_config, RolloutMode.HYBRID, [], 0, 0, config.verl.ranks, 1, "")
     asyncio.run(server.launch_server())
     return server.facts
 
 
-def evaluation_server(config: Config, model: Path) -> dict:
+def evaluation_server(config: Config, model: Path) -> dict[str, Any]:
     """Configure the server of `agent-r1 eval` and `chat` with a GPU."""
     serve.resolve_device = lambda device, dtype: ("cuda", torch.bfloat16)
     facts = {}
     for name, gpus in (("chat", 0), ("evaluation", config.verl.ranks)):
-        told = serve.options(model, config.rollout, config.trainer, 8000, gpus)
-        args = make_arg_parser(FlexibleArgumentParser()).parse_args(told)
+        words = serve.options(model, config.rollout, config.trainer, 8000, gpus)
+        args = make_arg_parser(FlexibleArgumentParser()).parse_args(words)
+        assert args  # None only where an argument asks for help
         validate_parsed_serve_args(args)
         facts[name] = engine_facts(args)
     return facts
@@ -123,7 +143,7 @@ def evaluation_server(config: Config, model: Path) -> dict:
 
 def main() -> int:
     """Check every GPU preset with each algorithm on each card. Exit code 1 after a refusal."""
-    refused = 0
+    refusals = 0
     ray.get_runtime_context = lambda: SimpleNamespace(
         get_job_id=lambda: "rehearsal"
     )  # no Ray is running
@@ -133,19 +153,19 @@ def main() -> int:
         if load_config(preset).engine != "verl":
             continue
         for algorithm, card in ((a, c) for a in ("grpo", "ppo") for c in CARDS):
-            line, said = {"preset": preset, "algorithm": algorithm, "card": card}, io.StringIO()
+            line, output = {"preset": preset, "algorithm": algorithm, "card": card}, io.StringIO()
             try:
                 FakeCard.card = card
                 config = load_config(preset, algorithm=algorithm)
                 model = model_folder(config.model.path, root)
-                with contextlib.redirect_stdout(said):
+                with contextlib.redirect_stdout(output):
                     line["rollout"] = rollout_server(config, model, root)
                     line["server"] = evaluation_server(config, model)
             except Exception as error:  # this program lists what is refused
-                refused += 1
+                refusals += 1
                 line["error"] = f"{type(error).__name__}: {error}"
             print(json.dumps(line), flush=True)
-    return int(refused > 0)
+    return int(refusals > 0)
 
 
 if __name__ == "__main__":

@@ -21,15 +21,17 @@ from lab.rehearsals._chromium import Browser
 
 Dials = dict[str, Any]
 LAYERS = ("mask", "log-probability", "gap", "reward", "value", "advantage", "gradient")
-SHOWN = 2e-5
+TOLERANCE = 2e-5
 """Largest difference: the page shows five decimals, and `policy_loss` computes in float32."""
 DRIFT = 0.1
-GROUPED = ("grpo", "rloo", "reinforce++-baseline")
+GROUP_ESTIMATORS = ("grpo", "rloo", "reinforce++-baseline")
 
 
-def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute every layer [B, T] as training does, and the action mask. Members that are off have
-    rows of zeros."""
+def compute_layers(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Tensor], Tensor]:
+    """Compute every layer [B, T] as training does, and the action mask.
+
+    Members that are off have rows of zeros.
+    """
     rows = [
         (number, record, row) for number, record in enumerate(records) for row in record["rows"]
     ]
@@ -37,8 +39,8 @@ def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Ten
     T = max(len(row["tokens"]) for _, _, row in rows)
 
     def column(name: str, of: Any = None) -> Tensor:
-        found = [row.get(name) or [0.0] * len(row["tokens"]) for _, _, row in rows]
-        return torch.tensor([x + [0] * (T - len(x)) for x in (of or found)], dtype=torch.float64)[
+        values = [row.get(name) or [0.0] * len(row["tokens"]) for _, _, row in rows]
+        return torch.tensor([x + [0] * (T - len(x)) for x in (of or values)], dtype=torch.float64)[
             here
         ]
 
@@ -69,7 +71,7 @@ def expected(records: list[dict[str, Any]], dials: Dials) -> tuple[dict[str, Ten
         gamma=dials["gamma"], lam=dials["lam"], normalize_std=bool(dials.get("normalizeStd"))
     )
     alone = (
-        len(here) == 1 and dials["estimator"] in GROUPED
+        len(here) == 1 and dials["estimator"] in GROUP_ESTIMATORS
     )  # training refuses a group of one; the page shows zeros
     advantages_BT = (
         torch.zeros_like(rewards_BT)
@@ -128,37 +130,37 @@ def _gradient(
 
 def _steps(rows: list[Any]) -> list[list[int]]:
     """Return the rows' steps. Without records of them, each run of action tokens is one."""
-    found = []
+    returns = []
     for _, _, row in rows:
         mask = row["action_mask"]
         runs = [
             sum(1 for i in range(t + 1) if mask[i] and not (i and mask[i - 1])) - 1
             for t in range(len(mask))
         ]
-        found.append([max(step, 0) for step in row.get("step_ids") or runs])
-    return found
+        returns.append([max(step, 0) for step in row.get("step_ids") or runs])
+    return returns
 
 
 def _states(rows: list[Any]) -> list[list[int]]:
     """Assign numbers to states: what the environment recorded, or all tokens before a step."""
     numbers: dict[Any, int] = {}
-    found = []
+    ids = []
     for (_, record, row), steps in zip(rows, _steps(rows), strict=True):
         first = [
             next(t for t, s in enumerate(steps) if s == step and row["action_mask"][t])
             for step in steps
         ]
-        known = [
+        states_of_step = [
             record["steps"][step].get("state") if step < len(record["steps"]) else None
             for step in steps
         ]
         prefixes = [tuple(row["tokens"][:start]) for start in first]
         states = [
             before if state is None else ("state", state)
-            for state, before in zip(known, prefixes, strict=True)
+            for state, before in zip(states_of_step, prefixes, strict=True)
         ]
-        found.append([numbers.setdefault(state, len(numbers)) for state in states])
-    return found
+        ids.append([numbers.setdefault(state, len(numbers)) for state in states])
+    return ids
 
 
 # ----------------------------------------------------------------------------------- in the browser
@@ -179,33 +181,37 @@ class Microscope:
 
     def dials(self) -> Dials:
         """Return the dials as they stand."""
-        told = self.browser.js(f"Object.fromEntries(new FormData({self.one('form')}))")
-        return {name: float(value) if _is_number(value) else value for name, value in told.items()}
+        fields = self.browser.js(f"Object.fromEntries(new FormData({self.one('form')}))")
+        return {
+            name: float(value) if _is_number(value) else value for name, value in fields.items()
+        }
 
     def compare(self) -> None:
-        """Compare each number that the present layer shows, in words of the page for minus. Raises
-        AssertionError."""
+        """Compare each number that the present layer shows, in words of the page for minus.
+
+        Raises AssertionError.
+        """
         dials = self.dials()
-        layers, mask_BT = expected(self.records, dials)
+        layers, mask_BT = compute_layers(self.records, dials)
         layer = dials["layer"]
         numbers = "s => [...s.querySelectorAll('.token')].map(t => t.dataset.number)"
-        read = f"[...{self.element}.querySelectorAll('section')].map({numbers})"
-        for b, row in enumerate(self.browser.js(read)):
+        script = f"[...{self.element}.querySelectorAll('section')].map({numbers})"
+        for b, row in enumerate(self.browser.js(script)):
             for t, text in enumerate(row):
-                known = dials.get(f"member {self.number_of(b)}") and (
+                is_exact = dials.get(f"member {self.number_of(b)}") and (
                     layer == "mask" or mask_BT[b, t]
                 )
-                if not known:
+                if not is_exact:
                     assert text == "", (layer, b, t, text)
                     continue
                 assert text, (layer, dials, b, t)
-                right, shown = float(layers[layer][b, t]), float(text.replace("−", "-"))
-                assert abs(right - shown) <= SHOWN * max(1.0, abs(right)), (
+                right, on_page = float(layers[layer][b, t]), float(text.replace("−", "-"))
+                assert abs(right - on_page) <= TOLERANCE * max(1.0, abs(right)), (
                     layer,
                     dials,
                     b,
                     t,
-                    shown,
+                    on_page,
                     right,
                 )
                 self.numbers += 1
@@ -248,8 +254,10 @@ def _is_number(text: str) -> bool:
 
 
 def look(scope: Microscope) -> int:
-    """Drag a reward, forget the mask, and compare all layers each time. Return the count of
-    numbers."""
+    """Drag a reward, forget the mask, and compare all layers each time.
+
+    Return the count of numbers.
+    """
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.each_layer()
@@ -259,8 +267,10 @@ def look(scope: Microscope) -> int:
 
 
 def use(scope: Microscope) -> int:
-    """Move every dial by mouse or keys, and compare what is shown after each change. Return the
-    count of numbers."""
+    """Move every dial by mouse or keys, and compare what is shown after each change.
+
+    Return the count of numbers.
+    """
     scope.each_layer()
     scope.drag("reward 0", 0.9)
     scope.compare()

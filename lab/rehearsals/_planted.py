@@ -12,6 +12,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any, NoReturn
 
 NAME = "PLANTED_FAULT"
 EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
@@ -19,7 +20,7 @@ EXTENSIONS = {"engine": "broken", "deaf": "Deaf"}
 weights and keeps the old ones."""
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """Make the extension when vLLM asks for it, as cpu.py does."""
     if name == "broken":
         raise RuntimeError("Failed to find C compiler")
@@ -28,7 +29,7 @@ def __getattr__(name: str):
     from agent_r1.cluster.cpu import CpuWorkerExtension
 
     class Deaf(CpuWorkerExtension):
-        def update_weights_from_ipc(self, *args, **kwargs) -> None:
+        def update_weights_from_ipc(self, *args: Any, **kwargs: Any) -> None:
             runner, self.model_runner = (
                 self.model_runner,
                 SimpleNamespace(reload_weights=lambda **_: None),
@@ -41,21 +42,23 @@ def __getattr__(name: str):
     return Deaf
 
 
-def replace(module: ModuleType, name: str, broken: Callable) -> None:
-    """Replace a function. Raise AttributeError if it has moved, so that no fault is planted where
-    nothing looks."""
+def replace(module: ModuleType, name: str, fault: Callable[..., Any]) -> None:
+    """Replace a function.
+
+    Raise AttributeError if it has moved, so that no fault is planted where nothing looks.
+    """
     getattr(module, name)
-    setattr(module, name, broken)
+    setattr(module, name, fault)
 
 
 def episodes() -> None:
     """Lose every episode."""
     from agent_r1.rollout import setup
 
-    def broken(*args, **kwargs):
+    def fail(*args: Any, **kwargs: Any) -> NoReturn:
         raise RuntimeError("rollout server failed")
 
-    replace(setup, "make_loop", broken)
+    replace(setup, "make_loop", fail)
 
 
 def gradient() -> None:
@@ -63,11 +66,12 @@ def gradient() -> None:
     from agent_r1.training import losses
 
     real = losses.policy_loss
-    replace(
-        losses,
-        "policy_loss",
-        lambda *args, **kwargs: ((found := real(*args, **kwargs))[0] * float("nan"), found[1]),
-    )
+
+    def without_number(*args: Any, **kwargs: Any) -> Any:
+        loss, metrics = real(*args, **kwargs)
+        return loss * float("nan"), metrics
+
+    replace(losses, "policy_loss", without_number)
 
 
 def shards() -> None:
@@ -78,7 +82,7 @@ def shards() -> None:
 
     real = policies.load_transformers
 
-    def other(*args, **kwargs):
+    def other(*args: Any, **kwargs: Any) -> Any:
         network = real(*args, **kwargs)
         with torch.no_grad():
             next(network.parameters()).mul_(1.5)
@@ -95,7 +99,7 @@ def main(fault: str, argv: list[str]) -> int:
     from agent_r1.app import cli
     from agent_r1.cluster import launch
 
-    def environment(real, *args) -> dict[str, str]:
+    def environment(real: Callable[..., dict[str, str]], *args: Any) -> dict[str, str]:
         paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
         ours = {
             "VERL_USE_EXTERNAL_MODULES": "lab.rehearsals._planted",
@@ -104,12 +108,12 @@ def main(fault: str, argv: list[str]) -> int:
         }
         return real(*args) | ours
 
-    def overrides(real, *args) -> dict:
-        told = real(*args)
+    def overrides(real: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+        settings = real(*args)
         if fault in EXTENSIONS:
-            vllm = told["added"]["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
+            vllm = settings["added"]["actor_rollout_ref"]["rollout"]["engine_kwargs"]["vllm"]
             vllm["worker_extension_cls"] = f"lab.rehearsals._planted.{EXTENSIONS[fault]}"
-        return told
+        return settings
 
     launch.driver_environment = partial(environment, launch.driver_environment)
     launch.overrides = partial(overrides, launch.overrides)

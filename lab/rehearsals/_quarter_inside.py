@@ -22,9 +22,14 @@ SMALL = [
     *["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.threads=2"],
 ]
 FEW_STEPS = ["trainer.steps=2", "trainer.eval_every=2", "trainer.save_every=1"]
-SECOND = ["rollout.max_context=4096", "trainer.max_tokens_per_microbatch=4096"]
-SECOND += ["rollout.prompts_per_step=2", "rollout.samples_per_prompt=2", "trainer.loggers=[]"]
-SECOND += ["rollout.max_tokens_per_turn=24"]
+SECOND = [
+    "rollout.max_context=4096",
+    "trainer.max_tokens_per_microbatch=4096",
+    "rollout.prompts_per_step=2",
+    "rollout.samples_per_prompt=2",
+    "trainer.loggers=[]",
+    "rollout.max_tokens_per_turn=24",
+]
 SLOWER = 10
 """A CPU takes so many times as long as a GPU's machine."""
 

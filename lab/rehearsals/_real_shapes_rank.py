@@ -20,20 +20,23 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from lab.rehearsals._as_on_a_gpu import CANNOT, merged
+from lab.rehearsals._as_on_a_gpu import CANNOT, merge
 
 
 def resident() -> int:
     """Return this process's bytes of memory, without pages of files."""
     status = Path("/proc/self/status").read_text()
-    return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) * 1024
+    match = re.search(r"RssAnon:\s+(\d+)", status)
+    assert match, "Linux writes it for every process"
+    return int(match[1]) * 1024
 
 
 class Peak:
@@ -59,7 +62,7 @@ class Peak:
             watcher.join()
 
 
-def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
+def compose_preset(model: Path, out: Path, tokens: int, settings: list[str] | None = None):
     """Return verl's configuration of the preset, with passes of `tokens` tokens."""
     from agent_r1.cluster.compose import Sources, compose, overrides
     from agent_r1.config import load_config
@@ -67,7 +70,7 @@ def composed(model: Path, out: Path, tokens: int, settings: list[str] | None = N
     config = load_config(
         "hotpotqa-4xh100", [*small(model, tokens), *(settings or [])], algorithm="grpo"
     )
-    ours = merged(overrides(config, Sources(model, out, out, out), "cuda"), CANNOT)
+    ours = merge(overrides(config, Sources(model, out, out, out), "cuda"), CANNOT)
     return compose(ours).actor_rollout_ref
 
 
@@ -111,15 +114,15 @@ def batch(tokens: int, rows: int, vocab: int, rank: int):
         "global_batch_size": 4 * rows, "mini_batch_size": 4 * rows, "epochs": 1, "seed": 0,
         "dataloader_kwargs": {"shuffle": False}, "temperature": 1.0,
     }  # fmt: skip
-    nested = {
+    nested_columns: dict[str, Any] = {
         n: torch.nested.as_nested_tensor(list(x), layout=torch.jagged) for n, x in columns.items()
     }
-    return tu.get_tensordict(nested, settings)
+    return tu.get_tensordict(nested_columns, settings)
 
 
-def make_worker(settings):
+def make_worker(settings: Any) -> Any:
     """Start verl's worker with our loss, as `AgentR1Trainer` does. `settings` is verl's
-    `actor_rollout_ref`."""
+    `actor_rollout_ref`. verl declares no type that has all that is read of its engines."""
     from verl.utils.config import omega_conf_to_dataclass
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
@@ -131,50 +134,50 @@ def make_worker(settings):
     return worker
 
 
-def update(worker, data) -> Peak:
+def update(worker: Any, rows: Any) -> Peak:
     """Update once, and measure its passes, forward and backward, before Adam."""
     peak, engine = Peak(), worker.actor.engine
     passes = engine.forward_backward_batch
 
-    def watched(*args, **settings):
+    def measure_pass(*args: Any, **settings: Any) -> Any:
         with peak.measured():
             return passes(*args, **settings)
 
-    engine.forward_backward_batch = watched
-    worker.update_actor(data)
+    engine.forward_backward_batch = measure_pass
+    worker.update_actor(rows)
     engine.forward_backward_batch = passes
     return peak
 
 
-def logprobs(worker, data, entropy: bool) -> tuple[torch.Tensor, Peak]:
-    """Compute the log-probabilities of the rows' tokens, and measure it."""
+def logprobs(worker: Any, batch_rows: Any, entropy: bool) -> tuple[Any, Peak]:
+    """Compute the log-probabilities of the rows' tokens, a nested tensor, and measure it."""
     from verl.utils import tensordict_utils as tu
 
-    tu.assign_non_tensor(data, calculate_entropy=entropy, compute_loss=False)
+    tu.assign_non_tensor(batch_rows, calculate_entropy=entropy, compute_loss=False)
     peak = Peak()
     with peak.measured():
-        found = worker.compute_log_prob(data)["log_probs"]
-    return found, peak
+        rows = worker.compute_log_prob(batch_rows)["log_probs"]
+    return rows, peak
 
 
-def whole(model: Path, out: Path, tokens: int) -> dict:
+def whole(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """verl's worker: build, update, save."""
     rank = int(os.environ["RANK"])
     load, save = Peak(), Peak()
     with load.measured():
-        worker = make_worker(composed(model, out, tokens))
+        worker = make_worker(compose_preset(model, out, tokens))
     engine = worker.actor.engine
     vocab = engine.model_config.hf_config.vocab_size
     passes = update(worker, batch(tokens, 2, vocab, rank))
     states = [x for state in engine.optimizer.state.values() for x in state.values() if x.dim()]
-    data = batch(tokens, 2, vocab, rank)
-    found, _ = logprobs(worker, data, entropy=False)
+    rows_of_rank = batch(tokens, 2, vocab, rank)
+    logprobs_of_rows, _ = logprobs(worker, rows_of_rank, entropy=False)
     with save.measured():
         worker.save_checkpoint(str(out / "global_step_1" / "actor"), global_step=1)
     if rank == 0:
         half = tokens // 2
-        answers = [row[half - 1 : -1].tolist() for row in found.unbind()]
-        ids = [row.tolist() for row in data["input_ids"].unbind()]
+        answers = [row[half - 1 : -1].tolist() for row in logprobs_of_rows.unbind()]
+        ids = [row.tolist() for row in rows_of_rank["input_ids"].unbind(0)]
         rows = [
             {"ids": i, "mask": [1] * len(a), "logprobs": a}
             for i, a in zip(ids, answers, strict=True)
@@ -192,28 +195,27 @@ def whole(model: Path, out: Path, tokens: int) -> dict:
     }
 
 
-def passes(model: Path, out: Path, tokens: int) -> dict:
+def passes(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """Measure a pass with `tokens` tokens, and with twice as many."""
-    worker = make_worker(composed(model, out, 2 * tokens))
-    vocab, found = worker.actor.engine.model_config.hf_config.vocab_size, {}
+    worker = make_worker(compose_preset(model, out, 2 * tokens))
+    vocab, peaks = worker.actor.engine.model_config.hf_config.vocab_size, {}
     for count in (tokens, tokens, 2 * tokens):  # the first one compiles
-        data = [batch(count, 1, vocab, int(os.environ["RANK"])) for _ in range(2)]
-        found[f"update {count}"] = update(worker, data[0]).bytes
-        found[f"logprobs {count}"] = logprobs(worker, data[1], entropy=True)[1].bytes
-    return found
+        batches = [batch(count, 1, vocab, int(os.environ["RANK"])) for _ in range(2)]
+        peaks[f"update {count}"] = update(worker, batches[0]).bytes
+        peaks[f"logprobs {count}"] = logprobs(worker, batches[1], entropy=True)[1].bytes
+    return peaks
 
 
-def weights(model: Path, out: Path, tokens: int) -> dict:
+def weights(model: Path, out: Path, tokens: int) -> dict[str, Any]:
     """Make a sharded model. Row r of each matrix is filled with r + 1, modulo 1,021."""
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
     from transformers import AutoConfig, AutoModelForCausalLM
     from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
     from verl.utils.fsdp_utils import apply_fsdp2
 
     torch.distributed.init_process_group("cpu:gloo")
-    mesh = torch.distributed.init_device_mesh(
-        "cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",)
-    )
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),), mesh_dim_names=("fsdp",))
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(
             AutoConfig.from_pretrained(model), dtype=torch.float32
@@ -227,16 +229,18 @@ def weights(model: Path, out: Path, tokens: int) -> dict:
         )
         rows = (torch.arange(first, first + len(local)) + 1) % 1021
         local.detach().copy_(rows.float().reshape(-1, *[1] * (local.dim() - 1)).expand_as(local))
-    manager = FSDPCheckpointManager(
-        module, checkpoint_config={"save_contents": ["model"], "load_contents": ["model"]}
-    )
+    contents: Any = {
+        "save_contents": ["model"],
+        "load_contents": ["model"],
+    }  # verl reads a dict, too
+    manager = FSDPCheckpointManager(module, checkpoint_config=contents)
     save = Peak()
     with save.measured():
         manager.save_checkpoint(str(out / "actor"), global_step=1)
     return {"weights": local_bytes(module.parameters()), "save_s": save.seconds, "save": save.bytes}
 
 
-def local_bytes(tensors) -> int:
+def local_bytes(tensors: Iterable[Any]) -> int:
     """Count the bytes of this rank's shards; tied matrices count once."""
     local = {x.to_local().data_ptr(): x.to_local() for x in tensors}
     return sum(x.numel() * x.element_size() for x in local.values())
@@ -244,8 +248,8 @@ def local_bytes(tensors) -> int:
 
 if __name__ == "__main__":
     what, folder, target, count = sys.argv[1:]
-    found = {"whole": whole, "passes": passes, "weights": weights}[what](
+    figures = {"whole": whole, "passes": passes, "weights": weights}[what](
         Path(folder), Path(target), int(count)
     )
-    Path(target, f"rank_{os.environ['RANK']}.json").write_text(json.dumps(found))
+    Path(target, f"rank_{os.environ['RANK']}.json").write_text(json.dumps(figures))
     torch.distributed.destroy_process_group()

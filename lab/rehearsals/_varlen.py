@@ -8,10 +8,15 @@ rows (tests/test_varlen.py).
 Only _gpu_worker.py, which each verl process imports in a rehearsal, calls `install`.
 """
 
+# transformers has no public way to say that flash-attn is there, and PyTorch declares `backward`
+# for any number of gradients.
+# pyright: reportPrivateUsage=false, reportPrivateImportUsage=false
+# pyright: reportIncompatibleMethodOverride=false
 from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -19,7 +24,12 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 def flash_attn_func(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p=0.0, softmax_scale=None, causal=False
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Compute attention of [B, T, H, D] queries over [B, T, K, D] keys.
 
@@ -46,9 +56,9 @@ def flash_attn_varlen_func(
     cu_seqlens_k: Tensor,
     max_seqlen_q: int,
     max_seqlen_k: int,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """Compute attention over concatenated rows: [tokens, H, D].
 
@@ -75,7 +85,7 @@ class _CrossEntropy(torch.autograd.Function):
     ROWS = 64
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, in_place: bool) -> Tensor:
         log_sum = torch.cat(
             [part.float().logsumexp(-1) for part in logits.split(_CrossEntropy.ROWS)]
         )
@@ -84,7 +94,7 @@ class _CrossEntropy(torch.autograd.Function):
         return log_sum - logits.gather(-1, labels[:, None])[:, 0].float()
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         logits, labels, log_sum = ctx.saved_tensors
         out = logits if ctx.in_place else torch.empty_like(logits)
         for start in range(0, len(logits), _CrossEntropy.ROWS):
@@ -104,7 +114,7 @@ def cross_entropy_loss(
     return _CrossEntropy.apply(logits, labels, inplace_backward), None
 
 
-def _never(*args, **kwargs):
+def _never(*args: Any, **kwargs: Any) -> NoReturn:
     raise RuntimeError("packed rows need no padding, and training no cache of keys")
 
 
@@ -121,12 +131,13 @@ def install() -> None:
         f"{triton}.cross_entropy",
     )
     package, padding, *_, entropy = modules = [ModuleType(name) for name in names]
-    package.flash_attn_func, package.flash_attn_varlen_func = (
-        flash_attn_func,
-        flash_attn_varlen_func,
+    vars(package).update(
+        flash_attn_func=flash_attn_func,
+        flash_attn_varlen_func=flash_attn_varlen_func,
+        flash_attn_with_kvcache=_never,
     )
-    package.flash_attn_with_kvcache = padding.pad_input = padding.unpad_input = _never
-    entropy.cross_entropy_loss = cross_entropy_loss
+    vars(padding).update(pad_input=_never, unpad_input=_never)
+    vars(entropy).update(cross_entropy_loss=cross_entropy_loss)
     sys.modules |= dict(zip(names, modules, strict=True))
     modeling_flash_attention_utils.is_flash_attn_2_available = lambda: True
     PreTrainedModel._flash_attn_can_dispatch = (

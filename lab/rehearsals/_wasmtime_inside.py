@@ -41,16 +41,16 @@ class Trainer:
         return pointer
 
     def take(self, kind: str, pointer: int, count: int) -> list[float]:
-        found = array(kind)
-        found.frombytes(bytes(self.memory.read(self.store, pointer, pointer + 4 * count)))
-        return found.tolist()
+        values = array(kind)
+        values.frombytes(bytes(self.memory.read(self.store, pointer, pointer + 4 * count)))
+        return values.tolist()
 
     def reset(self, weights: str) -> None:
         self.call("forget")
         self.memory.write(self.store, base64.b64decode(weights), self.call("weights"))
         self.call("pack_weights")
 
-    def read(self, batch: dict[str, list[float]], temperature: float, expected: Any) -> None:
+    def read(self, batch: dict[str, list[float]], temperature: float, in_node: Any) -> None:
         top = self.call("mark")
         inputs = [self.put("i", batch[name]) for name in ("ids", "slots", "positions")]
         rows, count = self.put("i", batch["rows"]), len(batch["rows"])
@@ -60,11 +60,11 @@ class Trainer:
         self.call(
             "read", len(batch["ids"]), *inputs, count, rows, noise, temperature, tokens, logprobs
         )
-        assert self.take("i", tokens, count) == expected["tokens"], "another token"
-        assert self.take("f", logprobs, count) == expected["logprobs"], "another log-probability"
+        assert self.take("i", tokens, count) == in_node["tokens"], "another token"
+        assert self.take("f", logprobs, count) == in_node["logprobs"], "another log-probability"
         self.call("release", top)
 
-    def differentiate(self, call: dict[str, Any], expected: Any) -> None:
+    def differentiate(self, call: dict[str, Any], in_node: Any) -> None:
         top = self.call("mark")
         lists = [self.put("i", call[name]) for name in ("starts", "ids", "positions")]
         places = [self.put("i", call[name]) for name in ("at", "targets")]
@@ -77,8 +77,8 @@ class Trainer:
             "differentiate", len(call["starts"]) - 1, *lists, count, *places, *numbers, *settings,
             int(loss["imitate"]), 1, logprobs,
         )  # fmt: skip
-        assert value == expected["loss"], "another loss"
-        assert self.take("f", logprobs, count) == expected["logprobs"], "another log-probability"
+        assert value == in_node["loss"], "another loss"
+        assert self.take("f", logprobs, count) == in_node["logprobs"], "another log-probability"
         self.call("release", top)
         # As Trainer.takeGradient does: a copy, and zeros in its place.
         place = self.call("gradient")
@@ -113,6 +113,8 @@ def main() -> None:
                 trainer.add_shard()
             case "update":
                 trainer.call("update", *map(float, facts))
+            case _:
+                raise ValueError(f"no such call: {name!r}")
     print(trainer.weights_hash())
 
 

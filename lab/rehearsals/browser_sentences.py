@@ -29,7 +29,7 @@ DEAD = (
     "The worker stopped (it was silent for 60 seconds). Another one goes on after step {}, and no "
     "step is lost."
 )
-REOPENED = (
+AFTER_CLOSING = (
     "When this page was closed, a run of seed 1 had taken {} of 5 steps. They went with the page; "
     "press Train to take the same steps again."
 )
@@ -41,12 +41,14 @@ WITHOUT_WEBASSEMBLY = 'user_pref("javascript.options.wasm", false);\n'
 
 
 def run() -> dict[str, Any]:
-    expected = in_node(world.pack(world.header()), {})
-    seen = {}
+    hash_in_node = in_node(world.pack(world.header()), {})
+    sentences_of = {}
     for name, start in {"chromium": chromium, "firefox": firefox}.items():
         with start() as browser:
-            sentences = [provoke(browser, expected) for provoke in (_hide, _end_worker, _reopen)]
-        seen[name] = sentences
+            sentences = [
+                provoke(browser, hash_in_node) for provoke in (_hide, _end_worker, _reopen)
+            ]
+        sentences_of[name] = sentences
         print(f"  {name}: a hidden tab, a dead worker, a reopened page", flush=True)
     refusals = {
         "chromium without SIMD": (lambda: chromium(WITHOUT_SIMD), NO_SIMD),
@@ -55,9 +57,13 @@ def run() -> dict[str, Any]:
     }
     for name, (start, sentence) in refusals.items():
         with start() as browser:
-            seen[name] = [_refused(browser, sentence)]
+            sentences_of[name] = [_refuse(browser, sentence)]
         print(f"  {name}: {sentence}", flush=True)
-    return {"sentences_seen": sum(map(len, seen.values())), "hash": expected[:16], "seen": seen}
+    return {
+        "sentences_seen": sum(map(len, sentences_of.values())),
+        "hash": hash_in_node[:16],
+        "seen": sentences_of,
+    }
 
 
 def _text(browser: Any, name: str) -> str:
@@ -72,12 +78,12 @@ def _press_train(browser: Any) -> None:
     browser.wait("page.run && !page.run.done && page.run.figures.length >= 2", 300)
 
 
-def _finish(browser: Any, expected: str) -> None:
+def _finish(browser: Any, right_hash: str) -> None:
     browser.wait(DONE, 300)
-    assert browser.js("page.run.hash") == expected, "other weights"
+    assert browser.js("page.run.hash") == right_hash, "other weights"
 
 
-def _hide(browser: Any, expected: str) -> str:
+def _hide(browser: Any, right_hash: str) -> str:
     """Open another tab in front of the page, and come back."""
     open_page(browser)
     _press_train(browser)
@@ -88,40 +94,42 @@ def _hide(browser: Any, expected: str) -> str:
         browser.send("Target.createTarget", url="about:blank")
         back = ("Page.bringToFront", {})
     browser.wait("document.visibilityState === 'hidden'", 30)
-    _finish(browser, expected)  # while no one looks
+    _finish(browser, right_hash)  # while no one looks
     browser.send(back[0], **back[1])
     browser.wait("document.visibilityState === 'visible'", 30)
     assert _text(browser, "hidden") == HIDDEN
     return HIDDEN
 
 
-def _end_worker(browser: Any, expected: str) -> str:
+def _end_worker(browser: Any, right_hash: str) -> str:
     """End the worker that decides: it sends no message, and no error."""
     open_page(browser)
     _press_train(browser)
-    taken = browser.js("(page.workers[0].terminate(), page.run.figures.length)")
+    steps = browser.js("(page.workers[0].terminate(), page.run.figures.length)")
     browser.wait("!document.querySelector('#notice').hidden", 120)
     sentence = _text(browser, "notice")
-    assert sentence in (DEAD.format(taken), DEAD.format(taken + 1)), sentence
-    _finish(browser, expected)
+    assert sentence in (DEAD.format(steps), DEAD.format(steps + 1)), sentence
+    _finish(browser, right_hash)
     return sentence
 
 
-def _reopen(browser: Any, expected: str) -> str:
+def _reopen(browser: Any, right_hash: str) -> str:
     """Load the page again during a run. The browser asks first, where a person has clicked."""
     open_page(browser)
     _press_train(browser)
-    taken = browser.js("page.run.figures.length")
+    steps = browser.js("page.run.figures.length")
     browser.open(f"file://{FILE}")
     browser.wait(READY, 300)
     sentence = _text(browser, "notice")
-    assert sentence in [REOPENED.format(taken + more) for more in range(SHORT - taken)], sentence
+    assert sentence in [AFTER_CLOSING.format(steps + more) for more in range(SHORT - steps)], (
+        sentence
+    )
     _press_train(browser)
-    _finish(browser, expected)
+    _finish(browser, right_hash)
     return sentence
 
 
-def _refused(browser: Any, sentence: str) -> str:
+def _refuse(browser: Any, sentence: str) -> str:
     """Open the page where it cannot train. It says why, and no button does anything."""
     browser.open(f"file://{FILE}")
     browser.wait(READY, 120)

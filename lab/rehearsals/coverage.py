@@ -28,8 +28,8 @@ Generator = np.random.Generator
 
 def before_rl(generator: Generator, n: int) -> np.ndarray:
     """Chances of an agent that knows easy questions, and guesses at most others."""
-    known = generator.random(n) < 0.3
-    return np.where(known, generator.beta(20, 1, n), generator.beta(0.6, 2, n))
+    is_sure = generator.random(n) < 0.3
+    return np.where(is_sure, generator.beta(20, 1, n), generator.beta(0.6, 2, n))
 
 
 def after_rl(generator: Generator, n: int) -> np.ndarray:
@@ -37,8 +37,8 @@ def after_rl(generator: Generator, n: int) -> np.ndarray:
     place = generator.random(n)
     sure = 1 - generator.beta(0.5, 60, n)
     unsure = generator.beta(4, 1.5, n)
-    lost = generator.beta(0.5, 10, n)
-    return np.where(place < 0.72, sure, np.where(place < 0.97, unsure, lost))
+    hopeless = generator.beta(0.5, 10, n)
+    return np.where(place < 0.72, sure, np.where(place < 0.97, unsure, hopeless))
 
 
 def even(generator: Generator, n: int) -> np.ndarray:

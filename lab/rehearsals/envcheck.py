@@ -53,17 +53,19 @@ def run() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         for title in ("TUNED", "HELD_OUT"):
-            missed = []
+            survivors = []
             faults = getattr(planted, title)
             for number, fault in enumerate(faults):
                 words = planted.write_world(home / f"{title}-{number}", fault)
                 if not check(home, *words):
-                    missed.append(fault.name)
-            found = len(faults) - len(missed)
-            figures[f"{title.lower()}_found"] = f"{found} of {len(faults)}"
-            figures[f"{title.lower()}_missed"] = ", ".join(missed) or "none"
-            if found < 9:
-                raise RuntimeError(f"{title}: only {found} faults were found; missed {missed}")
+                    survivors.append(fault.name)
+            caught_count = len(faults) - len(survivors)
+            figures[f"{title.lower()}_found"] = f"{caught_count} of {len(faults)}"
+            figures[f"{title.lower()}_missed"] = ", ".join(survivors) or "none"
+            if caught_count < 9:
+                raise RuntimeError(
+                    f"{title}: only {caught_count} faults were found; missed {survivors}"
+                )
         alarms = []
         for form in ("class", "gym", "reward"):
             words = planted.write_world(home / f"healthy-{form}", None, form)

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WORDS = [
@@ -24,7 +25,7 @@ WORDS = [
     "cold_start.warm_steps=2",
     "--json",
 ]
-NAMED = {
+PHASE_OF = {
     "engine": "Ray, FSDP2 and vLLM",
     "deaf": "weight sync",
     "episodes": "sampling",
@@ -40,31 +41,31 @@ def run() -> dict[str, float]:
     Raises if a check finds something else.
     """
     began = time.perf_counter()
-    sound = checked([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
+    sound = run_check([sys.executable, "-m", "agent_r1.app.cli", *WORDS, "verl.ranks=2"])
     seconds = round(time.perf_counter() - began)
-    status, seen = (
+    status, evidence = (
         {one["phase"]: one[key] for one in sound["phases"]} for key in ("status", "seen")
     )
-    if not sound["passed"] or "several ranks" not in seen["Ray, FSDP2 and vLLM"]:
-        raise AssertionError(f"the sound check: {status}, {seen}")
-    for fault, phase in NAMED.items():
-        found = checked([sys.executable, "-m", "lab.rehearsals._planted", fault, *WORDS])
-        failed = [one for one in found["phases"] if one["status"] == "failed"]
-        print(f"  {fault}: {[one['seen'] for one in failed]}", flush=True)
+    if not sound["passed"] or "several ranks" not in evidence["Ray, FSDP2 and vLLM"]:
+        raise AssertionError(f"the sound check: {status}, {evidence}")
+    for fault, phase in PHASE_OF.items():
+        check = run_check([sys.executable, "-m", "lab.rehearsals._planted", fault, *WORDS])
+        failures = [one for one in check["phases"] if one["status"] == "failed"]
+        print(f"  {fault}: {[one['seen'] for one in failures]}", flush=True)
         if (
-            found["passed"]
-            or [one["phase"] for one in failed] != [phase]
-            or not failed[0]["remedy"]
+            check["passed"]
+            or [one["phase"] for one in failures] != [phase]
+            or not failures[0]["remedy"]
         ):
-            raise AssertionError(f"{fault}: {failed} instead of {phase}")
+            raise AssertionError(f"{fault}: {failures} instead of {phase}")
     return {
         "seconds_two_ranks": seconds,
         "passed": list(status.values()).count("passed"),
-        "faults_named": len(NAMED),
+        "faults_named": len(PHASE_OF),
     }
 
 
-def checked(command: list[str]) -> dict:
+def run_check(command: list[str]) -> dict[str, Any]:
     """Return the result of a check in a home of its own."""
     with tempfile.TemporaryDirectory(prefix="agent-r1-check-") as home:
         paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,37 +31,29 @@ from agent_r1.workspace import Workspace
 
 ROOT = Path(__file__).parents[2]
 TINY = [
-    *(
-        "--preset=hotpotqa-tiny",
-        "data.train=200",
-        "data.val=8",
-        "data.test=16",
-        "data.cold=400",
-        "trainer.threads=2",
-    ),
+    "--preset=hotpotqa-tiny",
+    "data.train=200",
+    "data.val=8",
+    "data.test=16",
+    "data.cold=400",
+    "trainer.threads=2",
     *("cold_start.copy_steps=60", "cold_start.mix_steps=40"),
 ]
 SMALL = [
-    *(
-        "data.train=200",
-        "data.val=8",
-        "data.test=16",
-        "data.corpus=contexts",
-        "search.encoder=ngram",
-        "search.top_k=2",
-    ),
-    *(
-        "rollout.max_context=512",
-        "rollout.max_tokens_per_turn=48",
-        "rollout.prompts_per_step=8",
-        "rollout.max_concurrent_episodes=32",
-    ),
-    *(
-        "trainer.max_tokens_per_microbatch=1024",
-        "trainer.loggers=[]",
-        "verl.agent_workers=2",
-        "verl.stall_timeout_s=900",
-    ),
+    "data.train=200",
+    "data.val=8",
+    "data.test=16",
+    "data.corpus=contexts",
+    "search.encoder=ngram",
+    "search.top_k=2",
+    "rollout.max_context=512",
+    "rollout.max_tokens_per_turn=48",
+    "rollout.prompts_per_step=8",
+    "rollout.max_concurrent_episodes=32",
+    "trainer.max_tokens_per_microbatch=1024",
+    "trainer.loggers=[]",
+    "verl.agent_workers=2",
+    "verl.stall_timeout_s=900",
     *("env.episode_timeout_s=240", "trainer.stop_on_collapse=false"),
     "cold_start.warm_steps=0",  # the tiny model has had its cold start
 ]
@@ -95,9 +88,11 @@ def small(home: Path, environment: dict[str, str]) -> list[str]:
     The model has learned the format, and replaces the hub's.
     """
     source = f"data.source={home / 'files'}"
-    checked([sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment)
+    check_output(
+        [sys.executable, ROOT / "tests/hotpotqa_tiny/make.py", home / "files"], environment
+    )
     for stage in ("data", "index", "cold-start"):
-        checked([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
+        check_output([sys.executable, "-m", "agent_r1.app.cli", stage, *TINY, source], environment)
     os.environ["AGENT_R1_HOME"] = str(home)
     model = Workspace(load_config("hotpotqa-tiny", [*TINY[1:], source])).start_model
     return [*SMALL, source, f"model.path={model}"]
@@ -133,13 +128,13 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
         *words,
     ]
     run, figures = home / "runs" / "life", {}
-    figures["s_to_checkpoint"] = killed_behind_a_checkpoint([*script, *GRPO], environment, run)
+    figures["s_to_checkpoint"] = kill_after_a_checkpoint([*script, *GRPO], environment, run)
     began = time.monotonic()
-    said = checked([*script, *GRPO, "--resume"], environment)
+    output = check_output([*script, *GRPO, "--resume"], environment)
     figures["s_resume_eval_report"] = round(time.monotonic() - began)
-    stages = re.findall(r"^(train|evaluate after RL|report)\b", said, re.MULTILINE)
-    if stages != ["train", "evaluate after RL", "report"] or said.count("already done") < 3:
-        raise RuntimeError(f"the second call of the speedrun did something else: {said[-1000:]}")
+    stages = re.findall(r"^(train|evaluate after RL|report)\b", output, re.MULTILINE)
+    if stages != ["train", "evaluate after RL", "report"] or output.count("already done") < 3:
+        raise RuntimeError(f"the second call of the speedrun did something else: {output[-1000:]}")
     lines = sound(run, steps=3)
     the_gpus_configuration(run)
     before, after = (
@@ -150,8 +145,8 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
         read_rows(data(words) / "test.parquet")[0]["prompt"][-1]["content"],
     )
     agent(environment, "export", "--run", "life", "--target-dir", str(model))
-    served(environment, model, question)
-    answer = chatted(environment, model, question)
+    serve_and_ask(environment, model, question)
+    answer = chat_once(environment, model, question)
     return figures | {
         "em_before_after": f"{before:.2f}, {after:.2f}",
         "probs_diff_mean": round(
@@ -163,7 +158,9 @@ def life(home: Path, environment: dict[str, str], words: list[str]) -> dict[str,
     }
 
 
-def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: Path) -> int:
+def kill_after_a_checkpoint(
+    command: Sequence[str | Path], environment: dict[str, str], run: Path
+) -> int:
     """Run the script until a rank is killed in the step after the first checkpoint.
 
     Returns the seconds until that checkpoint.
@@ -180,14 +177,15 @@ def killed_behind_a_checkpoint(command: list, environment: dict[str, str], run: 
             os.kill(pid, signal.SIGKILL)
         code = process.wait(timeout=300)
         out.seek(0)
-        said = out.read()
-    if code != 1 or "continue from step_000002 with --resume" not in said.strip().splitlines()[-1]:
-        print(said[-3000:], file=sys.stderr)
-        raise RuntimeError(f"after the kill: exit code {code}, {said.strip().splitlines()[-1:]}")
+        output = out.read()
+    last = output.strip().splitlines()[-1]
+    if code != 1 or "continue from step_000002 with --resume" not in last:
+        print(output[-3000:], file=sys.stderr)
+        raise RuntimeError(f"after the kill: exit code {code}, {last}")
     return seconds
 
 
-def until_step_three(run: Path, process: subprocess.Popen) -> None:
+def until_step_three(run: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a checkpoint, a validation and their line in metrics.jsonl exist.
 
     Also returns when the process has ended.
@@ -201,26 +199,26 @@ def until_step_three(run: Path, process: subprocess.Popen) -> None:
 
 def the_gpus_configuration(run: Path) -> None:
     """Check that verl and the agents got a GPU run's settings."""
-    composed, ours = (
+    verl_config, ours = (
         yaml.safe_load((run / name).read_text()) for name in ("verl/config.yaml", "config.yaml")
     )
-    actor = composed["actor_rollout_ref"]
-    wanted = {
+    actor = verl_config["actor_rollout_ref"]
+    correction = verl_config["algorithm"]["rollout_correction"]
+    facts = {
         "packed rows": actor["model"]["use_remove_padding"],
         "flash-attn": actor["model"]["override_config"]["attn_implementation"]
         == "flash_attention_2",
         "dynamic batches": actor["actor"]["use_dynamic_bsz"],
-        "four ranks": composed["trainer"]["n_gpus_per_node"] == 4,
+        "four ranks": verl_config["trainer"]["n_gpus_per_node"] == 4,
         "bf16": actor["actor"]["fsdp_config"]["dtype"] == "bfloat16",
-        "truncated importance sampling": composed["algorithm"]["rollout_correction"]["rollout_is"]
-        == "token",
+        "truncated importance sampling": correction["rollout_is"] == "token",
         "search service": ours["search"]["url"] == "http://127.0.0.1:8100",
     }
-    if not all(wanted.values()):
-        raise RuntimeError(f"this was not the configuration of a GPU run: {wanted}")
+    if not all(facts.values()):
+        raise RuntimeError(f"this was not the configuration of a GPU run: {facts}")
 
 
-def served(environment: dict[str, str], model: Path, question: str) -> None:
+def serve_and_ask(environment: dict[str, str], model: Path, question: str) -> None:
     """Query `agent-r1 serve` as an OpenAI client, and stop it with Ctrl-C."""
     print("  serve ...", flush=True)
     process = subprocess.Popen(
@@ -234,8 +232,11 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
-        said = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
-        url, key = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', said).groups()
+        assert process.stdout
+        announcement = next(line for line in process.stdout if "OPENAI_BASE_URL" in line)
+        match = re.search(r'BASE_URL=(\S+) OPENAI_API_KEY="\$\(cat (.+)\)"', announcement)
+        assert match, announcement
+        url, key = match.groups()
         with httpx.Client(
             trust_env=False,
             timeout=60,
@@ -256,7 +257,7 @@ def served(environment: dict[str, str], model: Path, question: str) -> None:
         raise RuntimeError(f"the server ended with code {code}, or something of it lives")
 
 
-def chatted(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
+def chat_once(environment: dict[str, str], model: Path, question: str) -> dict[str, Any]:
     """Ask the trained agent one question, with its tools, through a vLLM server."""
     print("  chat ...", flush=True)
     words = [
@@ -299,18 +300,18 @@ def sound(run: Path, steps: int) -> list[dict[str, Any]]:
 
 def processes(setting: str, title: str = "") -> list[int]:
     """List processes with NAME=VALUE in their environment and `title` in their command line."""
-    found = []
+    pids = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if setting.encode() in (folder / "environ").read_bytes().split(b"\0"):
-                found += (
+                pids += (
                     [int(folder.name)]
                     if title.lower() in (folder / "cmdline").read_text().lower()
                     else []
                 )
         except OSError:
             continue
-    return found
+    return pids
 
 
 def data(words: list[str]) -> Path:
@@ -323,10 +324,12 @@ def home_agent(environment: dict[str, str]) -> str:
 
 def agent(environment: dict[str, str], *argv: str, codes: tuple[int, ...] = (0,)) -> str:
     """Run `agent-r1 ARGV` as on a GPU, and return its output."""
-    return checked([home_agent(environment), *argv], environment, codes)
+    return check_output([home_agent(environment), *argv], environment, codes)
 
 
-def checked(command: list, environment: dict[str, str], codes: tuple[int, ...] = (0,)) -> str:
+def check_output(
+    command: Sequence[str | Path], environment: dict[str, str], codes: tuple[int, ...] = (0,)
+) -> str:
     done = subprocess.run(command, cwd=ROOT, env=environment, text=True, capture_output=True)
     if done.returncode not in codes:
         print((done.stdout + done.stderr)[-3000:], file=sys.stderr)

@@ -31,8 +31,10 @@ from lab.rehearsals.gpu_config import ROOT, agent, machine, processes
 RANKS = 8
 FULL = 0.9
 """Least share of trainer.max_tokens_per_microbatch that the largest pass must have."""
-NARROW = {"layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16}
-NARROW |= {"intermediate": 128, "vocab": 400}
+NARROW = {
+    "layers": 2, "hidden": 64, "heads": 4, "kv_heads": 2, "head_dim": 16, "intermediate": 128,
+    "vocab": 400,
+}  # fmt: skip
 CARD = "NVIDIA H100 80GB HBM3, 81559 MiB, 580.65.06, 9.0"
 SMI = f"#!/bin/sh\nfor gpu in 1 2 3 4 5 6 7 8; do echo '{CARD}'; done\n"
 PAGE = ROOT / "docs" / "cloud.md"
@@ -171,12 +173,12 @@ def two_nodes() -> str:
         tempfile.TemporaryDirectory(prefix="r1-") as folder,  # sockets have short paths
         page_cluster(Path(folder)) as environment,
     ):
-        counted = subprocess.run(
+        listing = subprocess.run(
             [sys.executable, "-c", COUNT], env=environment, capture_output=True, text=True
         )
-        if counted.returncode:
-            raise RuntimeError(f"no Ray: {counted.stderr[-500:]}")
-        have = json.loads(counted.stdout.splitlines()[-1])
+        if listing.returncode:
+            raise RuntimeError(f"no Ray: {listing.stderr[-500:]}")
+        have = json.loads(listing.stdout.splitlines()[-1])
         ours = set(processes(f"AGENT_R1_TWO_NODES={Path(folder).name}", "ray"))
         with_key = ours & set(processes("WANDB_API_KEY=secret", "ray"))
     need = ray_cpus(config)

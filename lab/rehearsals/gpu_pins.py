@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,50 +38,38 @@ TESTS = ("tests/test_verl_compose.py", "tests/test_verl_equivalence.py")
 # vLLM's CUDA library is linked against the driver's, which a machine without a GPU lacks. It looks
 # for these names; all return 100, CUDA_ERROR_NO_DEVICE.
 DRIVER = (
-    *(
-        "cuCtxGetCurrent",
-        "cuCtxSetCurrent",
-        "cuDeviceGetAttribute",
-        "cuDevicePrimaryCtxRetain",
-        "cuGetErrorString",
-    ),
-    *(
-        "cuGetProcAddress_v2",
-        "cuMemAddressFree",
-        "cuMemAddressReserve",
-        "cuMemCreate",
-        "cuMemGetAllocationGranularity",
-    ),
-    *(
-        "cuMemMap",
-        "cuMemRelease",
-        "cuMemSetAccess",
-        "cuMemUnmap",
-        "cuPointerGetAttribute",
-        "cuTensorMapEncodeTiled",
-    ),
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGetAttribute",
+    "cuDevicePrimaryCtxRetain",
+    "cuGetErrorString",
+    "cuGetProcAddress_v2",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemCreate",
+    "cuMemGetAllocationGranularity",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuPointerGetAttribute",
+    "cuTensorMapEncodeTiled",
 )
 IMPORTS = (
-    *(
-        "vllm.entrypoints.openai.api_server",
-        "verl.trainer.ppo.v1",
-        "verl.workers.engine.fsdp.transformer_impl",
-    ),
-    *(
-        "agent_r1.cluster.trainer",
-        "agent_r1.cluster.agent_loop",
-        "agent_r1.cluster.serve",
-        "agent_r1.app.cli",
-    ),
-    *(
-        "sentence_transformers",
-        "datasets",
-        "faiss",
-        "wandb",
-        "tensorboard",
-        "ray",
-        "transfer_queue",
-    ),
+    "vllm.entrypoints.openai.api_server",
+    "verl.trainer.ppo.v1",
+    "verl.workers.engine.fsdp.transformer_impl",
+    "agent_r1.cluster.trainer",
+    "agent_r1.cluster.agent_loop",
+    "agent_r1.cluster.serve",
+    "agent_r1.app.cli",
+    "sentence_transformers",
+    "datasets",
+    "faiss",
+    "wandb",
+    "tensorboard",
+    "ray",
+    "transfer_queue",
 )
 
 
@@ -115,39 +104,39 @@ def resolve(root: Path) -> dict[str, int]:
     pins = read_pins(PINS.read_text())
     counts = {}
     for name, words in WAYS.items():
-        wanted = root / "wanted.in"
+        requirements = root / "wanted.in"
         lines = [word for word in words if "==" in word or word.startswith(".")]
-        wanted.write_text("\n".join(lines) + "\n")
-        source = ROOT / words[1] if words[0] == "-r" else wanted
+        requirements.write_text("\n".join(lines) + "\n")
+        source = ROOT / words[1] if words[0] == "-r" else requirements
         constraints = ["-c", PINS] if "-c" in words else []
-        compiled = call(
+        lock = call(
             [root / "tools/bin/uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
             + [*platform, *constraints, source]
         )
-        found = read_pins(compiled)
-        one_set = ONE_SET if "verl" in found else ONE_SET[:2]
-        changed = [
-            f"{package} {found[package]}"
+        pin_of = read_pins(lock)
+        one_set = ONE_SET if "verl" in pin_of else ONE_SET[:2]
+        differences = [
+            f"{package} {pin_of[package]}"
             for package in one_set
-            if package in found and found[package] != pins[package]
+            if package in pin_of and pin_of[package] != pins[package]
         ]
-        if changed:
-            raise RuntimeError(f"{name} brings {', '.join(changed)}")
-        counts[name] = len(found)
-        print(f"  {name}: {len(found)} packages, torch {found['torch']}", flush=True)
+        if differences:
+            raise RuntimeError(f"{name} brings {', '.join(differences)}")
+        counts[name] = len(pin_of)
+        print(f"  {name}: {len(pin_of)} packages, torch {pin_of['torch']}", flush=True)
     return counts
 
 
 def count_arm(root: Path) -> int:
     """Count the pins that have a wheel for 64-bit Arm, as of a GH200. Raises if one has none."""
     pins = read_pins(PINS.read_text())
-    wanted = root / "arm.in"
+    requirements = root / "arm.in"
     lines = [f"{name}=={pin}" for name, pin in pins.items() if name not in WITHOUT_WHEEL]
-    wanted.write_text("\n".join(lines) + "\n")
+    requirements.write_text("\n".join(lines) + "\n")
     uv = [root / "tools/bin/uv", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     platform = ["--python-version", "3.12", "--python-platform", "aarch64-manylinux_2_35"]
-    compiled = call([*uv, *platform, "--no-deps", "--only-binary", ":all:", wanted])
-    count = len(read_pins(compiled))
+    lock = call([*uv, *platform, "--no-deps", "--only-binary", ":all:", requirements])
+    count = len(read_pins(lock))
     if count != len(lines):
         raise RuntimeError(f"{count} of {len(lines)} pins have a wheel for 64-bit Arm")
     print(f"  64-bit Arm: {count} wheels", flush=True)
@@ -163,25 +152,25 @@ def install(root: Path) -> dict[str, Any]:
         raise RuntimeError("no python3.12 that runs on this machine; name one in PYTHON312")
     pins = [line.split("#")[0].strip() for line in PINS.read_text().splitlines()]
     pins = [line for line in pins if line]
-    wanted = root / "pins.txt"
-    wanted.write_text("\n".join(pins) + "\n")
+    requirements = root / "pins.txt"
+    requirements.write_text("\n".join(pins) + "\n")
     print(f"  installing {len(pins)} packages ...", flush=True)
     began = time.monotonic()
     call([python, "-m", "venv", root / "venv"])
     call([root / "venv/bin/pip", "install", "-q", "uv"])
     uv = [root / "venv/bin/uv", "--cache-dir", root / "cache", "pip", "--quiet"]
-    call([*uv, "install", "--python", root / "venv/bin/python", "-r", wanted])
+    call([*uv, "install", "--python", root / "venv/bin/python", "-r", requirements])
     seconds = round(time.monotonic() - began)
     call([*uv, "check", "--python", root / "venv/bin/python"])
-    listed = call([*uv, "list", "--python", root / "venv/bin/python", "--format", "json"])
-    found = {
+    listing = call([*uv, "list", "--python", root / "venv/bin/python", "--format", "json"])
+    version_of = {
         re.sub(r"[-_.]+", "-", package["name"]).lower(): package["version"]
-        for package in json.loads(listed)
+        for package in json.loads(listing)
     }
     wrong = [
         f"{name}=={pin}"
         for name, pin in read_pins("\n".join(pins)).items()
-        if found.get(name) != pin
+        if version_of.get(name) != pin
     ]
     if wrong:
         raise RuntimeError(f"installed, but not in the pinned version: {', '.join(wrong)}")
@@ -219,9 +208,9 @@ def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
     command = [root / "venv/bin/python", "-m", "lab.rehearsals._gpu_pins_inside"]
     answer = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True)
     lines = [json.loads(line) for line in answer.stdout.splitlines() if line.startswith("{")]
-    if refused := [line for line in lines if "error" in line]:
+    if refusals := [line for line in lines if "error" in line]:
         raise RuntimeError(
-            f"{len(refused)} of {len(lines)} combinations are refused, the first: {refused[0]}"
+            f"{len(refusals)} of {len(lines)} combinations are refused, the first: {refusals[0]}"
         )
     if answer.returncode or not lines:
         raise RuntimeError(f"the check itself failed: {answer.stderr.strip().splitlines()[-1:]}")
@@ -231,13 +220,13 @@ def presets(root: Path, environment: dict[str, str]) -> dict[str, Any]:
 
 def tests(root: Path, environment: dict[str, str]) -> dict[str, Any]:
     """Run the equivalence with verl's own functions with the GPU's versions."""
-    said = call(
+    output = call(
         [root / "venv/bin/python", "-m", "pytest", "-p", "no:cacheprovider", *TESTS], environment
     )
-    return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", said)[-1]}
+    return {"tests": re.findall(r"\d+ passed[^=]*?(?= in )", output)[-1]}
 
 
-def call(command: list, environment: dict[str, str] | None = None) -> str:
+def call(command: Sequence[str | Path], environment: dict[str, str] | None = None) -> str:
     """Run a command and return its output. Raises with its last lines if it fails."""
     done = subprocess.run(
         [str(word) for word in command], env=environment, cwd=ROOT, capture_output=True, text=True

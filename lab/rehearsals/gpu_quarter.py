@@ -103,7 +103,7 @@ def make_machine(root: Path) -> dict[str, str]:
     return environment
 
 
-def inside(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess:
+def inside(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Run that environment's Python without network."""
     command = [*QUIET_NETWORK, "python", *words]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
@@ -114,13 +114,13 @@ def unpack(root: Path, pack: Path, environment: dict[str, str]) -> dict[str, flo
     seconds = {}
     for word in ORDER:
         for piece in sorted(pack.glob(f"*{word}*")):
-            arrived = root / "arrived"
-            arrived.mkdir(exist_ok=True)
+            inbox = root / "arrived"
+            inbox.mkdir(exist_ok=True)
             if piece.name != "vllm.tar.xz":  # its libraries are for GPUs
-                shutil.move(piece, arrived / piece.name)
+                shutil.move(piece, inbox / piece.name)
             began = time.monotonic()
-            done = inside(environment, "benchmarks/gpu/quarter_hour.py", "unpack", str(arrived))
-            if done.returncode or list(arrived.iterdir()):
+            done = inside(environment, "benchmarks/gpu/quarter_hour.py", "unpack", str(inbox))
+            if done.returncode or list(inbox.iterdir()):
                 raise RuntimeError(f"{piece.name}: {done.stderr[-500:]}")
             seconds[piece.name] = round(time.monotonic() - began, 1)
     return seconds
@@ -129,7 +129,9 @@ def unpack(root: Path, pack: Path, environment: dict[str, str]) -> dict[str, flo
 # ------------------------------------------------------------------------------------- the parts
 
 
-def start(root: Path, kind: str, environment: dict[str, str], seconds: float) -> subprocess.Popen:
+def start(
+    root: Path, kind: str, environment: dict[str, str], seconds: float
+) -> subprocess.Popen[bytes]:
     words = ["-m", "lab.rehearsals._quarter_inside", str(root / kind), kind, str(seconds)]
     return subprocess.Popen([*QUIET_NETWORK, "python", *words], cwd=ROOT, env=environment)
 
@@ -150,13 +152,13 @@ def run_kind(root: Path, kind: str, environment: dict[str, str], seconds: float)
         log = (root / kind / "log.txt").read_text()
         print(log[-6000:], file=sys.stderr)
         raise RuntimeError(f"{kind}: {', '.join(wrong)} did not end well")
-    missing = [name for name in expected_files(kind, root) if not (root / kind / name).exists()]
+    missing = [name for name in list_files(kind, root) if not (root / kind / name).exists()]
     if missing:
         raise RuntimeError(f"{kind}: {missing} did not arrive")
     return ends
 
 
-def expected_files(kind: str, root: Path) -> list[str]:
+def list_files(kind: str, root: Path) -> list[str]:
     make = quarter_hour.make_second_parts if kind == "second" else quarter_hour.make_parts
     return ["clock.json", "log.txt", *(name for part in make(root) for name in part.files)]
 
@@ -181,11 +183,11 @@ def kill(root: Path, environment: dict[str, str]) -> str:
     return describe(out, "running")
 
 
-def describe(out: Path, ended: str) -> str:
+def describe(out: Path, ending: str) -> str:
     """Return what arrived of an ended training; raise if a file is missing."""
     [row] = json.loads((out / "clock.json").read_text()).values()
     steps = len((out / "local.jsonl").read_text().splitlines())
     log = (out / "log.txt").read_text()
-    if row["ended"] != ended or not steps or "agent_r1" not in log:
-        raise RuntimeError(f"{row['ended']} instead of {ended}, with {steps} steps")
-    return f"{ended}; {steps} steps of the curve, {len(log):,} characters of the log"
+    if row["ended"] != ending or not steps or "agent_r1" not in log:
+        raise RuntimeError(f"{row['ended']} instead of {ending}, with {steps} steps")
+    return f"{ending}; {steps} steps of the curve, {len(log):,} characters of the log"

@@ -108,7 +108,7 @@ Episode = tuple[list[int], list[int], float]
 """Ids, mask and reward."""
 
 
-def played_here(config: Any, rows: list[Row], script: Script) -> list[Episode]:
+def play_here(config: Any, rows: list[Row], script: Script) -> list[Episode]:
     tools = Workspace(config).load_tools()
     rollout = config.rollout.model_copy(update={"max_context": 2000, "max_tokens_per_turn": 500})
     loop = make_loop(Scripted(script), script.chat, tools, rollout, config.env)
@@ -121,7 +121,7 @@ def played_here(config: Any, rows: list[Row], script: Script) -> list[Episode]:
     return episodes
 
 
-def played_in_trl(
+def play_in_trl(
     config: Any, home: type[Home], rows: list[Row], script: Script, folder: str
 ) -> list[Episode]:
     from datasets import Dataset
@@ -144,9 +144,9 @@ def played_in_trl(
         max_position_embeddings=4000,
     )
     rewards: list[float | None] = []
-    taken: dict[str, Any] = {}
+    reply: dict[str, Any] = {}
 
-    def recorded_reward(**columns: Any) -> list[float | None]:
+    def record_reward(**columns: Any) -> list[float | None]:
         rewards.extend(reward(**columns))
         return rewards[-len(columns["completions"]) :]
 
@@ -160,13 +160,13 @@ def played_in_trl(
 
         def _generate(self, prompts: Any) -> Any:
             result = super()._generate(prompts)
-            taken["ids"], taken["completions"], taken["masks"] = result[:3]
+            reply["ids"], reply["completions"], reply["masks"] = result[:3]
             return result
 
     trainer = Trainer(
         model=Qwen2ForCausalLM(shape),
         processing_class=tokenizer,
-        reward_funcs=recorded_reward,
+        reward_funcs=record_reward,
         environment_factory=home,
         train_dataset=Dataset.from_list(rows),
         args=GRPOConfig(
@@ -182,7 +182,7 @@ def played_in_trl(
     trainer.play(rows)
     episodes: list[Episode] = []
     for prompt, completion, mask, value in zip(
-        taken["ids"], taken["completions"], taken["masks"], rewards, strict=True
+        reply["ids"], reply["completions"], reply["masks"], rewards, strict=True
     ):
         ids = [*prompt, *completion]
         bits = [0] * len(prompt) + [int(bit) for bit in mask]
@@ -192,30 +192,30 @@ def played_in_trl(
 
 # ---------------------------------------------------------------------------------------- verifiers
 
-Said = tuple[list[tuple[str, str, bool]], float]
+Transcript = tuple[list[tuple[str, str, bool]], float]
 """Messages as (role, text, whether the model wrote it), and the reward."""
 
 
-def as_said(episodes: list[Episode], chat: ChatFormat) -> list[Said]:
+def as_said(episodes: list[Episode], chat: ChatFormat) -> list[Transcript]:
     """Read our episodes as verifiers records them: as messages, sampled or not."""
-    said: list[Said] = []
+    transcripts: list[Transcript] = []
     for ids, mask, value in episodes:
         messages: list[tuple[str, str, bool]] = []
         # `conversation` leaves out the beginning of the next turn, so it needs one.
         for message in conversation(chat.decode(ids) + "\n<|im_start|>assistant\n"):
             role = message["role"]
             if role != "system":  # the tools, which verifiers keeps in a field of their own
-                messages.append((role, spelled(message["content"], role), role == "assistant"))
+                messages.append((role, spell_tokens(message["content"], role), role == "assistant"))
         # Whatever the model wrote has mask 1, and nothing else has.
         runs = "".join(map(str, mask)).split("0")
-        sampled = [run for run in runs if run]
-        if len(sampled) != sum(one[2] for one in messages):
+        action_runs = [run for run in runs if run]
+        if len(action_runs) != sum(one[2] for one in messages):
             raise RuntimeError("a turn of ours has no mask of its own")
-        said.append((messages, value))
-    return said
+        transcripts.append((messages, value))
+    return transcripts
 
 
-def spelled(text: str, role: str) -> str:
+def spell_tokens(text: str, role: str) -> str:
     """Return one spelling of a turn; JSON and blanks may be written in several ways."""
     if role != "assistant":
         return text
@@ -252,9 +252,9 @@ def as_answer(text: str) -> dict[str, Any]:
     return body | {"id": "a", "object": "chat.completion", "created": 1, "model": "script"}
 
 
-def played_in_verifiers(
+def play_in_verifiers(
     preset: str, settings: list[str], script: Script, python: Path, folder: str
-) -> list[Said]:
+) -> list[Transcript]:
     """Play the questions with `vf-eval`. Raise RuntimeError if it fails, or branches."""
     name = f"home_{preset.replace('-', '_')}"
     words = ", ".join(repr(word) for word in [preset, *settings])
@@ -279,7 +279,7 @@ def played_in_verifiers(
         raise RuntimeError(f"vf-eval {name}: {done.stdout[-1500:]}{done.stderr[-1500:]}")
     [file] = out.rglob("traces.jsonl")
     traces = [json.loads(line)["traces"][0] for line in file.read_text().splitlines()]
-    said: list[Said] = []
+    transcripts: list[Transcript] = []
     for trace in sorted(traces, key=lambda one: one["task"]["data"].get("idx", 0)):
         nodes = trace["nodes"]
         if not trace["ok"] or [node.get("parent") for node in nodes[1:]] != [
@@ -290,8 +290,8 @@ def played_in_verifiers(
         for node in nodes:
             role = node["message"]["role"]
             messages.append((role, text_in(node["message"]), node["sampled"]))
-        said.append((messages, trace["rewards"]["outcome"]["score"]))
-    return said
+        transcripts.append((messages, trace["rewards"]["outcome"]["score"]))
+    return transcripts
 
 
 def text_in(message: dict[str, Any]) -> str:
@@ -305,7 +305,7 @@ def text_in(message: dict[str, Any]) -> str:
     thought = message.get("reasoning_content")
     text = f"<think>{thought}</think>" if thought else ""
     text += turn_text({"content": message.get("content"), "tool_calls": calls})
-    return spelled(text, "assistant")
+    return spell_tokens(text, "assistant")
 
 
 # -------------------------------------------------------------------------------------- comparisons
@@ -322,15 +322,15 @@ def compare(preset: str, settings: list[str], folder: str, python: Path) -> dict
     )
     chat = ChatFormat(train_tokenizer(texts_of(plays), config.model.vocab_size))
     script = Script(plugins.load_trusted(name, "cold_start.demonstrator"), rows, chat)
-    ours = played_here(config, rows, script)
-    theirs = played_in_trl(config, home, rows, script, folder)
+    ours = play_here(config, rows, script)
+    theirs = play_in_trl(config, home, rows, script, folder)
     equal = [0, 0, 0]
     for one, other in zip(ours, theirs, strict=True):
         for place in range(3):
             equal[place] += one[place] == other[place]
     equal_said = [0, 0]
     here = as_said(ours, chat)
-    there = played_in_verifiers(preset, settings, script, python, folder)
+    there = play_in_verifiers(preset, settings, script, python, folder)
     for one, other in zip(here, there, strict=True):
         for place in range(2):
             equal_said[place] += one[place] == other[place]

@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -66,22 +66,22 @@ def build(root: Path) -> dict[str, Any]:
 
 def volumes(root: Path) -> list[str]:
     """List options that mount this machine's package index, local wheels and certificates."""
-    said = dict(
+    settings = dict(
         re.findall(
             r"^(?:global|:env:)\.([a-z-]+)='(.*)'$", call(["pip", "config", "list"]), re.MULTILINE
         )
     )
-    shown, lines = [], ["[global]"]
+    folders, lines = [], ["[global]"]
     for key in ("index-url", "extra-index-url", "find-links", "trusted-host"):
-        if key in said:
-            lines.append(f"{key} = {said[key]}")
-            local = [word.removeprefix("file://") for word in said[key].split()]
-            shown += [Path(*Path(place).parts[:3]) for place in local if place.startswith("/")]
-    certificates = Path(said.get("cert", "/etc/ssl/certs/ca-certificates.crt"))
+        if key in settings:
+            lines.append(f"{key} = {settings[key]}")
+            local = [word.removeprefix("file://") for word in settings[key].split()]
+            folders += [Path(*Path(place).parts[:3]) for place in local if place.startswith("/")]
+    certificates = Path(settings.get("cert", "/etc/ssl/certs/ca-certificates.crt"))
     if certificates.is_file():  # under another name: the build writes this one itself
         lines.append("cert = /run/build/certificates.crt")
     (root / "pip.conf").write_text("\n".join(lines) + "\n")
-    pairs = {str(place): str(place) for place in shown if place.exists()}
+    pairs = {str(place): str(place) for place in folders if place.exists()}
     pairs |= {
         str(root / "pip.conf"): "/etc/pip.conf",
         str(certificates): "/run/build/certificates.crt",
@@ -104,12 +104,20 @@ def container() -> Iterator[str]:
 
 def inside(name: str, home: Path, *words: str) -> str:
     """Run a command in the container, with speedrun.sh's folders and user; return its output."""
-    shared = [
+    options = [
         word
         for each in ("runs", "artifacts")
         for word in ("--volume", f"{home / each}:{home / each}")
     ]
-    command = ["buildah", STORAGE, "run", "--isolation=chroot", "--user", f"{USER}:{USER}", *shared]
+    command = [
+        "buildah",
+        STORAGE,
+        "run",
+        "--isolation=chroot",
+        "--user",
+        f"{USER}:{USER}",
+        *options,
+    ]
     return call([*command, "--env", f"AGENT_R1_HOME={home}", name, "--", *words])
 
 
@@ -138,7 +146,7 @@ def speedrun(name: str, home: Path) -> dict[str, Any]:
 
 def question(name: str, home: Path) -> dict[str, str]:
     """Ask one question of the test set in the chat."""
-    said = inside(
+    output = inside(
         name,
         home,
         "agent-r1",
@@ -151,14 +159,14 @@ def question(name: str, home: Path) -> dict[str, str]:
         "1",
         "--json",
     )
-    exchange = json.loads(said.strip().splitlines()[-1])
+    exchange = json.loads(output.strip().splitlines()[-1])
     assert exchange["stop_reason"] == "answered", exchange["stop_reason"]
     return {"chat_stop_reason": exchange["stop_reason"]}
 
 
 def gpu_stage(root: Path) -> dict[str, str]:
     """Run the lines of the GPU stage that this machine can; name the others."""
-    skipped = "apt-get (Ubuntu's archive), imports (need a GPU's driver)"
+    omissions = "apt-get (Ubuntu's archive), imports (need a GPU's driver)"
     try:
         gpu_pins.install(root)
     except RuntimeError as error:
@@ -172,12 +180,14 @@ def gpu_stage(root: Path) -> dict[str, str]:
     python = root / "venv" / "bin" / "python"
     call([python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", copy])
     assert "laptop" in call([root / "venv" / "bin" / "agent-r1", "train", "--help"])
-    return {"gpu_stage": f"pins and package installed; skipped: {skipped}"}
+    return {"gpu_stage": f"pins and package installed; skipped: {omissions}"}
 
 
-def call(command: list) -> str:
-    """Return standard output. Raises with the last line of what the command printed when it
-    fails."""
+def call(command: Sequence[str | Path]) -> str:
+    """Return standard output.
+
+    Raises with the last line of what the command printed when it fails.
+    """
     done = subprocess.run([str(word) for word in command], cwd=ROOT, capture_output=True, text=True)
     if done.returncode:
         print(done.stdout[-3000:] + done.stderr[-3000:], flush=True)

@@ -19,10 +19,10 @@ SELECTIONS = {
 
 
 def run() -> dict[str, int]:
-    return {f"{name}_passed": passed(words) for name, words in SELECTIONS.items()}
+    return {f"{name}_passed": read_passes(words) for name, words in SELECTIONS.items()}
 
 
-def passed(words: list[str]) -> int:
+def read_passes(words: list[str]) -> int:
     """Return how many tests passed. Raises AssertionError if one failed or was skipped."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

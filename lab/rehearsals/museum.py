@@ -16,13 +16,15 @@ def run() -> dict[str, int]:
         selections = (
             [exhibit.tests] if exhibit.tests else sorted({other.tests for other in exhibits})
         )
-        expected = 1 if exhibit.tests else 0
+        exit_code = 1 if exhibit.tests else 0
         with tempfile.TemporaryDirectory() as folder:
             source = copy_source(exhibit, Path(folder))
             for tests in selections:
                 code, _ = pytest(source, tests.split())
-                wrong += [f"{exhibit.name}: {tests} ended with {code}"] if code != expected else []
-        print(f"  {exhibit.name}: {'its tests fail' if expected else 'all tests pass'}", flush=True)
+                wrong += [f"{exhibit.name}: {tests} ended with {code}"] if code != exit_code else []
+        print(
+            f"  {exhibit.name}: {'its tests fail' if exit_code else 'all tests pass'}", flush=True
+        )
     if wrong:
         raise AssertionError("; ".join(wrong))
     return {"exhibits": len(exhibits), "guarded": len(exhibits)}

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import yaml
 
@@ -60,7 +61,7 @@ def place(fault: Fault) -> tuple[str, str]:
     return "agent_r1", fault.file
 
 
-def mutated(fault: Fault) -> str:
+def plant(fault: Fault) -> str:
     """Return the file's text with the fault. Raises ValueError unless the old text occurs once."""
     package, file = place(fault)
     text = (PACKAGES[package] / file).read_text()
@@ -101,40 +102,40 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def check(fault: Fault, copies: SimpleQueue) -> bool:
+def check(fault: Fault, copies: SimpleQueue[Path]) -> bool:
     """Return whether a test fails. Raises if pytest could not run, which proves nothing."""
     source = copies.get()
     path = source.joinpath(*place(fault))
     before = path.read_text()
     try:
-        path.write_text(mutated(fault))
-        code, said = pytest(source, fault.tests.split())
+        path.write_text(plant(fault))
+        code, output = pytest(source, fault.tests.split())
     finally:
         path.write_text(before)
         copies.put(source)
     if code not in (0, 1):
-        raise RuntimeError(f"{fault.says}: pytest ended with {code}: {said[-500:]}")
-    failed = next(
-        (line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))),
+        raise RuntimeError(f"{fault.says}: pytest ended with {code}: {output[-500:]}")
+    summary = next(
+        (line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))),
         "no test failed",
     )
     print(
         f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} "
-        f"({failed.split(' - ')[0]})",
+        f"({summary.split(' - ')[0]})",
         flush=True,
     )
     return code == 1
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     workers = min(2, len(os.sched_getaffinity(0)))
     with tempfile.TemporaryDirectory() as folder:
-        copies: SimpleQueue = SimpleQueue()
+        copies: SimpleQueue[Path] = SimpleQueue()
         for number in range(workers):
             source = Path(folder) / str(number)
             for package, folder_here in PACKAGES.items():
-                ignored = shutil.ignore_patterns("__pycache__")
-                shutil.copytree(folder_here, source / package, ignore=ignored)
+                ignore = shutil.ignore_patterns("__pycache__")
+                shutil.copytree(folder_here, source / package, ignore=ignore)
             copies.put(source)
         selections = sorted({fault.tests for fault in FAULTS})
         with ThreadPoolExecutor(workers) as pool:
@@ -143,11 +144,11 @@ def run() -> dict:
             )
             if red := [tests for tests, (code, _) in zip(selections, clean, strict=True) if code]:
                 raise RuntimeError(f"these fail without any fault: {', '.join(red)}")
-            caught = list(pool.map(lambda fault: check(fault, copies), FAULTS))
+            verdicts = list(pool.map(lambda fault: check(fault, copies), FAULTS))
     survivors = [
         f"{fault.area}: {fault.says}"
-        for fault, found in zip(FAULTS, caught, strict=True)
-        if not found
+        for fault, is_caught in zip(FAULTS, verdicts, strict=True)
+        if not is_caught
     ]
     if survivors:
         raise AssertionError(
@@ -155,6 +156,6 @@ def run() -> dict:
         )
     return {
         "faults": len(FAULTS),
-        "caught": sum(caught),
+        "caught": sum(verdicts),
         "by area": dict(Counter(fault.area for fault in FAULTS)),
     }

@@ -20,7 +20,7 @@ from typing import Any
 
 import httpx
 
-from agent_r1.core import Action, Row
+from agent_r1.core import Action, Row, maybe_await
 from agent_r1.env import make_env
 from agent_r1_recipes.openenv.settings import OpenEnvSettings
 
@@ -113,7 +113,7 @@ def _one(version: str, folder: Path) -> dict[str, Any]:
     began = time.perf_counter()
     subprocess.run([sys.executable, "-m", "venv", folder / "venv"], check=True)
     subprocess.run([python, "-m", "pip", "install", "--quiet", f"openenv=={version}"], check=True)
-    installed = time.perf_counter() - began
+    install_s = time.perf_counter() - began
     (folder / "app.py").write_text(APP)
     with _serving(python, folder, "guess") as url:
         seconds = asyncio.run(_games(url, 64))
@@ -122,7 +122,7 @@ def _one(version: str, folder: Path) -> dict[str, Any]:
     with _serving(python, folder, "echo") as url:
         tools = asyncio.run(_talk(url))
     return {
-        "install_s": round(installed), "episodes": 64 + 16, "tools": tools,
+        "install_s": round(install_s), "episodes": 64 + 16, "tools": tools,
         "step_ms_alone": round(1000 * seconds[0], 2), "step_ms_of_64": round(1000 * seconds[1], 2),
     }  # fmt: skip
 
@@ -175,14 +175,14 @@ async def _game(url: str, answer: int) -> list[float]:
         name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
     )
     env, seconds = make_env(_row(answer), {}, config), []
-    observation = await env.reset(_row(answer))
+    observation = await maybe_await(env.reset(_row(answer)))
     assert observation.messages[-1]["content"] == "Find it.\na number below 100"
     for guess in [1000] * 10 + [answer]:
         began = time.perf_counter()
         result = await env.step(_call("step", number=guess))
         seconds.append(time.perf_counter() - began)
         assert (result.done, result.reward) == (guess == answer, float(guess == answer)), result
-    await env.close()
+    await maybe_await(env.close())
     return seconds
 
 
@@ -202,22 +202,22 @@ async def _talk(url: str) -> int:
             name="openenv", url=url, max_turns=99, max_tool_calls=99, tool_timeout_s=60
         ),
     )
-    observation = await env.reset(_row(0))
+    observation = await maybe_await(env.reset(_row(0)))
     assert {tool["function"]["name"] for tool in observation.tools} == {"echo", "length"}
-    said = {}
+    contents = {}
     for call in (
         _call("echo", message="hällo"),
         _call("length", message="abc"),
         _call("length", message=""),
     ):
         [record] = (await env.step(call)).info["tool_calls"]
-        said[json.dumps(record["arguments"])] = record["content"]
-    assert list(said.values())[0] == "hällo" and json.loads(list(said.values())[1]) == {
+        contents[json.dumps(record["arguments"])] = record["content"]
+    assert list(contents.values())[0] == "hällo" and json.loads(list(contents.values())[1]) == {
         "length": 3
-    }, said
+    }, contents
     assert (
-        list(said.values())[2].startswith("error: length failed: ")
-        and "nothing to count" in list(said.values())[2]
+        list(contents.values())[2].startswith("error: length failed: ")
+        and "nothing to count" in list(contents.values())[2]
     )
-    await env.close()
+    await maybe_await(env.close())
     return len(observation.tools)

@@ -64,7 +64,7 @@ def run() -> dict[str, Any]:
             command = [sys.executable, "-m", "agent_r1", *words, "--preset", "laptop"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     config, checkpoint = from_yaml(folder / "config.yaml"), folder / "checkpoints" / "step_000220"
-    data, packed, header = export.pack_page(checkpoint, config)
+    page_bytes, page_world, header = export.pack_page(checkpoint, config)
     steps = header["checkpoints"]
     chat = load_chat(checkpoint / "model")
     figures: dict[str, Any] = {"checkpoints": len(steps)}
@@ -73,34 +73,36 @@ def run() -> dict[str, Any]:
         export.checkpoints_of(checkpoint, config).items()
     ):
         episodes = [parity.episode(number, i) for i in range(500 if step == steps[-1] else EACH)]
-        records, times = parity.play_page(data, episodes)
+        records, times = parity.play_page(page_bytes, episodes)
         model = load_any(model_folder)
         original = parity.play_python(model, chat, config, episodes)
-        model.load_state_dict(packed.state(number), strict=True)
-        found = parity.compare(model, parity.play_python(model, chat, config, episodes), records)
+        model.load_state_dict(page_world.state(number), strict=True)
+        gaps = parity.compare(model, parity.play_python(model, chat, config, episodes), records)
         em = sum(trajectory.metrics["em"] for trajectory in original) / len(original)
         by_step[step] = {
             "em_original": round(em, 4),
-            "em_packed": round(found.em_page, 4),
-            "episodes": found.episodes,
+            "em_packed": round(gaps.em_page, 4),
+            "episodes": gaps.episodes,
         }
         speeds.append(times["tokens"] / times["seconds"])
         print(
-            f"  step {step}: {found.equal} of {found.episodes} equal, EM {em:.3f} and packed "
-            f"{found.em_page:.3f}",
+            f"  step {step}: {gaps.equal} of {gaps.episodes} equal, EM {em:.3f} and packed "
+            f"{gaps.em_page:.3f}",
             flush=True,
         )
         for name in ("episodes", "tokens", "equal", "ties", "different"):
-            setattr(total, name, getattr(total, name) + getattr(found, name))
-        largest = max(total.largest_logprob_difference, found.largest_logprob_difference)
+            setattr(total, name, getattr(total, name) + getattr(gaps, name))
+        largest = max(total.largest_logprob_difference, gaps.largest_logprob_difference)
         total.largest_logprob_difference = largest
     assert total.different == 0 and total.largest_logprob_difference < 1e-4, total
-    sampled = _sampled(data, packed, chat, config, load_any(checkpoint / "model"), len(steps) - 1)
+    gaps_of_samples = _check_samples(
+        page_bytes, page_world, chat, config, load_any(checkpoint / "model"), len(steps) - 1
+    )
     figures |= {
         "episodes": total.episodes,
         "equal": total.equal,
         "ties": total.ties,
-        "sampled_equal": sampled,
+        "sampled_equal": gaps_of_samples,
         "largest_logprob_difference": float(f"{total.largest_logprob_difference:.1e}"),
         "em_original": by_step[steps[-1]]["em_original"],
         "em_packed": by_step[steps[-1]]["em_packed"],
@@ -110,26 +112,33 @@ def run() -> dict[str, Any]:
     return figures | _in_chromium(checkpoint, config, header["recorded"]["records"])
 
 
-def _sampled(
-    data: bytes, packed: export.Packed, chat: Any, config: Any, model: Decoder, number: int
+def _check_samples(
+    page_bytes: bytes,
+    page_world: export.Packed,
+    chat: Any,
+    config: Any,
+    model: Decoder,
+    number: int,
 ) -> str:
     """Play 100 questions at temperature 1, with equal seeds on both sides."""
-    model.load_state_dict(packed.state(number), strict=True)
+    model.load_state_dict(page_world.state(number), strict=True)
     episodes = [parity.episode(number, i, 1.0) for i in range(100)]
-    records, _ = parity.play_page(data, episodes)
-    found = parity.compare(
+    records, _ = parity.play_page(page_bytes, episodes)
+    gaps = parity.compare(
         model, parity.play_python(model, chat, config, episodes), records, greedy=False
     )
-    assert found.equal >= 98, found  # a uniform number may fall between two roundings of a sum
-    return f"{found.equal} of 100"
+    assert gaps.equal >= 98, gaps  # a uniform number may fall between two roundings of a sum
+    return f"{gaps.equal} of 100"
 
 
 # -------------------------------------------------------------------------------------- in Chromium
 
 
 def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Use the page, the lessons and the page of a group as a reader does. Return the counts of what
-    was done."""
+    """Use the page, the lessons and the page of a group as a reader does.
+
+    Return the counts of what was done.
+    """
     done: Counter[str] = Counter()
     passages = [
         *Workspace(config).load_passages(),
@@ -152,7 +161,7 @@ def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -
         done["numbers_of_the_run"] = use(
             Microscope(browser, "document.querySelector('#microscope-of-run')", records)
         )
-        done["numbers_of_a_group"] = _sampled_group(browser)
+        done["numbers_of_a_group"] = _sample_group(browser)
         _question(browser, hostile, "Who wrote Sosnum?")
         text = browser.js("document.querySelector('#stage').innerText")
         assert any(payload[:12] in text for payload in PAYLOADS)
@@ -160,7 +169,7 @@ def _in_chromium(checkpoint: Path, config: Any, records: list[dict[str, Any]]) -
             _question(browser, normal, f"Sosnum {payload}")
             done["hostile_questions"] += 1
         done |= _lessons(browser, Path(place) / "site")
-        done["planted_faults_found"] = _planted(browser, Path(place) / "group.html")
+        done["planted_faults_found"] = _plant_faults(browser, Path(place) / "group.html")
         megabytes = round(normal.stat().st_size / 1e6, 2)
     return dict(done) | {"hostile_passages": len(PAYLOADS), "megabytes": megabytes}
 
@@ -193,7 +202,7 @@ def _tab_through(browser: Browser) -> int:
     """Reach each control with the tab key. Each must have a name and be seen to have the focus."""
     controls = browser.js(f"(window.controls = {CONTROLS}).length")
     browser.js("document.activeElement.blur()")
-    reached = set()
+    stops = set()
     for _ in range(3 * controls):
         browser.press("Tab")
         at, name, line = browser.js(
@@ -207,9 +216,9 @@ def _tab_through(browser: Browser) -> int:
             assert name and line != "none", browser.js(
                 "document.activeElement.outerHTML.slice(0, 200)"
             )
-            reached.add(at)
+            stops.add(at)
     missing = browser.js(
-        f"controls.filter((_, i) => !{sorted(reached)}.includes(i)).map((one) => "
+        f"controls.filter((_, i) => !{sorted(stops)}.includes(i)).map((one) => "
         "one.outerHTML.slice(0, 100))"
     )
     assert not missing, missing
@@ -230,7 +239,7 @@ def _question(browser: Browser, file: Path, text: str) -> None:
     _sound(browser)
 
 
-def _sampled_group(browser: Browser) -> int:
+def _sample_group(browser: Browser) -> int:
     """Sample groups by keyboard until one has unequal rewards, and put it under the microscope."""
     browser.js(
         "{ const draw = microscope; microscope = (element, step) => draw(element, (window.seen = "
@@ -238,6 +247,7 @@ def _sampled_group(browser: Browser) -> int:
     )
     browser.js("document.querySelector('#temperature').focus()")
     browser.press("End")
+    records: list[dict[str, Any]] = []
     for _ in range(5):
         browser.wait(VERDICT)
         browser.js("document.querySelector('#microscope-of-group').replaceChildren()")
@@ -284,7 +294,7 @@ def _lessons(browser: Browser, site: Path) -> dict[str, int]:
     return {"microscopes_of_lessons": count, "numbers_of_lessons": numbers}
 
 
-def _planted(browser: Browser, file: Path) -> int:
+def _plant_faults(browser: Browser, file: Path) -> int:
     """Use a recorded group's page without a fault, which passes, and with each fault."""
     program, records = (
         script("quantities", "microscope", "group"),
@@ -297,8 +307,8 @@ def _planted(browser: Browser, file: Path) -> int:
         browser.open(f"file://{file}")
         try:
             use(Microscope(browser, "document.querySelector('.microscope')", records))
-            passed = True
+            passes = True
         except AssertionError:
-            passed = False
-        assert passed == (not right), f"the microscope with {wrong!r} passes"
+            passes = False
+        assert passes == (not right), f"the microscope with {wrong!r} passes"
     return len(FAULTS)

@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "first-gpu-agent.md"
@@ -35,7 +36,7 @@ SMALL_RUN = (
 """It writes the files that `export` and `tar` take."""
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     assert shutil.which("mmdebstrap"), "it is not installed: apt-get install mmdebstrap"
     commands = page_commands()
     with tempfile.TemporaryDirectory(prefix="agent-r1-page-gpu-") as folder:
@@ -43,7 +44,7 @@ def run() -> dict:
         make_root(root, commands)
         check_an_old_driver(root, commands)
         state_driver(root, "580.95.05")
-        played = 0
+        count = 0
         for command in commands:
             if command.startswith(NOT_RUN) or is_training(command):
                 continue
@@ -51,8 +52,8 @@ def run() -> dict:
             if command.startswith(".venv-gpu"):
                 make_environment(root)
             check_command(root, command)
-            played += 1
-    return {"commands": len(commands), "run": played, "not_run": len(commands) - played}
+            count += 1
+    return {"commands": len(commands), "run": count, "not_run": len(commands) - count}
 
 
 def page_commands() -> list[str]:
@@ -85,13 +86,13 @@ def state_driver(root: Path, version: str) -> None:
     program.chmod(0o755)
 
 
-def call(root: Path, command: str) -> subprocess.CompletedProcess:
+def call(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash in the root, in the checkout once there is one."""
     inside = "export HOME=/root PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin; cd /root; "
     inside += "cd agent-r1 2>/dev/null; git config --global safe.directory '*'; " + command
-    shared = [sysconfig.get_path("purelib"), sys.base_prefix]
+    folders = [sysconfig.get_path("purelib"), sys.base_prefix]
     mounts = [f"mount --bind /proc {root}/proc", f"mount --bind /dev {root}/dev"]
-    for place in shared:
+    for place in folders:
         target = shlex.quote(f"{root}{place}")
         mounts.append(f"mkdir -p {target} && mount --bind {shlex.quote(place)} {target}")
     script = " && ".join([*mounts, f"exec chroot {root} bash -c {shlex.quote(inside)}"])

@@ -15,9 +15,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -56,17 +57,17 @@ def run() -> dict[str, Any]:
 
     Raises if the two differ, or a reader reads something else.
     """
-    figures: dict[str, Any] = {"counted": counted()}
+    figures: dict[str, Any] = {"counted": count_models()}
     for title, part in (("logits", logits), ("0.5B", whole), ("1.5B", weights)):
         print(f"  {title} ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="agent-r1-shapes-") as folder:
             figures[title] = part(Path(folder))
         print(f"  {figures[title]}", flush=True)
-    compared = figures["counted"]["ratios"]
+    ratio_of = figures["counted"]["ratios"]
     for title in ("0.5B", "1.5B"):
-        compared = compared | figures[title]["plan_to_measured"]
-    figures["plan_to_measured"] = f"{min(compared.values())} to {max(compared.values())}"
-    if off := {name: ratio for name, ratio in compared.items() if abs(ratio - 1) > WITHIN}:
+        ratio_of = ratio_of | figures[title]["plan_to_measured"]
+    figures["plan_to_measured"] = f"{min(ratio_of.values())} to {max(ratio_of.values())}"
+    if off := {name: ratio for name, ratio in ratio_of.items() if abs(ratio - 1) > WITHIN}:
         raise AssertionError(f"the plan is further than 15 % from what is measured: {off}")
     return figures
 
@@ -79,9 +80,8 @@ def hf_config(name: str, shape: Shape | None = None) -> transformers.PreTrainedC
     return make_published_config(shape or MODELS[name], qwen3="Qwen3" in name)
 
 
-def counted() -> dict[str, Any]:
-    """Count parameters of the plan's models as transformers builds them, next to the cards'
-    billions."""
+def count_models() -> dict[str, Any]:
+    """Count parameters of the plan's models as transformers builds them."""
     rows, ratios = {}, {}
     for name, shape in MODELS.items():
         with torch.device("meta"):
@@ -110,18 +110,19 @@ def logits(root: Path) -> dict[str, Any]:
     """
     tokens = 256
     make_model(hf_config(HALF, NARROW), root / "start")
-    found = largest(four_ranks("passes", root / "start", root / "ranks", tokens))
+    peaks = largest(four_ranks("passes", root / "start", root / "ranks", tokens))
     inside = 2 * (NARROW.layers * NARROW.hidden + plan.layer_width(NARROW))
-    grown = {
-        name: ((found[f"{name} {2 * tokens}"] - found[f"{name} {tokens}"]) / tokens - inside)
+    bytes_a_logit = {
+        name: ((peaks[f"{name} {2 * tokens}"] - peaks[f"{name} {tokens}"]) / tokens - inside)
         / NARROW.vocab
         for name in ("update", "logprobs")
     }
-    if max(grown.values()) > plan.BYTES_PER_LOGIT:
+    if max(bytes_a_logit.values()) > plan.BYTES_PER_LOGIT:
         raise AssertionError(
-            f"the logits take {grown} bytes a token and word, the plan {plan.BYTES_PER_LOGIT}"
+            f"the logits take {bytes_a_logit} bytes a token and word, "
+            f"the plan {plan.BYTES_PER_LOGIT}"
         )
-    return {name: round(value, 2) for name, value in grown.items()} | {
+    return {name: round(value, 2) for name, value in bytes_a_logit.items()} | {
         "plan, at most": plan.BYTES_PER_LOGIT
     }
 
@@ -139,15 +140,16 @@ def whole(root: Path) -> dict[str, Any]:
     run = RunDir(root / "run")
     (shards / "rows.json").rename(root / "rows.json")
     rows = json.loads((root / "rows.json").read_text())
-    kept = keep_shards(run, 1, shards / "global_step_1", "bfloat16", rows)
+    shards_of_step = keep_shards(run, 1, shards / "global_step_1", "bfloat16", rows)
     phases: dict[str, Peak] = {}
-    parity = in_phases(phases, lambda phase: finish(run, config, start, kept, phase))
+    parity = in_phases(phases, lambda phase: finish(run, config, start, shards_of_step, phase))
     checkpoint = run.latest_checkpoint()
-    unrounded = compare_logprobs(checkpoint / "model", rows, torch.float32)["mean"]
+    assert checkpoint, "finish writes one"
+    float32_gap = compare_logprobs(checkpoint / "model", rows, torch.float32)["mean"]
     files = {
         file.stat().st_ino: file.stat().st_size for file in checkpoint.rglob("*") if file.is_file()
     }
-    exported, export = root / "export", Peak()
+    target, export = root / "export", Peak()
     with export.measured():
         child = [
             sys.executable,
@@ -157,23 +159,25 @@ def whole(root: Path) -> dict[str, Any]:
             "--checkpoint-dir",
             checkpoint,
             "--target-dir",
-            exported,
+            target,
         ]
         subprocess.run(child, check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-    greedy = both_readers(exported)
+    greedy = both_readers(target)
     shape, gpu = MODELS[HALF], GPUS["H100"]
-    planned, measured = plan.gpu_memory(config, shape, gpu), largest(ranks)
+    plan_rows, peaks = plan.gpu_memory(config, shape, gpu), largest(ranks)
     # Without the logits: the plan has only an upper limit, and they are freed before the gradients
     # are summed.
     at_work = sum(
-        row[1] for name, row in planned.items() if not name.startswith(("actor", "CUDA", "logits"))
+        row[1]
+        for name, row in plan_rows.items()
+        if not name.startswith(("actor", "CUDA", "logits"))
     )
     ours = {
         "weights and Adam of a rank": (
-            planned["actor: weights, Adam"][1],
-            measured["weights"] + measured["adam"],
+            plan_rows["actor: weights, Adam"][1],
+            peaks["weights"] + peaks["adam"],
         ),
-        f"an update of {TOKENS} tokens": (at_work, measured["update"]),
+        f"an update of {TOKENS} tokens": (at_work, peaks["update"]),
         # Here the shard stays in host memory. The first rank sends the others theirs, which on GPUs
         # would be on the GPU.
         "host memory to load, a rank": (
@@ -188,9 +192,9 @@ def whole(root: Path) -> dict[str, Any]:
     }
     return {
         "seconds": {
-            "load": measured["load_s"],
-            "update": measured["update_s"],
-            "save": measured["save_s"],
+            "load": peaks["load_s"],
+            "update": peaks["update_s"],
+            "save": peaks["save_s"],
         }
         | {name.removeprefix("checkpoint: "): peak.seconds for name, peak in phases.items()}
         | {"export": export.seconds},
@@ -199,7 +203,7 @@ def whole(root: Path) -> dict[str, Any]:
         "parity": {
             name.removeprefix("checkpoint/logprob_diff_"): round(x, 5) for name, x in parity.items()
         }
-        | {"mean, weights in float32": round(unrounded, 5)},
+        | {"mean, weights in float32": round(float32_gap, 5)},
         "greedy_tokens_alike": greedy,
     }
 
@@ -248,7 +252,10 @@ def largest(ranks: list[dict[str, float]]) -> dict[str, float]:
     return {name: max(rank[name] for rank in ranks) for name in ranks[0]}
 
 
-def in_phases(phases: dict[str, Peak], work):
+Value = TypeVar("Value")
+
+
+def in_phases(phases: dict[str, Peak], work: Callable[[Callable[[str], None]], Value]) -> Value:
     """Call `work` with a callback for phases; `phases` gets memory and seconds of each."""
     open_phase = []
 
@@ -277,7 +284,7 @@ def both_readers(model: Path) -> int:
     )
     ids = torch.randint(256, (40,), generator=torch.Generator().manual_seed(1)).tolist()
     sampling, stop = Sampling(GREEDY, 0.0), load_chat(model).stop_ids
-    reader = load_transformers(model)
+    reader: Any = load_transformers(model)  # PyTorch declares each attribute as a tensor or module
     whole = reader.generate(
         torch.tensor([ids]), max_new_tokens=GREEDY, do_sample=False, eos_token_id=list(stop)
     )
@@ -300,12 +307,12 @@ def weights(root: Path) -> dict[str, Any]:
     start, out = root / "start", root / "model"
     hf_config(ONE).save_pretrained(start)
     ranks = largest(four_ranks("weights", start, root / "shards"))
-    merge, read = Peak(), Peak()
+    merge, reading = Peak(), Peak()
     out.mkdir()
     with merge.measured():
         write_merged(root / "shards" / "actor", start, out)
     size = (out / "model.safetensors").stat().st_size
-    with read.measured():
+    with reading.measured():
         model = load_transformers(out, dtype=torch.float32)
     for name, parameter in model.named_parameters():
         rows = (torch.arange(len(parameter)) + 1) % 1021
@@ -318,7 +325,7 @@ def weights(root: Path) -> dict[str, Any]:
         "the merged model on disk": (4 * shape.parameters, size),
     }
     return {
-        "seconds": {"save": ranks["save_s"], "merge": merge.seconds, "read": read.seconds},
+        "seconds": {"save": ranks["save_s"], "merge": merge.seconds, "read": reading.seconds},
         "gib": {name: {"plan": gib(a), "measured": gib(b)} for name, (a, b) in ours.items()},
         "plan_to_measured": {f"1.5B: {name}": round(a / b, 2) for name, (a, b) in ours.items()},
     }

@@ -34,7 +34,6 @@ def write_model(folder: Path) -> tuple[Any, Any]:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
-        num_labels=1,
         hidden_size=64,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -43,6 +42,7 @@ def write_model(folder: Path) -> tuple[Any, Any]:
         max_position_embeddings=512,
         pad_token_id=0,
     )
+    config.num_labels = 1
     model = Qwen2ForSequenceClassification(config).eval()
     with torch.no_grad():
         model.score.weight.mul_(20)  # numbers that differ from each other
@@ -95,9 +95,9 @@ def run() -> dict[str, float]:
             for form in ("classify", "pooling"):
                 for raw in (False, True):
                     url = f"http://127.0.0.1:{port}/{form}"
-                    served = asyncio.run(scores(RewardModel(url, raw=raw)))
+                    answers = asyncio.run(scores(RewardModel(url, raw=raw)))
                     own = [float(n if raw else torch.sigmoid(n)) for n in logits]
-                    worst = max(abs(a - b) for a, b in zip(served, own, strict=True))
+                    worst = max(abs(a - b) for a, b in zip(answers, own, strict=True))
                     figures[f"{form}{'_raw' if raw else ''}_diff_max"] = float(f"{worst:.1g}")
         finally:
             stop(server)

@@ -31,6 +31,7 @@ from benchmarks.search_load import client
 
 from agent_r1.cluster.plan import index_memory, passage_count
 from agent_r1.config import load_config
+from agent_r1.search.encoders import Encoder
 from agent_r1.search.index import PassageIndex, build_index
 from agent_r1.search.service import open_port, serve_search
 
@@ -39,20 +40,16 @@ PRESET = load_config("hotpotqa-4xh100")
 SIZES, FULL = (250_000, 1_000_000), passage_count(PRESET)
 DIM, TOPICS, CLIENTS, ROUNDS, STEPS = 384, 4096, 640, 4, 4
 SMALL = [
-    *(
-        "--preset=small",
-        "data.train=120",
-        "data.val=8",
-        "data.test=8",
-        "data.cold=400",
-        "trainer.threads=1",
-    ),
-    *(
-        "cold_start.copy_steps=60",
-        "cold_start.mix_steps=40",
-        "rollout.prompts_per_step=4",
-        "trainer.eval_every=0",
-    ),
+    "--preset=small",
+    "data.train=120",
+    "data.val=8",
+    "data.test=8",
+    "data.cold=400",
+    "trainer.threads=1",
+    "cold_start.copy_steps=60",
+    "cold_start.mix_steps=40",
+    "rollout.prompts_per_step=4",
+    "trainer.eval_every=0",
     *(f"trainer.steps={STEPS}", "trainer.loggers=[]"),
 ]
 AGENT = [sys.executable, "-m", "agent_r1.app.cli"]
@@ -60,7 +57,7 @@ AWAY_S = 12
 """Seconds without the service: longer than a search tool's deadline of 10 seconds."""
 
 
-class Drawn:
+class Drawn(Encoder):
     """Replace a neural encoder of width 384. A passage's title is its number; a query names it."""
 
     name, chunk, dim = "drawn", 50_000, DIM
@@ -68,14 +65,7 @@ class Drawn:
 
     def __init__(self, vectors: np.ndarray):
         self.vectors = vectors
-        """float32 [passages, DIM]: filled by `encode_passages`; of an index that exists, its
-        own."""
-
-    def fit(self, passages) -> None: ...
-
-    def save(self, folder: Path) -> None: ...
-
-    def load(self, folder: Path) -> None: ...
+        """float32 [passages, DIM]: filled by `encode_passages`, or those of an index."""
 
     def encode_passages(self, passages: list[tuple[str, str]]) -> np.ndarray:
         first = int(passages[0][0])
@@ -88,7 +78,7 @@ class Drawn:
         return self.vectors[first : first + len(passages)]
 
     def encode_queries(self, queries: list[str]) -> np.ndarray:
-        numbers = [int(re.search(r"\d+", query).group()) for query in queries]
+        numbers = [int(re.findall(r"\d+", query)[0]) for query in queries]
         noise = [
             np.random.default_rng([2, n]).standard_normal(DIM, dtype=np.float32) for n in numbers
         ]
@@ -103,21 +93,21 @@ def run(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
     """Return figures for each size, extrapolated to all abstracts, and of the runs."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="agent-r1-killed-") as folder:
-        figures["killed"] = killed(Path(folder))
+        figures["killed"] = kill_the_service(Path(folder))
     for size in sizes:
         print(f"  {size:,} passages ...", flush=True)
         with tempfile.TemporaryDirectory(prefix="agent-r1-size-") as folder:
             figures[f"{size}"] = measure(Path(folder), size)
         print(f"  {figures[f'{size}']}", flush=True)
-    last, grown = figures[f"{sizes[-1]}"], FULL / sizes[-1]
-    planned = index_memory(PRESET) / FULL * sizes[-1] / 2**30
-    figures["plan_gib"] = round(planned, 2)
-    figures["plan_to_measured"] = round(planned / last["resident_gib"], 2)
-    figures["extrapolated_gib_5.2M"] = round(last["resident_gib"] * grown, 1)
-    figures["extrapolated_build_hours_5.2M"] = round(last["build_s"] * grown / 3600, 1)
+    last, factor = figures[f"{sizes[-1]}"], FULL / sizes[-1]
+    plan_gib = index_memory(PRESET) / FULL * sizes[-1] / 2**30
+    figures["plan_gib"] = round(plan_gib, 2)
+    figures["plan_to_measured"] = round(plan_gib / last["resident_gib"], 2)
+    figures["extrapolated_gib_5.2M"] = round(last["resident_gib"] * factor, 1)
+    figures["extrapolated_build_hours_5.2M"] = round(last["build_s"] * factor / 3600, 1)
     if not 0.85 < figures["plan_to_measured"] < 1.15:
         raise AssertionError(
-            f"the plan's index takes {planned:.2f} GiB, the real one {last['resident_gib']} GiB"
+            f"the plan's index takes {plan_gib:.2f} GiB, the real one {last['resident_gib']} GiB"
         )
     return figures
 
@@ -151,6 +141,7 @@ def measure(root: Path, size: int) -> dict[str, Any]:
         text=True,
     )
     try:
+        assert service.stdout
         port = int(service.stdout.readline())
         return (
             figures
@@ -179,7 +170,7 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
         answer = (
             await http.post(f"{url}/search", json={"queries": queries, "top_k": top_k})
         ).json()
-    found = sum(
+    hits_of_own = sum(
         str(i) in [hit["title"] for hit in hits]
         for i, hits in zip(first, answer["results"], strict=False)
     )
@@ -187,20 +178,22 @@ async def ask(port: int, size: int, top_k: int) -> dict[str, Any]:
         "queries_per_s": round(len(seconds) / wall),
         "p50_ms": round(1000 * statistics.median(seconds)),
         "p99_ms": round(1000 * statistics.quantiles(seconds, n=100)[98]),
-        "own_passage_found": found / 200,
+        "own_passage_found": hits_of_own / 200,
     }
 
 
 def resident(pid: int) -> float:
     """Return the GiB of memory of a process, without droppable pages of files."""
     status = Path(f"/proc/{pid}/status").read_text()
-    return round(int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) / 2**20, 2)
+    match = re.search(r"RssAnon:\s+(\d+)", status)
+    assert match, "Linux writes it for every process"
+    return round(int(match[1]) / 2**20, 2)
 
 
 # ----------------------------------------------------------------------------------------- the kill
 
 
-def killed(home: Path) -> dict[str, Any]:
+def kill_the_service(home: Path) -> dict[str, Any]:
     """Run each engine, and return the seconds of its slowest step.
 
     Raises if it did not wait, or did not continue.
@@ -249,21 +242,21 @@ def one_run(home: Path, environment: dict[str, str], port: int, engine: str) -> 
         service.kill()
         service.wait()
     steps = [json.loads(line) for line in lines(metrics)]
-    failed = sum(step["tool_calls/failed_rate"] for step in steps)
+    failures = sum(step["tool_calls/failed_rate"] for step in steps)
     if (
         process.returncode
         or len(steps) != STEPS
-        or failed
+        or failures
         or "answers again" not in log.read_text()
     ):
         raise AssertionError(
             f"{engine}: exit code {process.returncode}, {len(steps)} steps, failed searches "
-            f"{failed}"
+            f"{failures}"
         )
     seconds = sorted(step["timing_s/step"] for step in steps)
     return {
         "killed_after_step": done,
-        "failed_searches": failed,
+        "failed_searches": failures,
         "away_s": AWAY_S,
         "slowest_step_s": round(seconds[-1], 1),
         "median_step_s": round(statistics.median(seconds), 1),
@@ -274,7 +267,7 @@ def lines(path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
+def start_service(environment: dict[str, str], port: int) -> subprocess.Popen[bytes]:
     """Start the real command, and return when it answers."""
     command = [*AGENT, "search-server", *SMALL, f"--port={port}"]
     service = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
@@ -287,7 +280,7 @@ def start_service(environment: dict[str, str], port: int) -> subprocess.Popen:
     raise RuntimeError("the search service did not start")
 
 
-def until(condition: Callable[[], Any], process: subprocess.Popen, log: Path) -> None:
+def until(condition: Callable[[], Any], process: subprocess.Popen[bytes], log: Path) -> None:
     """Wait for the condition. Raises if the process ends first."""
     while not condition():
         if process.poll() is not None:
@@ -296,9 +289,9 @@ def until(condition: Callable[[], Any], process: subprocess.Popen, log: Path) ->
 
 
 if __name__ == "__main__":  # the service, in a separate process
-    drawn = Drawn(np.empty((0, DIM), np.float32))
-    loaded = PassageIndex.load(Path(sys.argv[1]), encoder=drawn)
-    drawn.vectors = loaded.vectors
+    encoder = Drawn(np.empty((0, DIM), np.float32))
+    loaded = PassageIndex.load(Path(sys.argv[1]), encoder=encoder)
+    encoder.vectors = loaded.vectors
     listener = open_port("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
     serve_search(loaded, listener)

@@ -38,9 +38,11 @@ def run() -> dict[str, int]:
         ]
         subprocess.run(command, cwd=ROOT, check=True)
 
-        def opened(address: str, width: int) -> str:
-            """Return the page's tree after its scripts ran. Raises AssertionError for a console
-            message."""
+        def open_page(address: str, width: int) -> str:
+            """Return the page's tree after its scripts ran.
+
+            Raises AssertionError for a console message.
+            """
             done = subprocess.run(
                 [
                     chromium,
@@ -60,20 +62,20 @@ def run() -> dict[str, int]:
                 timeout=120,
                 check=True,
             )
-            said = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
-            assert not said, f"{address}: {said[0]}"
+            messages = [line for line in done.stderr.splitlines() if ":CONSOLE" in line]
+            assert not messages, f"{address}: {messages[0]}"
             return done.stdout
 
         pages = sorted({page for pattern in PAGES for page in site.glob(pattern)})
         for page in pages:
             for width in (390, 1300):
-                assert "</html>" in opened(str(page.relative_to(site)), width)
-        found = int(
-            re.search(r"(\d+) matching documents", opened("index.html?q=advantage", 1300))[1]
-        )
-        assert found > 5
+                assert "</html>" in open_page(str(page.relative_to(site)), width)
+        match = re.search(r"(\d+) matching documents", open_page("index.html?q=advantage", 1300))
+        assert match, "the search shows no number"
+        documents = int(match[1])
+        assert documents > 5
         return {
             "pages": len(pages),
-            "formulas": opened("lessons/06-losses.html", 1300).count("<math"),
-            "found": found,
+            "formulas": open_page("lessons/06-losses.html", 1300).count("<math"),
+            "found": documents,
         }

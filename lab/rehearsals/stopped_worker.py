@@ -8,11 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[2]
 
 
-def run() -> dict:
+def run() -> dict[str, Any]:
     command = [
         sys.executable,
         "-m",

@@ -61,15 +61,15 @@ def examples() -> dict[str, Example]:
     by_class, by_words = commands(environment)[:2]
     gym = ROOT / "recipes" / "gym" / "README.md"
     corridor = (gym.parent / "corridor.py").read_text(encoding="utf-8")
-    data = TUTORIAL / "your-own-data.md"
+    data_page = TUTORIAL / "your-own-data.md"
     mcp = ROOT / "recipes" / "mcp" / "README.md"
     mcp_files: dict[str, str] = {}
     for name in ("prices.py", "shopping.py"):
         mcp_files[name] = (mcp.parent / name).read_text(encoding="utf-8")
     mcp_train = [words for words in commands(mcp) if "env.tools=[prices]" in words]
-    invoices = {"invoices.py": blocks(data, "python")[1]}
+    invoices = {"invoices.py": blocks(data_page, "python")[1]}
     return {
-        "questions": Example(data, invoices, commands(data)[0], "invoices.py"),
+        "questions": Example(data_page, invoices, commands(data_page)[0], "invoices.py"),
         "mcp": Example(mcp, mcp_files, mcp_train[0]),
         "class": Example(environment, {"treasure.py": class_code}, by_class),
         "words": Example(

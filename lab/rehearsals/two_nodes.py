@@ -23,7 +23,7 @@ from typing import Any
 from lab.rehearsals._as_on_a_gpu import NEEDS
 from lab.rehearsals.gpu_config import (
     ROOT,
-    checked,
+    check_output,
     home_agent,
     machine,
     processes,
@@ -35,13 +35,11 @@ from lab.rehearsals.gpu_config import (
 RAY = Path(sys.executable).with_name("ray")
 PORT = 6389
 WORDS = [
-    *(
-        "--preset=hotpotqa-4xh100",
-        "verl.nodes=2",
-        "verl.ranks=2",
-        "trainer.steps=4",
-        "trainer.save_every=2",
-    ),
+    "--preset=hotpotqa-4xh100",
+    "verl.nodes=2",
+    "verl.ranks=2",
+    "trainer.steps=4",
+    "trainer.save_every=2",
     *("trainer.eval_every=0", "rollout.samples_per_prompt=2"),
 ]
 
@@ -99,13 +97,13 @@ def run() -> dict[str, Any]:
         (home / "token").write_text(secrets.token_hex(32))
         words = [*WORDS, *small(home, environment)]
         for stage in ("data", "index"):
-            checked([home_agent(environment), stage, *words], environment)
-        return lost_and_found(home, environment, words, stack)
+            check_output([home_agent(environment), stage, *words], environment)
+        return lose_a_node(home, environment, words, stack)
 
 
-def lost_and_found(
+def lose_a_node(
     home: Path, environment: dict[str, str], words: list[str], stack: contextlib.ExitStack
-) -> dict:
+) -> dict[str, Any]:
     run = home / "runs" / "nodes"
     head = Node(1, environment, "--head", f"--port={PORT}", "--include-dashboard=false")
     stack.callback(head.lose)
@@ -127,26 +125,28 @@ def lost_and_found(
     print(f"  checkpoint after {until_checkpoint:.0f} s; losing a machine", flush=True)
     there = [len(processes(node.mark, "WorkerDict")) for node in (head, second)]
     second.lose()
-    said = (process.communicate(timeout=400)[1].strip().splitlines() or [""])[-1]
+    last_line = (process.communicate(timeout=400)[1].strip().splitlines() or [""])[-1]
     until_end = time.monotonic() - began
-    print(f"  {said}", flush=True)
-    if process.returncode != 1 or "continue from step_000002 with --resume" not in said:
-        raise RuntimeError(f"without its second machine: exit code {process.returncode}, {said}")
-    left = [pid for name in ("WorkerDict", "vllm") for pid in processes(head.mark, name)]
-    if there != [1, 1] or left:
-        raise RuntimeError(f"ranks on the machines: {there}; left behind: {left}")
+    print(f"  {last_line}", flush=True)
+    if process.returncode != 1 or "continue from step_000002 with --resume" not in last_line:
+        raise RuntimeError(
+            f"without its second machine: exit code {process.returncode}, {last_line}"
+        )
+    survivors = [pid for name in ("WorkerDict", "vllm") for pid in processes(head.mark, name)]
+    if there != [1, 1] or survivors:
+        raise RuntimeError(f"ranks on the machines: {there}; left behind: {survivors}")
     second = Node(2, environment, f"--address={environment['RAY_ADDRESS']}")
     stack.callback(second.lose)
-    checked([*command, "--resume"], environment)
+    check_output([*command, "--resume"], environment)
     lines = sound(run, steps=4)
     time.sleep(5)
-    if left := [
+    if survivors := [
         pid
         for node in (head, second)
         for name in ("WorkerDict", "vllm")
         for pid in processes(node.mark, name)
     ]:
-        raise RuntimeError(f"a run that is done has left processes on the machines: {left}")
+        raise RuntimeError(f"a run that is done has left processes on the machines: {survivors}")
     return {
         "ranks_of_each": there,
         "s_to_checkpoint": round(until_checkpoint),

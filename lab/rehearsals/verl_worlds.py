@@ -20,8 +20,6 @@ SMALL = [
     "rollout.prompts_per_step=2",
     "rollout.samples_per_prompt=2",
     "rollout.max_concurrent_episodes=4",
-]
-SMALL += [
     "trainer.steps=2",
     "trainer.eval_every=0",
     "trainer.threads=1",
@@ -36,12 +34,10 @@ TINY = [
 ]
 WORLDS = {
     ("pocket", "grpo"): [  # four questions, learned by heart: then it searches
-        *(
-            "data.train=4",
-            "cold_start.closed_book=0",
-            "cold_start.mix_tokens=512",
-            "cold_start.warm_steps=12",
-        ),
+        "data.train=4",
+        "cold_start.closed_book=0",
+        "cold_start.mix_tokens=512",
+        "cold_start.warm_steps=12",
         *("cold_start.lr=1.5e-3", "actor.lr=1e-6"),
         "cold_start.demonstrator=agent_r1_recipes.geohop.demonstrator:expert",
     ],
@@ -65,11 +61,13 @@ def run() -> dict[str, float]:
     if vLLM has other weights.
     """
     return {
-        f"{name}_{key}": value for name, arm in WORLDS for key, value in trained(name, arm).items()
+        f"{name}_{key}": value
+        for name, arm in WORLDS
+        for key, value in train_world(name, arm).items()
     }
 
 
-def trained(preset: str, estimator: str) -> dict[str, float]:
+def train_world(preset: str, estimator: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(prefix="agent-r1-worlds-") as home:
         options = [estimator, "--preset", preset, *SMALL, *WORLDS[preset, estimator]]
         for command in (

@@ -47,8 +47,10 @@ FULL_STATUSES = (400, 413, 422, 500)
 UNCHARGED_STATUSES = (400, 401, 402, 403, 404, 405, 408, 409, 413, 422, 429)
 """Statuses that no API charges."""
 BYTES_OF_A_TOKEN = 16
-"""At most, on average over a text: English has four to five. A count of fewer tokens than this
-implies is not believed."""
+"""At most, on average over a text: English has four to five.
+
+A count of fewer tokens than this implies is not believed.
+"""
 FIRST_WAIT_S = 0.5
 """Before the second attempt, if the server names no time; then twice as long each time."""
 
@@ -83,7 +85,7 @@ class Client:
         """Open the ledger in `rollout.api_records`. Raise ConfigError for an unusable address."""
         self.model = model
         self.settings = settings
-        self.url = checked_address(settings.api)
+        self.url = check_address(settings.api)
         self.key = key_from(settings.api_key)
         self.filter = KeyFilter(self.key, settings.api_key)
         price_in = settings.api_price_in or 0.0
@@ -188,7 +190,7 @@ class Client:
                 self.answered = True
                 most = most_tokens(bound, size_of(result["message"]))
                 least = least_tokens(body["messages"]), least_tokens([result["message"]])
-                result["usage"] = believed(result["usage"], least, most)
+                result["usage"] = check_usage(result["usage"], least, most)
                 usage = result["usage"]
                 record: dict[str, Any] = {"key": key, "usage": usage, "answer": result}
                 if usage is None:
@@ -352,7 +354,7 @@ def open_model(
         client.ledger.close()
 
 
-def checked_address(url: str | None) -> str:
+def check_address(url: str | None) -> str:
     """Return the address without a slash at its end. Raise ConfigError if it may hold a key."""
     parts = httpx.URL(url or "")
     if parts.scheme not in ("http", "https") or not parts.host:
@@ -439,7 +441,7 @@ def most_tokens(bound: tuple[int, int], answer_bytes: int) -> tuple[int, int]:
     return prompt_tokens, sampled_tokens
 
 
-def believed(
+def check_usage(
     usage: dict[str, int] | None, least: tuple[int, int], most: tuple[int, int]
 ) -> dict[str, int] | None:
     """Return the usage, or None if its counts are outside `least` and `most`."""

@@ -139,7 +139,7 @@ class ApiEpisode(AgentEnvLoop, Policy):
             for message in as_text_messages(observation.messages):
                 first = here.messages[:1]
                 if message["role"] == "system" and first and first[0]["role"] == "system":
-                    here.messages[0] = joined(message, first[0])
+                    here.messages[0] = join(message, first[0])
                 else:
                     here.messages.append(message)
         return super().observe(steps, observation)
@@ -303,6 +303,6 @@ def with_tools(messages: list[Message], tools: list[dict[str, Any]]) -> list[Mes
     return [{"role": "system", "content": TOOLS.format(schemas=schemas)}, *messages]
 
 
-def joined(first: Message, second: Message) -> Message:
+def join(first: Message, second: Message) -> Message:
     """Join two system messages: many APIs take only one."""
     return {"role": "system", "content": f"{first['content']}\n\n{second['content']}"}

@@ -39,8 +39,7 @@ class ApiSettings(RolloutConfig):
     api_limit: OutsideFingerprint[str] = "max_tokens"
     """Name of the field with the limit of a turn; some APIs call it max_completion_tokens."""
     api_thoughts: OutsideFingerprint[bool] = False
-    """Send the model's thoughts (reasoning_content) back to it; some APIs require it, most do
-    not."""
+    """Send the model's thoughts (reasoning_content) back to it; few APIs require it."""
     api_price_in: OutsideFingerprint[NonNegativeFloat | None] = None
     """US dollars per million tokens of the prompt."""
     api_price_cached: OutsideFingerprint[NonNegativeFloat | None] = None
@@ -48,8 +47,7 @@ class ApiSettings(RolloutConfig):
     api_price_out: OutsideFingerprint[NonNegativeFloat | None] = None
     """US dollars per million sampled tokens, thoughts included."""
     api_budget: OutsideFingerprint[NonNegativeFloat | None] = None
-    """US dollars that this evaluation may cost, earlier parts of it included; `--budget` sets
-    it."""
+    """US dollars that this evaluation may cost, with its earlier parts; `--budget` sets it."""
 
     def without_commands(self) -> Self:
         return super().without_commands().model_copy(update={"api": None})

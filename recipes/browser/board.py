@@ -57,8 +57,8 @@ def row(record: Record, records: list[Record]) -> str:
     if record["binary"] != hashes()["binary"]:
         name += " (made with another binary)"
     settings = ", ".join(f"{key} {value:g}" for key, value in record["recipe"].items())
-    tried = record.get("tried", "not told")
-    return f"| {track} | {cost} {UNITS[track]} | {score} | {name} | {settings} | {tried} |"
+    tuning = record.get("tried", "not told")
+    return f"| {track} | {cost} {UNITS[track]} | {score} | {name} | {settings} | {tuning} |"
 
 
 def main() -> None:

@@ -71,7 +71,7 @@ def run_name(switch: str, seed: int, scratch: bool = False) -> str:
     return f"{switch}@random/{seed}" if scratch else f"{switch}/{seed}"
 
 
-def measure(data: bytes, switch: str, seed: int, plays: bytes = b"") -> dict[str, Any]:
+def measure(world_bytes: bytes, switch: str, seed: int, plays: bytes = b"") -> dict[str, Any]:
     """Run a switch (or `healthy`) with a seed; with demonstrations, from random weights."""
     run = {
         "switches": [] if switch == "healthy" else [switch],
@@ -80,20 +80,20 @@ def measure(data: bytes, switch: str, seed: int, plays: bytes = b"") -> dict[str
         "questions": QUESTIONS if switch == "healthy" or plays else 0,
         "scratch": bool(plays),
     }
-    [found] = run_node(RUN, {"runs": [run], "plays": base64.b64encode(plays).decode()}, data)
+    [line] = run_node(RUN, {"runs": [run], "plays": base64.b64encode(plays).decode()}, world_bytes)
     steps: dict[str, list[float]] = {}
     for name in FIGURES:
-        steps[name] = [round(step[name], 4) for step in found["figures"]]
-    result = {"hash": found["hash"], "cpu_seconds": round(found["cpu"], 1), **steps}
+        steps[name] = [round(step[name], 4) for step in line["figures"]]
+    result = {"hash": line["hash"], "cpu_seconds": round(line["cpu"], 1), **steps}
     if run["questions"]:
-        result["em_greedy"] = found["right"] / QUESTIONS
+        result["em_greedy"] = line["right"] / QUESTIONS
     if plays:
-        taught = found["taught"]
+        lesson = line["taught"]
         result["cold_start"] = {
-            "hash": taught["hash"],
-            "cpu_seconds": round(taught["cpu"], 1),
-            "loss": round(taught["loss"], 4),
-            "em_greedy": taught["right"] / QUESTIONS,
+            "hash": lesson["hash"],
+            "cpu_seconds": round(lesson["cpu"], 1),
+            "loss": round(lesson["loss"], 4),
+            "em_greedy": lesson["right"] / QUESTIONS,
         }
     return result
 
@@ -125,7 +125,7 @@ def limit(runs: dict[str, Any]) -> float:
     return 2 * statistics.stdev(last_five(runs[run_name("healthy", s)]) for s in HEALTHY_SEEDS)
 
 
-def judged(
+def compare_switches(
     runs: dict[str, Any], shows: dict[str, str], scratch: bool = False
 ) -> list[dict[str, Any]]:
     """Compare each switch with the healthy runs of its seeds. `shows` names its figure."""
@@ -135,9 +135,9 @@ def judged(
         names = [pair for pair in names if runs.keys() >= set(pair)]
         if not names:
             continue  # not measured yet
-        broken = [runs[name] for name, _ in names]
+        faulty_runs = [runs[name] for name, _ in names]
         healthy = [runs[name] for _, name in names]
-        pairs = zip(broken, healthy, strict=True)
+        pairs = zip(faulty_runs, healthy, strict=True)
         differences = [last_five(run) - last_five(other) for run, other in pairs]
         rows.append(
             {
@@ -145,7 +145,7 @@ def judged(
                 "differences": differences,
                 "hurts": all(difference < -limit(runs) for difference in differences),
                 "figure": figure,
-                "broken": statistics.mean(statistics.mean(run[figure]) for run in broken),
+                "broken": statistics.mean(statistics.mean(run[figure]) for run in faulty_runs),
                 "healthy": statistics.mean(statistics.mean(run[figure]) for run in healthy),
             }
         )
@@ -161,15 +161,15 @@ def table(runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
     ]
     shows = {one["name"]: one["shows"] for one in switches}
     # In the cold start the untrained stop token shows in the reward: turns do not end.
-    cold = judged(runs, {SCRATCH[1]: "reward"}, scratch=True)
-    for row in judged(runs, shows) + cold:
+    cold = compare_switches(runs, {SCRATCH[1]: "reward"}, scratch=True)
+    for row in compare_switches(runs, shows) + cold:
         numbers = ", ".join(f"{difference:+.2f}" for difference in row["differences"])
-        shown = f"{NAMES[row['figure']]}: {row['broken']:.2g}"
+        change = f"{NAMES[row['figure']]}: {row['broken']:.2g}"
         if row["figure"] != "kl":  # a healthy run has no reference model
-            shown += f" instead of {row['healthy']:.2g}"
+            change += f" instead of {row['healthy']:.2g}"
         hurts = "yes" if row["hurts"] else "no"
         title = titles[row["switch"]] + (", from random weights" if row in cold else "")
-        lines.append(f"| {title} | {numbers} | {hurts} | {shown} |")
+        lines.append(f"| {title} | {numbers} | {hurts} | {change} |")
     missing = [one["title"] for one in switches if run_name(one["name"], HELD_BACK[0]) not in runs]
     text = "\n".join(lines) + f"\n\nTwice the standard deviation is {limit(runs):.3f}."
     return text + (f" Not measured: {', '.join(missing)}." if missing else "")
@@ -193,11 +193,11 @@ def scratch_table(runs: dict[str, Any]) -> str:
 
 def with_tables(text: str, runs: dict[str, Any], switches: list[dict[str, str]]) -> str:
     """Put both tables into the text of README.md."""
-    made = {
+    text_between = {
         (BEGIN, END): table(runs, switches),
         (BEGIN_SCRATCH, END_SCRATCH): scratch_table(runs),
     }
-    for (begin, end), lines in made.items():
+    for (begin, end), lines in text_between.items():
         before, rest = text.split(begin)
         text = f"{before}{begin}\n\n{lines}\n\n{end}{rest.split(end)[1]}"
     return text
@@ -209,7 +209,7 @@ def write_table(switches: list[dict[str, str]]) -> None:
     write_whole(README, with_tables(README.read_text(), runs, switches))
 
 
-def known_switches() -> list[dict[str, str]]:
+def list_switches() -> list[dict[str, str]]:
     """Return name, title and revealing figure of each switch, from js/switches.js."""
     [switches] = run_node(LIST, {})
     return switches
@@ -217,29 +217,29 @@ def known_switches() -> list[dict[str, str]]:
 
 def main() -> None:
     """Measure what measured.json lacks, and write the table."""
-    switches = known_switches()
+    switches = list_switches()
     if "--scratch" in sys.argv:
         plays = world.pack_plays(world.describe_plays())
         measure_all([(switch, seed) for seed in HELD_BACK for switch in SCRATCH], plays)
     elif "--table" not in sys.argv:
-        wanted = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
+        jobs = [("healthy", seed) for seed in (*HEALTHY_SEEDS, *HELD_BACK)]
         for seed in HELD_BACK:
-            wanted += [(one["name"], seed) for one in switches]
-        measure_all(wanted)
+            jobs += [(one["name"], seed) for one in switches]
+        measure_all(jobs)
     write_table(switches)
 
 
-def measure_all(wanted: list[tuple[str, int]], plays: bytes = b"") -> None:
+def measure_all(jobs: list[tuple[str, int]], plays: bytes = b"") -> None:
     """Measure what measured.json lacks."""
-    data = world.pack(world.header())
-    for switch, seed in wanted:
-        known = json.loads(FILE.read_text()) if FILE.is_file() else {}
+    world_bytes = world.pack(world.header())
+    for switch, seed in jobs:
+        records = json.loads(FILE.read_text()) if FILE.is_file() else {}
         name = run_name(switch, seed, bool(plays))
-        if name in known:
+        if name in records:
             continue
-        known[name] = measure(data, switch, seed, plays)
-        write_whole(FILE, json.dumps(known, indent=1) + "\n")
-        print(name, known[name]["reward"][-5:], flush=True)
+        records[name] = measure(world_bytes, switch, seed, plays)
+        write_whole(FILE, json.dumps(records, indent=1) + "\n")
+        print(name, records[name]["reward"][-5:], flush=True)
 
 
 if __name__ == "__main__":

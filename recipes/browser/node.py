@@ -61,8 +61,8 @@ def run_node(
         "data": base64.b64encode(data).decode(),
         "module": base64.b64encode(module_bytes()).decode(),
     }
-    opened = "const session = await openSession(job.data, bytesOf(job.module));" if data else ""
-    text = f"{learning_script()}{OPEN}(async () => {{ {opened}\n{program}\n}})();"
+    opening = "const session = await openSession(job.data, bytesOf(job.module));" if data else ""
+    text = f"{learning_script()}{OPEN}(async () => {{ {opening}\n{program}\n}})();"
     done = subprocess.run(
         [*(command or (node(),)), *flags, "-e", text],
         input=json.dumps(job),

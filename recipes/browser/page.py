@@ -68,19 +68,19 @@ def table_html() -> str:
     text = (HERE / "README.md").read_text()
     lines = text.partition("<!-- table -->")[2].partition("<!-- end of table -->")[0].split("\n")
     rows = [line.strip("|").split("|") for line in lines if line.startswith("| ")]
-    made = []
+    rows_of_table = []
     for number, cells in enumerate(rows):
         tag = "td" if number else "th"
         inside = "".join(f"<{tag}>{html.escape(cell.strip())}</{tag}>" for cell in cells)
-        made.append(f"<tr>{inside}</tr>")
-    return "\n".join(made)
+        rows_of_table.append(f"<tr>{inside}</tr>")
+    return "\n".join(rows_of_table)
 
 
-def write_page(file: Path, data: bytes, plays: bytes) -> int:
+def write_page(file: Path, world_bytes: bytes, plays: bytes) -> int:
     """Write the page with a packed world and packed demonstrations. Return its length."""
     module = (HERE / "trainer.wasm").read_bytes()
     blocks = {
-        "DATA": base64.b64encode(data).decode(),
+        "DATA": base64.b64encode(world_bytes).decode(),
         "PLAYS": base64.b64encode(plays).decode(),
         "MODULE": base64.b64encode(module).decode(),
         "WORKER": learning_script() + own_script("worker"),

@@ -89,7 +89,7 @@ def read_record(file: Path) -> Record:
 def read_json(file: Path) -> Any:
     """Read a small file of JSON without duplicate keys. Raises AgentR1Error."""
     try:
-        data = read_file(file, LARGEST_FILE)
+        content = read_file(file, LARGEST_FILE)
     except TooLongError:
         raise refuse(f"it has more than {LARGEST_FILE} bytes") from None
     except (OSError, ValueError) as error:  # ValueError: a pipe, a folder, a device
@@ -97,7 +97,7 @@ def read_json(file: Path) -> Any:
             f"{file} cannot be read ({first_line(error)}); name a record", code="unreadable_record"
         ) from None
     try:
-        return json.loads(data.decode("ascii"), object_pairs_hook=_without_duplicates)
+        return json.loads(content.decode("ascii"), object_pairs_hook=_without_duplicates)
     except UnicodeDecodeError:
         raise refuse("it has letters beyond ASCII") from None
     except RecursionError:
@@ -109,12 +109,12 @@ def read_json(file: Path) -> Any:
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    members: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in members:
             raise refuse(f"the key {key[:40]!r} stands there twice")
-        found[key] = value
-    return found
+        members[key] = value
+    return members
 
 
 def check_form(record: Any) -> None:
@@ -158,15 +158,15 @@ OWN = {
 }
 
 
-def _check_keys(found: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
-    for key in found:
+def _check_keys(members: dict[str, Any], keys: tuple[str, ...], where: str) -> None:
+    for key in members:
         if key in keys:
             continue
         reason = OWN.get(key, "a record has no such key")
-        named = f"it has the key {key[:40]!r} {where}".rstrip()
-        raise refuse(f"{named}: {reason}")
+        fault = f"it has the key {key[:40]!r} {where}".rstrip()
+        raise refuse(f"{fault}: {reason}")
     for key in keys:
-        if key not in found:
+        if key not in members:
             raise refuse(f"it lacks the key {key!r} {where}".rstrip())
 
 
@@ -182,8 +182,8 @@ def check_recipe(recipe: Any) -> None:
             raise refuse(f"its recipe lacks {key}")
         value = recipe[key]
         if isinstance(value, bool) or not isinstance(value, int | float) or value not in values:
-            shown = "1 to 400" if key == "steps" else ", ".join(f"{v:g}" for v in values)
-            raise refuse(f"its {key} is off the grid; choose {shown}")
+            choices = "1 to 400" if key == "steps" else ", ".join(f"{v:g}" for v in values)
+            raise refuse(f"its {key} is off the grid; choose {choices}")
     seconds = cpu_seconds(recipe)
     if seconds > CPU_SECONDS:
         raise refuse(f"a check would take about {seconds:.0f} CPU seconds, above {CPU_SECONDS}")
@@ -260,24 +260,24 @@ tell(right);
 """
 
 
-def start_hash(data: bytes) -> str:
+def start_hash(world_bytes: bytes) -> str:
     """Return the hash of the start weights."""
-    [digest] = run_node(START, {}, data)
+    [digest] = run_node(START, {}, world_bytes)
     return digest
 
 
-def run_once(record: Record, seed: int, described: dict[str, Any]) -> dict[str, Any]:
+def run_once(record: Record, seed: int, header: dict[str, Any]) -> dict[str, Any]:
     """Train with a seed, and score the weights in the world of their hash."""
     from agent_r1_recipes.browser import world
 
     job = {"recipe": record["recipe"], "seed": seed}
-    [trained] = run_node(TRAIN, job, world.pack(described))
+    [line] = run_node(TRAIN, job, world.pack(header))
     count = TRACKS[record["track"]]
-    fresh = world.fresh_questions(described, f"record/{trained['hash']}", count)
-    job = {"weights": trained["weights"], "track": record["track"], "seed": seed}
+    fresh = world.fresh_questions(header, f"record/{line['hash']}", count)
+    job = {"weights": line["weights"], "track": record["track"], "seed": seed}
     [right] = run_node(SCORE, job, world.pack(fresh))
-    flops = PARAMETERS * (2 * trained["played"] + 6 * trained["learned"])
-    return {"weights": trained["hash"], "right": right, "flops": flops}
+    flops = PARAMETERS * (2 * line["played"] + 6 * line["learned"])
+    return {"weights": line["hash"], "right": right, "flops": flops}
 
 
 def cost_of(record: Record, flops: int) -> int:
@@ -294,27 +294,28 @@ def lower_bound(right: int, count: int) -> float:
     return (middle - spread) / (1 + z * z / count)
 
 
-def check(record: Record, described: dict[str, Any]) -> str:
+def check(record: Record, header: dict[str, Any]) -> str:
     """Run a record again. Return a sentence with its score; raise AgentR1Error if it differs."""
     from agent_r1_recipes.browser import world
 
     if record["binary"] != hashes()["binary"]:
         raise refuse("it was made with another binary; the one here has another SHA-256")
-    if record["start"] != start_hash(world.pack(described)):
+    if record["start"] != start_hash(world.pack(header)):
         raise refuse("it began with other start weights")
     if record["track"] == "episodes" and record["cost"] != episodes_of(record["recipe"]):
-        told = f"it claims {record['cost']} episodes"
-        raise refuse(f"{told}, and its recipe plays {episodes_of(record['recipe'])}")
+        claim = f"it claims {record['cost']} episodes"
+        raise refuse(f"{claim}, and its recipe plays {episodes_of(record['recipe'])}")
     flops = right = 0
-    for number, (seed, claimed) in enumerate(zip(seeds_of(record), record["runs"], strict=True), 1):
-        run = run_once(record, seed, described)
-        if run["weights"] != claimed["weights"]:
+    runs = zip(seeds_of(record), record["runs"], strict=True)
+    for number, (seed, own) in enumerate(runs, 1):
+        run = run_once(record, seed, header)
+        if run["weights"] != own["weights"]:
             raise refuse(
-                f"run {number} ends with the weights {run['weights']}, not {claimed['weights']}"
+                f"run {number} ends with the weights {run['weights']}, not {own['weights']}"
             )
-        if run["right"] != claimed["right"]:
-            told = f"run {number} claims {claimed['right']} right answers"
-            raise refuse(f"{told}, and has {run['right']}")
+        if run["right"] != own["right"]:
+            claim = f"run {number} claims {own['right']} right answers"
+            raise refuse(f"{claim}, and has {run['right']}")
         right += run["right"]
         flops += run["flops"]
     if record["cost"] != cost_of(record, flops):
@@ -327,18 +328,18 @@ def check(record: Record, described: dict[str, Any]) -> str:
     return f"{right / questions:.3f} right (lower bound {bound:.3f}) at a cost of {record['cost']}"
 
 
-def fill(record: Record, described: dict[str, Any]) -> Record:
+def fill(record: Record, header: dict[str, Any]) -> Record:
     """Run a recipe, and return its record with what it gave."""
     from agent_r1_recipes.browser import world
 
-    told = ("format", "name", "track", "recipe", MAY_TELL)
-    made = {key: record[key] for key in told if key in record}
-    made["binary"] = hashes()["binary"]
-    made["start"] = start_hash(world.pack(described))
-    runs = [run_once(made, seed, described) for seed in seeds_of(made)]
-    made["runs"] = [{"weights": run["weights"], "right": run["right"]} for run in runs]
-    made["cost"] = cost_of(made, sum(run["flops"] for run in runs))
-    return made
+    keys = ("format", "name", "track", "recipe", MAY_TELL)
+    own_part = {key: record[key] for key in keys if key in record}
+    own_part["binary"] = hashes()["binary"]
+    own_part["start"] = start_hash(world.pack(header))
+    runs = [run_once(own_part, seed, header) for seed in seeds_of(own_part)]
+    own_part["runs"] = [{"weights": run["weights"], "right": run["right"]} for run in runs]
+    own_part["cost"] = cost_of(own_part, sum(run["flops"] for run in runs))
+    return own_part
 
 
 def same_recipe(record: Record, other: Record) -> bool:
@@ -371,13 +372,13 @@ def run_record(a: Namespace) -> None:
         record = read_record(a.file)
     from agent_r1_recipes.browser import world  # PyTorch comes with it
 
-    described = world.header()
+    header = world.header()
     if a.make:
-        record = fill(record, described)
+        record = fill(record, header)
         write_whole(a.file, json.dumps(record, indent=1) + "\n")
         print(f"record: {a.file} has hashes, scores and cost now; check it without --make")
         return
-    sentence = check(record, described)
+    sentence = check(record, header)
     print(f"record: {record['name']} holds: {sentence}")
     for name in copies_of(record):
         print(f"record: it is a copy of the record {name!r}, which has the same recipe")

@@ -50,18 +50,18 @@ def preset() -> Config:
 
 def write_start(cold_start: Path) -> None:
     """Round the weights of a cold start to 8 bits, and write them to start.bin."""
-    packed = export.pack([_decoder(cold_start)])
-    START.write_bytes(zlib.compress(b"".join(packed.sections()), 9))
+    checkpoints = export.pack([_decoder(cold_start)])
+    START.write_bytes(zlib.compress(b"".join(checkpoints.sections()), 9))
 
 
 def read_start() -> export.Packed:
     """Read start.bin."""
-    data = zlib.decompress(START.read_bytes())
+    content = zlib.decompress(START.read_bytes())
     place = 0
 
     def take(dtype: type, *shape: int) -> np.ndarray:
         nonlocal place
-        array = np.frombuffer(data, dtype, int(np.prod(shape)), place).reshape(shape).copy()
+        array = np.frombuffer(content, dtype, int(np.prod(shape)), place).reshape(shape).copy()
         place += array.nbytes
         return array
 
@@ -95,11 +95,11 @@ def header(config: Config | None = None) -> dict[str, Any]:
     workspace = Workspace(config)
     workspace.make_task()
     model = _decoder(DEMO_AGENT)
-    described = export.header_of(config, DEMO_AGENT, [0], model, read_start())
+    header = export.header_of(config, DEMO_AGENT, [0], model, read_start())
     for split in ("train", "val", "test"):
-        described[split] = [_question(row) for row in workspace.load_rows(split)]
-    del described["questions"], described["first"]
-    return described
+        header[split] = [_question(row) for row in workspace.load_rows(split)]
+    del header["questions"], header["first"]
+    return header
 
 
 def _question(row: Any) -> dict[str, Any]:
@@ -110,25 +110,25 @@ def _question(row: Any) -> dict[str, Any]:
     }
 
 
-def fresh_questions(described: dict[str, Any], seed: str, count: int) -> dict[str, Any]:
+def fresh_questions(header: dict[str, Any], seed: str, count: int) -> dict[str, Any]:
     """Return a header with `count` test questions about a world that no one has seen.
 
     Its passages take the place of the old test world's, so the index keeps its size.
     """
     config = preset()
     rng = random.Random(seed)
-    taken = {passage["title"] for passage in described["corpus"]}
-    world = make_world(rng, max(150, round(0.6 * count)), taken)
+    titles = {passage["title"] for passage in header["corpus"]}
+    world = make_world(rng, max(150, round(0.6 * count)), titles)
     mix: dict[str, float] = config.data.mix  # pyright: ignore[reportAttributeAccessIssue]
     questions = make_questions(world, rng, count, mix)
     corpus = [{"title": p.title, "text": p.text} for p in world.passages()]
-    asked = [{"question": q.text, "answers": [q.answer], "kind": q.kind} for q in questions]
-    return described | {"corpus": described["corpus"] + corpus, "test": asked}
+    entries = [{"question": q.text, "answers": [q.answer], "kind": q.kind} for q in questions]
+    return header | {"corpus": header["corpus"] + corpus, "test": entries}
 
 
-def pack(described: dict[str, Any]) -> bytes:
+def pack(header: dict[str, Any]) -> bytes:
     """Pack header and start weights for js/unpack.js of recipes/page."""
-    text = json.dumps(described).encode()
+    text = json.dumps(header).encode()
     sections = read_start().sections()
     return zlib.compress(b"".join([struct.pack("<I", len(text)), text, *sections]), 9)
 
@@ -141,16 +141,16 @@ def play_demonstrations(config: Config | None = None) -> tuple[list[Row], dict[s
 
     Return the questions, and the training rows of both phases, each with its question's number.
     """
-    chosen = preset() if config is None else config
-    workspace = Workspace(chosen)
+    world_config = preset() if config is None else config
+    workspace = Workspace(world_config)
     workspace.make_task()
     questions = workspace.load_rows("cold")
     chat = load_chat(DEMO_AGENT)
     demonstrator = Demonstrator(chat, workspace.dialect)
     tools = workspace.load_tools()
-    loop = make_loop(demonstrator, chat, tools, chosen.rollout, chosen.env)
-    behaviours: dict[str, float] = chosen.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
-    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, chosen.seed)
+    loop = make_loop(demonstrator, chat, tools, world_config.rollout, world_config.env)
+    behaviours: dict[str, float] = world_config.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
+    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, world_config.seed)
     # As `demonstrations` orders them: one-hop questions, then the others and every fifth of these,
     # twice.
     numbers = range(len(questions))
@@ -171,24 +171,24 @@ def describe_plays(config: Config | None = None) -> dict[str, Any]:
     questions, phases = play_demonstrations(config)
     chat = load_chat(DEMO_AGENT)
     passages: dict[str, int] = {}
-    described: dict[str, Any] = {
+    header: dict[str, Any] = {
         "questions": [row["prompt"][-1]["content"] for row in questions],
         "passages": passages,
     }
     for name, plays in phases.items():
-        described[name] = [[number, *_turns(row, chat, passages)] for number, row in plays]
-    described["passages"] = list(passages)
-    return described
+        header[name] = [[number, *_turns(row, chat, passages)] for number, row in plays]
+    header["passages"] = list(passages)
+    return header
 
 
 def _turns(row: TrainingRow, chat: ChatFormat, passages: dict[str, int]) -> Iterator[Any]:
     """Yield the turns of a row, and between them the passages that were read."""
-    for acted, group in itertools.groupby(
+    for is_action, group in itertools.groupby(
         zip(row.input_ids, row.action_mask, strict=True), key=lambda pair: pair[1]
     ):
         ids = [token for token, _ in group]
         text = chat.decode(ids)
-        if acted:
+        if is_action:
             yield text.removesuffix(END)
         elif "<tool_response>" in text:
             content = text.split("<tool_response>\n")[1].split("\n</tool_response>")[0]
@@ -199,6 +199,6 @@ END = "<|im_end|>"
 """The token that ends a turn."""
 
 
-def pack_plays(described: dict[str, Any]) -> bytes:
+def pack_plays(header: dict[str, Any]) -> bytes:
     """Pack demonstrations for `unpackPlays` of js/cold_start.js."""
-    return zlib.compress(json.dumps(described, separators=(",", ":")).encode(), 9)
+    return zlib.compress(json.dumps(header, separators=(",", ":")).encode(), 9)

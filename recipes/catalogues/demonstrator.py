@@ -92,8 +92,8 @@ def _buy(pages: Visit, catalogue: Products, habits: Habits) -> str:
         return f"click[{PREVIOUS}]"
     for option, values in product.options.items():
         for value in values:
-            wanted = value in goal["options"] and option not in habits.forgets
-            if wanted and pages.chosen.get(option) != value:
+            is_missing = value in goal["options"] and option not in habits.forgets
+            if is_missing and pages.chosen.get(option) != value:
                 return f"click[{value}]"
     return f"click[{catalogue.finish}]"
 

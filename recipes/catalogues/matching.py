@@ -93,5 +93,5 @@ class Ranking:
                 length = self._lengths[name] / self._mean_length
                 scores[name] += rarity * times * (K1 + 1) / (times + K1 * (1 - B + B * length))
         # Rounded: the order of a set's words changes the last bits of a sum.
-        ranked = sorted(scores, key=lambda name: (-round(scores[name], 9), name))
-        return ranked[:count]
+        ranking = sorted(scores, key=lambda name: (-round(scores[name], 9), name))
+        return ranking[:count]

@@ -52,9 +52,9 @@ class Catalogue(Protocol):
 def catalogue_of(name: str) -> Catalogue:
     """Return a catalogue by its name, or WebShop's own in a folder."""
     if name == "products":
-        return products.made_up_products()
+        return products.make_products()
     if name == "papers":
-        return papers.made_up_papers()
+        return papers.make_papers()
     return webshop.load(name)
 
 
@@ -225,10 +225,10 @@ class Pages:
         mark = " (listed)" if code in self.kept else ""
         lines = [f"{self.catalogue.page(code)}{mark}"]
         for option, values in self.catalogue.options(code).items():
-            shown = [
+            labels = [
                 f"({value})" if self.chosen.get(option) == value else value for value in values
             ]
-            lines.append(f"{option}: {', '.join(shown)}")
+            lines.append(f"{option}: {', '.join(labels)}")
         for target in self.catalogue.links(code).values():
             mark = " (listed)" if target in self.kept else ""
             lines.append(f"{self.catalogue.line(target)}{mark}")

@@ -29,7 +29,7 @@ fog rain snow wind ice sand salt clay coal iron moss fern wheat rice bees ants o
 stars
 """.split()  # noqa: SIM905 - a list would be a page of quotes
 ADJECTIVES = ["early", "late", "deep", "thin", "fast", "slow", "warm", "cold"]
-CITED = (2, 2, 1)
+CITATIONS = (2, 2, 1)
 """A paper cites this many papers on each of three topics. One on a topic would be no list."""
 
 
@@ -78,16 +78,16 @@ class Papers:
     def reward(
         self, goal: dict[str, Any], code: str | None, chosen: dict[str, str], kept: list[str]
     ) -> dict[str, float]:
-        wanted = set(self.wanted(goal))
-        right = len(wanted & set(kept))
+        targets = set(self.wanted(goal))
+        right = len(targets & set(kept))
         precision = right / len(kept) if kept else 0.0
-        recall = right / len(wanted)
+        recall = right / len(targets)
         f1 = 2 * precision * recall / (precision + recall) if right else 0.0
         return {"reward": f1, "precision": precision, "recall": recall}
 
 
 @functools.cache
-def made_up_papers() -> Papers:
+def make_papers() -> Papers:
     """Make the 1,000 papers and their citations, always the same ones."""
     rng = random.Random("catalogues/papers")
     codes = [head + tail for head in HEADS for tail in TAILS]
@@ -98,7 +98,7 @@ def made_up_papers() -> Papers:
     papers = []
     for code in codes:
         cites = []
-        for topic, count in zip(rng.sample(TOPICS, len(CITED)), CITED, strict=True):
+        for topic, count in zip(rng.sample(TOPICS, len(CITATIONS)), CITATIONS, strict=True):
             others = [other for other in by_topic[topic] if other != code]
             cites += rng.sample(others, count)
         rng.shuffle(cites)
@@ -109,7 +109,7 @@ def made_up_papers() -> Papers:
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` different goals of a split. No paper is asked about in two splits."""
-    catalogue = made_up_papers()
+    catalogue = make_papers()
     goals = []
     for code, paper in catalogue.items.items():
         if zlib.crc32(code.encode()) % 5 not in CHECKSUMS[split]:

@@ -10,7 +10,7 @@ options Y_opt and a price. The reward is (Yao et al. 2022, arXiv 2207.01206, sec
              .5  if at most .2 are, and neither the category nor the query is the same
              1   otherwise
 
-In: products and goals, of `made_up_products` or of WebShop's files (webshop.py). Out: pages and a
+In: products and goals, of `make_products` or of WebShop's files (webshop.py). Out: pages and a
 reward. Next: `pages.py` plays them.
 """
 
@@ -81,8 +81,8 @@ class Product:
 
 def type_reward(product: Product, goal: Product) -> float:
     """Return r_type: whether the purchase is the kind of thing that the goal is."""
-    wanted = goal.type_words
-    share = len(wanted & product.type_words) / len(wanted) if wanted else 0.2
+    goal_words = goal.type_words
+    share = len(goal_words & product.type_words) / len(goal_words) if goal_words else 0.2
     if share == 0:
         return 0.0
     if share < 0.1:
@@ -106,13 +106,13 @@ def purchase_reward(
     """
     text = " ".join([product.name, *product.features, product.description]).lower()
     attributes = sum(
-        any(token_set_ratio(own, wanted) > MATCH for own in product.attributes)
-        or wanted.lower() in text
-        for wanted in goal["attributes"]
+        any(token_set_ratio(own, attribute) > MATCH for own in product.attributes)
+        or attribute.lower() in text
+        for attribute in goal["attributes"]
     )
     options = sum(
-        any(token_set_ratio(value, wanted) > MATCH for value in chosen.values())
-        for wanted in goal["options"]
+        any(token_set_ratio(value, option) > MATCH for value in chosen.values())
+        for option in goal["options"]
     )
     price = product.price <= goal["highest"]
     parts = len(goal["attributes"]) + len(goal["options"]) + 1
@@ -178,7 +178,7 @@ class Products:
 
 
 @functools.cache
-def made_up_products() -> Products:
+def make_products() -> Products:
     """Make the 2,000 products, always the same ones."""
     rng = random.Random("catalogues/products")
     codes = [head + tail for head in HEADS for tail in TAILS]
@@ -220,22 +220,22 @@ def goal_of(product: Product, colour: str, size: str) -> dict[str, Any]:
 
 def questions(split: str, count: int, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield `count` different goals of a split. No product is the goal of two splits."""
-    catalogue = made_up_products()
+    catalogue = make_products()
     products = [
         product
         for code, product in catalogue.items.items()
         if zlib.crc32(code.encode()) % 5 in CHECKSUMS[split]
     ]
-    made: set[str] = set()
-    while len(made) < count:
+    words: set[str] = set()
+    while len(words) < count:
         product = rng.choice(products)
         colour = rng.choice(product.options["color"])
         size = rng.choice(product.options["size"])
         goal = goal_of(product, colour, size)
         mark = json.dumps(goal)
-        if mark in made:
+        if mark in words:
             continue
-        made.add(mark)
+        words.add(mark)
         text = (
             f"I need a {' '.join(product.attributes)} {product.query}, color: {colour}, "
             f"size: {size}, and price lower than {goal['highest']:g} dollars"

@@ -53,7 +53,7 @@ def load(folder: str) -> Products:
         try:
             product = _product(record, attributes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise _damaged(folder, "items_shuffle*.json", error) from None
+            raise _refuse_form(folder, "items_shuffle*.json", error) from None
         if product.code != "nan" and len(product.code) <= MAX_CODE:
             products.setdefault(product.code, product)  # the first one counts
     return Products(list(products.values()), WINDOW)
@@ -85,10 +85,10 @@ def _price(pricing: str | None) -> float:
     return round(sum(numbers[:2]) / len(numbers[:2]), 2)
 
 
-def _options(published: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
+def _options(values_of: dict[str, Any] | None) -> dict[str, tuple[str, ...]]:
     """Return name -> values, in the spelling of WebShop's pages."""
     options = {}
-    for name, values in (published or {}).items():
+    for name, values in (values_of or {}).items():
         if values is not None:
             texts = [value["value"].strip().replace("/", " | ").lower() for value in values]
             options[name.lower()] = tuple(texts)
@@ -107,7 +107,7 @@ def goals_of(folder: str, seed: int) -> list[dict[str, Any]]:
                 if entry["instruction_attributes"]:
                     goals.append(_goal(entry, product, rng))
             except (KeyError, TypeError, AttributeError) as error:
-                raise _damaged(folder, "items_human_ins.json", error) from None
+                raise _refuse_form(folder, "items_human_ins.json", error) from None
     random.Random(SHUFFLE_SEED).shuffle(goals)
     return goals
 
@@ -155,12 +155,12 @@ class WebShop(Source):
                     "products",
                     code="too_few_questions",
                 )
-            splits[split] = [self._asked(goal, folder) for goal in parts[split][:count]]
+            splits[split] = [self._question_of(goal, folder) for goal in parts[split][:count]]
             sizes[split] = {"questions": count, "kinds": {}}
         return Made(splits, [], {"sources": {}, "skipped": [], "splits": sizes})
 
     @staticmethod
-    def _asked(goal: dict[str, Any], folder: str) -> Asked:
+    def _question_of(goal: dict[str, Any], folder: str) -> Asked:
         facts = {"catalogue": folder, "goal": json.dumps(goal)}
         return Asked(goal["text"], [], {"metadata": facts})
 
@@ -180,13 +180,13 @@ def _read(folder: str, pattern: str, kind: type) -> Any:
     try:
         value = json.loads(read_file(paths[0], LARGEST_FILE))
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(folder, pattern, error) from None
+        raise _refuse_form(folder, pattern, error) from None
     if not isinstance(value, kind):
-        raise _damaged(folder, pattern, ValueError(f"it is no {kind.__name__}"))
+        raise _refuse_form(folder, pattern, ValueError(f"it is no {kind.__name__}"))
     return value
 
 
-def _damaged(folder: str, pattern: str, error: Exception) -> AgentR1Error:
+def _refuse_form(folder: str, pattern: str, error: Exception) -> AgentR1Error:
     return AgentR1Error(
         f"{folder}, {pattern}: not in WebShop's form ({type(error).__name__}: "
         f"{first_line(error)}); download it again",

@@ -42,8 +42,10 @@ OUT_OF_MEMORY_FIRST = [
     '{ echo 1000 >/proc/self/oom_score_adj; } 2>/dev/null; exec "$@"',
     "sh",
 ]
-"""Out of memory, the kernel kills a program before the trainer. Written outside bubblewrap, which
-has no /proc."""
+"""Out of memory, the kernel kills a program before the trainer.
+
+Written outside bubblewrap, which has no /proc.
+"""
 
 
 @dataclass(frozen=True)
@@ -175,18 +177,18 @@ def converse(
     poll = select.poll()  # select(2) accepts no descriptor from 1024 on, and a trainer has many
     poll.register(process.stdout, select.POLLIN)
     poll.register(process.stdin, select.POLLOUT)
-    seen = time.monotonic()
+    last_look = time.monotonic()
 
     def ran(code: int | None, limit: Limit | None = None) -> Ran:
         return Ran(output.decode(errors="replace"), code, limit)
 
     while True:
         now = time.monotonic()
-        if watch and now >= seen + WATCH_S:
+        if watch and now >= last_look + WATCH_S:
             limit = watch()
             if limit:
                 return ran(None, limit)
-            seen = now
+            last_look = now
         wait = max(0.0, until - now)
         if watch:
             wait = min(wait, WATCH_S)

@@ -46,8 +46,7 @@ class PythonTool(BaseTool):
             # The wait for a slot and the start of a process do not count as the program's time.
             self.timeout_s += sandbox.QUEUE_S + sandbox.SANDBOX_START_S
         self.within_s = 0.9 * within_s
-        """Time from the start of the program, and the time to end the process and return its output
-        so far."""
+        """Time from the program's start, and time to end the process and return its output."""
 
     def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:
@@ -93,9 +92,8 @@ def local_sandbox(env: CodeSettings) -> sandbox.Sandbox:
     except AgentR1Error as error:
         raise ConfigError(
             f"model-written code is refused, because nothing here can confine it ({error}); name a "
-            "SandboxFusion server with "
-            "env.sandbox=http://..., or, if this machine has nothing to protect, "
-            "env.sandbox=unconfined (docs/safety.md)",
+            "SandboxFusion server with env.sandbox=http://..., or, if this machine has nothing to "
+            "protect, env.sandbox=unconfined (docs/safety.md)",
             code="no_sandbox",
         ) from None
 

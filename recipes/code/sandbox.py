@@ -267,8 +267,10 @@ ENVIRONMENT = {
     "MKL_NUM_THREADS": "1",
     "JE_ARROW_MALLOC_CONF": "background_thread:false",
 }
-"""All of a program's environment. The last variable is for pandas, whose allocator warns if it
-cannot start a thread."""
+"""All of a program's environment.
+
+The last variable is for pandas, whose allocator warns if it cannot start a thread.
+"""
 
 
 def _python() -> Path:

@@ -125,10 +125,10 @@ def run_program(source: str) -> int:
     interpreter = code.InteractiveInterpreter(vars(main))
     failures: list[str] = []
 
-    def write(data: str) -> None:
+    def write(text: str) -> None:
         """Print a traceback, and remember that there was one."""
-        failures.append(data)
-        sys.stdout.write(data)
+        failures.append(text)
+        sys.stdout.write(text)
 
     interpreter.write = write
     try:

@@ -24,11 +24,15 @@ PROCESSES = 256
 MEMORY = 2 << 30
 """Bytes of memory of all processes of a command, and of the address space of each."""
 FOLDER_SIZE = 256 << 20
-"""Bytes of all files of a folder. Each file counts as 4 KB at least, so a million empty ones do
-not fit."""
+"""Bytes of all files of a folder.
+
+Each file counts as 4 KB at least, so a million empty ones do not fit.
+"""
 RESERVE = 256 << 20
-"""Bytes of memory and of disk that are left to the machine. They cover what is not counted, such as
-buffers of pipes."""
+"""Bytes of memory and of disk that are left to the machine.
+
+They cover what is not counted, such as buffers of pipes.
+"""
 SHARE_OF_TIME = 0.05
 """Most of a command's time that counting its files takes."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -57,17 +61,17 @@ class Watch:
         available = _available_memory()
         if memory > MEMORY or (available is not None and available < RESERVE):
             return "memory"
-        used, free = _disk(self._folder)
+        usage, free = _disk(self._folder)
         if free < RESERVE:
             return "size"
         # The file system says cheaply that something was written; only then files are counted.
-        if used > self._used + FOLDER_SIZE // 8 or time.monotonic() > self._next_count:
+        if usage > self._used + FOLDER_SIZE // 8 or time.monotonic() > self._next_count:
             start = time.monotonic()
             if not fits(self._folder, _size_of_deleted(processes)):
                 return "size"
             end = time.monotonic()
             self._next_count = end + max(1, (end - start) / SHARE_OF_TIME)
-            self._used = used
+            self._used = usage
         return None
 
 
@@ -83,15 +87,15 @@ def list_gaps() -> list[str]:
 
 def descendants(process: int) -> list[int]:
     """List a process and all that came from it. Too many are cut off, because they are an error."""
-    found = [process]
-    for parent in found:
+    processes = [process]
+    for parent in processes:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{parent}/task"):
                 children = Path(f"/proc/{parent}/task/{thread}/children").read_text()
-                found += map(int, children.split())
-        if len(found) > 2 * PROCESSES:
+                processes += map(int, children.split())
+        if len(processes) > 2 * PROCESSES:
             break
-    return found
+    return processes
 
 
 def fits(folder: Path, more: int = 0) -> bool:
@@ -134,8 +138,8 @@ def _size_of_deleted(processes: list[int]) -> int:
 
 def _memory(process: int) -> int:
     """Return the bytes of a process that are not of a file."""
-    _, resident, shared, *_ = Path(f"/proc/{process}/statm").read_text().split()
-    return PAGE * (int(resident) - int(shared))
+    _, resident, shared_pages, *_ = Path(f"/proc/{process}/statm").read_text().split()
+    return PAGE * (int(resident) - int(shared_pages))
 
 
 def _available_memory() -> int | None:

@@ -60,8 +60,7 @@ def rloo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
 
 @Estimator
 def reinforce_plus_plus_baseline(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Centre in the group, scale by the whole batch (REINFORCE++ baseline, 2501.03262, section
-    3.2).
+    """Centre in the group, scale by the batch (REINFORCE++ baseline, 2501.03262, section 3.2).
 
         A = whitened over all action tokens (score_i - mean_G)
 

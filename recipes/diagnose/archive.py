@@ -15,8 +15,10 @@ from agent_r1 import AgentR1Error
 
 
 def pack(folder: Path, archive: Path) -> None:
-    """Write all files of `folder` to `archive`, and the hash next to it. Equal files give equal
-    archives."""
+    """Write all files of `folder` to `archive`, and the hash next to it.
+
+    Equal files give equal archives.
+    """
     with zipfile.ZipFile(archive, "w") as out:  # stored: its files are compressed themselves
         for file in sorted(folder.rglob("*")):
             if file.is_file():
@@ -31,16 +33,16 @@ def unpack(archive: Path, folder: Path) -> Path:
 
     Raises AgentR1Error if the archive has not the hash of the file next to it.
     """
-    expected = _hash_file(archive).read_text().split()[0]
-    found = _hash(archive)
-    if found != expected:
+    right_hash = _hash_file(archive).read_text().split()[0]
+    own_hash = _hash(archive)
+    if own_hash != right_hash:
         raise AgentR1Error(
-            f"{archive} has the hash {found[:12]}..., and {_hash_file(archive).name} says "
-            f"{expected[:12]}...: check both out again (`git checkout -- {archive.parent}`)",
+            f"{archive} has the hash {own_hash[:12]}..., and {_hash_file(archive).name} says "
+            f"{right_hash[:12]}...: check both out again (`git checkout -- {archive.parent}`)",
             code="archive_hash_differs",
         )
-    with zipfile.ZipFile(archive) as opened:
-        opened.extractall(folder)
+    with zipfile.ZipFile(archive) as zip_file:
+        zip_file.extractall(folder)
     return folder
 
 

@@ -126,8 +126,10 @@ def mean(values: Sequence[float]) -> float:
 
 
 def read_evidence(folder: Path) -> Evidence:
-    """Read the first form that `folder` has. Raises AgentR1Error for none, and for damaged
-    files."""
+    """Read the first form that `folder` has.
+
+    Raises AgentR1Error for none, and for damaged files.
+    """
     if not folder.is_dir():
         raise AgentR1Error(f"{folder} is not a folder; name {FORMS}", code="missing_folder")
     for source, pattern, open_form in READERS:
@@ -465,8 +467,11 @@ def _make_episode(
 
 
 def _trl(record: Record, reward_names: Set[str]) -> Episode | None:
-    """Read a row. Its rewards are the columns of `reward_names`, or all numbers; NaN stands where a
-    reward does not apply."""
+    """Read a row.
+
+    Its rewards are the columns of `reward_names`, or all numbers; NaN stands where a reward does
+    not apply.
+    """
     others = {"step", "prompt", "completion", "advantage"}
     rewards = []
     for name, value in record.items():
@@ -489,8 +494,10 @@ def _trl(record: Record, reward_names: Set[str]) -> Episode | None:
 
 
 def _verl(record: Record) -> Episode:
-    """Read a row. A `uid` is PROMPT_SAMPLE_OUTPUT, which has two numbers at its end, or the
-    prompt's alone."""
+    """Read a row.
+
+    A `uid` is PROMPT_SAMPLE_OUTPUT, which has two numbers at its end, or the prompt's alone.
+    """
     return _make_episode(
         record["output"],
         step=record["step"],

@@ -1,5 +1,4 @@
-"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels, in control
-tokens of its own.
+"""Harmony, GPT-OSS's format (github.com/openai/harmony): messages with channels in own tokens.
 
     <|channel|>analysis<|message|>I have to look it up.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.search

@@ -1,5 +1,4 @@
-"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math): programs and their
-output in fenced blocks.
+"""Tool-integrated reasoning in mathematics (ToRA, 2309.17452; Qwen2.5-Math), in fenced blocks.
 
     The product first.
     ```python
@@ -63,8 +62,8 @@ class MathTir(Dialect):
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python in a block between ```python and ```, print what you want to "
-            "know, and end your turn "
-            "there; the output comes back in a block between ```output and ```. "
+            "know, and end your turn there; the output comes back in a block between ```output and "
+            "```. "
         )
         return f"{program if 'python' in tools else ''}Write the answer in \\boxed{{}}."
 

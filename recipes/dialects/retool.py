@@ -32,8 +32,7 @@ class ReTool(Hermes):
     def system_prompt(self, tools: dict[str, BaseTool]) -> str:
         program = (
             "To compute, write Python between <code> and </code>, print what you want to know, and "
-            "end your turn there; the "
-            "output comes back between <interpreter> and </interpreter>. "
+            "end your turn there; the output comes back between <interpreter> and </interpreter>. "
         )
         example = program if "python" in tools else ""
         return f"{example}Write the answer between <answer> and </answer>."

@@ -54,7 +54,7 @@ ORACLE_PLAYS = 8
 """Plays of a question by a demonstrator, of which the best is the oracle's."""
 REPLAYED_EPISODES = 8
 """Episodes whose turns are played again, to compare."""
-SPOKEN = "random calls, then a random answer"
+REPLAY_POLICY = "random calls, then a random answer"
 """The policy whose turns are played again."""
 ORACLE_FUNCTIONS = ("expert", "demonstrate", "play")
 """Names of a file's function that plays well, the best one first."""
@@ -296,7 +296,7 @@ class Run:
                     continue
                 episode = await self.by_policy(name, policy, question)
                 self.send({"episode": episode.record()})
-                if name == SPOKEN and len(self.replayed) < REPLAYED_EPISODES:
+                if name == REPLAY_POLICY and len(self.replayed) < REPLAYED_EPISODES:
                     self.replayed.append(episode)
 
     async def all_rounds(self, n: int) -> None:

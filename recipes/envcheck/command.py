@@ -195,10 +195,12 @@ class Check:
 
     def compare(self, first: Watched, second: Watched, facts: dict[str, Any]) -> None:
         """Compare the plays of the same turns in one process and in another one."""
-        from agent_r1_recipes.envcheck.child import SPOKEN
+        from agent_r1_recipes.envcheck.child import REPLAY_POLICY
 
-        played = {
-            record["question"]: record for record in first.records if record["policy"] == SPOKEN
+        record_of = {
+            record["question"]: record
+            for record in first.records
+            if record["policy"] == REPLAY_POLICY
         }
         differences = []
         plays = {
@@ -208,7 +210,7 @@ class Check:
         }
         for where, records in plays.items():
             for record in records:
-                original = played.get(record["question"], record)
+                original = record_of.get(record["question"], record)
                 if record["trace"] != original["trace"]:
                     pairs = zip(original["trace"], record["trace"], strict=False)
                     place = next((i for i, (x, y) in enumerate(pairs) if x != y), "the end")
@@ -233,11 +235,11 @@ class Check:
             pass_fds=[write_end], start_new_session=True,
         )  # fmt: skip
         os.close(write_end)
-        watched = Watched()
+        watch = Watched()
         try:
             process.stdin.write(json.dumps(plan | {"events": write_end}).encode() + b"\n")
             process.stdin.close()
-            tail = self._read_all(process, read_end, watched)
+            tail = self._read_all(process, read_end, watch)
         except BrokenPipeError:
             tail = process.stdout.read(TAIL).decode(errors="replace")
         finally:
@@ -245,52 +247,51 @@ class Check:
             _end(process)
             _end_orphans(own_children)
             _adopt_orphans(False)
-        if not (watched.ended or watched.refused or watched.broken):
+        if not (watch.ended or watch.refused or watch.broken):
             last = " ".join(tail.split())[-200:]
-            watched.broken = (
-                f"the environment ended the process (exit code {process.returncode})"
-                + (f": {last}" if last else "")
+            watch.broken = f"the environment ended the process (exit code {process.returncode})" + (
+                f": {last}" if last else ""
             )
-        return watched
+        return watch
 
-    def _read_all(self, process: Any, events: int, watched: Watched) -> str:
+    def _read_all(self, process: Any, events: int, watch: Watched) -> str:
         """Read events and output to their end or a limit; return the last output."""
         selector = selectors.DefaultSelector()
         selector.register(events, selectors.EVENT_READ)
         selector.register(process.stdout, selectors.EVENT_READ)
         rest, tail = b"", ""
-        printed = 0
+        byte_count = 0
         start = last_event = time.monotonic()
         while events in {key.fd for key in selector.get_map().values()}:
             now = time.monotonic()
-            limit = self.a.step_seconds if watched.facts else SETUP_S
+            limit = self.a.step_seconds if watch.facts else SETUP_S
             if now - last_event > limit:
-                watched.broken = f"no answer within {limit:g} s (--step-seconds)"
+                watch.broken = f"no answer within {limit:g} s (--step-seconds)"
                 return tail
             if now - start > 2 * self.plan["seconds"] + SETUP_S:
-                watched.broken = "it goes on after twice the time (--minutes)"
+                watch.broken = "it goes on after twice the time (--minutes)"
                 return tail
             for key, _ in selector.select(timeout=0.2):
-                data = os.read(key.fd, 1 << 16)
-                if not data:
+                chunk = os.read(key.fd, 1 << 16)
+                if not chunk:
                     selector.unregister(key.fileobj)
                 elif key.fd == events:
                     last_event = time.monotonic()
-                    *lines, rest = (rest + data).split(b"\n")
+                    *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
                         try:
                             event = checked_event(line)
                         except (ValueError, RecursionError) as error:
-                            watched.broken = f"the environment wrote among our events ({error})"
+                            watch.broken = f"the environment wrote among our events ({error})"
                             return tail
-                        watched.take(event)
+                        watch.take(event)
                         if "ready" in event:  # what came before is ours: rows and an index
-                            printed, tail = 0, ""
+                            byte_count, tail = 0, ""
                 else:
-                    printed += len(data)
-                    tail = (tail + data.decode(errors="replace"))[-TAIL:]
-                    if printed > MAX_OUTPUT:
-                        watched.broken = f"it printed more than {MAX_OUTPUT >> 20} MB"
+                    byte_count += len(chunk)
+                    tail = (tail + chunk.decode(errors="replace"))[-TAIL:]
+                    if byte_count > MAX_OUTPUT:
+                        watch.broken = f"it printed more than {MAX_OUTPUT >> 20} MB"
                         return tail
         return tail
 

@@ -101,8 +101,10 @@ class Plays:
     batch: Batch
     """The rows of all plays, in order."""
     chance_N: Tensor
-    """float64 [N]. Probability of each play. A sampled play outside its tree has its share of the
-    rest."""
+    """float64 [N].
+
+    Probability of each play. A sampled play outside its tree has its share of the rest.
+    """
     question_N: Tensor
     """int64 [N]."""
     outside_N: Tensor

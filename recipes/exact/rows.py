@@ -274,8 +274,7 @@ class EstimatorRow:
     variance: float
     """Mean squared distance of one batch's direction from the mean, over the latter's square."""
     gains: dict[str, tuple[float, float]]
-    """By kind of question: the exact change of the mean reward after one step, and its standard
-    error over batches."""
+    """By kind of question: the exact change of the mean reward after a step, and its error."""
 
     @property
     def is_biased(self) -> bool:

@@ -42,8 +42,10 @@ from agent_r1_recipes.exact.tree_cache import TreeCache
 
 FIRST_THRESHOLD = 0.03
 FALL = 0.4
-"""Factor from one threshold to the next. Smaller steps overshoot the wanted share less, larger ones
-make larger batches."""
+"""Factor from one threshold to the next.
+
+Smaller steps overshoot the wanted share less, larger ones make larger batches.
+"""
 ROUNDING = 1e-6
 """In float32, the probabilities of all plays add up to 1 within this."""
 CHECKED_PLAYS = 2

@@ -61,8 +61,10 @@ class Agents:
     # ------------------------------------------------------------------------------- the worker
 
     def start(self) -> None:
-        """Start the worker, and wait until it has imported the agent. Raise ConfigError if it
-        cannot."""
+        """Start the worker, and wait until it has imported the agent.
+
+        Raise ConfigError if it cannot.
+        """
         if self._process is not None:
             return
         self.folder = Path(tempfile.mkdtemp(prefix="agent-r1-agents-"))

@@ -187,7 +187,7 @@ class GatewayEpisode:
             raise
         answer.generation = generation
         answer.turn = self.read_turn(generation, call.stop)
-        names = {made.name for _, made in answer.turn.calls}
+        names = {call_name.name for _, call_name in answer.turn.calls}
         if call.required and not (call.required == "any" and names or call.required in names):
             self.events["unmet_tool_choice"] += 1
 
@@ -207,8 +207,10 @@ class GatewayEpisode:
         return has_stop
 
     def read_turn(self, generation: Generation, stop: list[str]) -> Turn:
-        """Split a sampled turn into thought, calls and content. A call that cannot be parsed is
-        content."""
+        """Split a sampled turn into thought, calls and content.
+
+        A call that cannot be parsed is content.
+        """
         text = self.chat.turn_text(generation.token_ids)
         finish_reason = generation.finish_reason
         places = [text.find(word) for word in stop if word in text]
@@ -303,8 +305,8 @@ def count_names(counts: Counter[str], more: Counter[str]) -> None:
     """Add counts. Fields that a client made up become metrics, so their number is bounded."""
     for name, count in more.items():
         if name.startswith("ignored_") and name not in counts:
-            kept = sum(other.startswith("ignored_") for other in counts)
-            if kept >= MOST_NAMES or not re.fullmatch(r"\w{1,60}", name, re.ASCII):
+            name_count = sum(other.startswith("ignored_") for other in counts)
+            if name_count >= MOST_NAMES or not re.fullmatch(r"\w{1,60}", name, re.ASCII):
                 name = "ignored_others"
         counts[name] += count
 
@@ -317,12 +319,12 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
     equals the newest is taken. Blanks are left to the client.
     """
     words = _one_line(answer)
-    marked = MARKED.fullmatch(words)
-    words = (marked[1] if marked else words).strip()
+    match = ANSWER_MARKS.fullmatch(words)
+    words = (match[1] if match else words).strip()
     typed = _typed(words)
     turns = [one for one in reversed(conversations.answers) if one.turn is not None]
     for one in turns:
-        marks = MARKED.findall(_one_line(one.require_turn().content))
+        marks = ANSWER_MARKS.findall(_one_line(one.require_turn().content))
         if words in [mark.strip() for mark in marks]:
             return one, None
     for one in turns:
@@ -343,7 +345,7 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
     return None, None
 
 
-MARKED = re.compile(r"<answer>(.*?)(?:</answer>|$)")
+ANSWER_MARKS = re.compile(r"<answer>(.*?)(?:</answer>|$)")
 
 
 def _one_line(text: str) -> str:

@@ -225,8 +225,10 @@ class AgentFlow(AgentFlowBase):
         return env
 
     def _variables(self, episode: GatewayEpisode, port: int) -> dict[str, str]:
-        """Return the agent's environment variables. Command lines are public, so no key is
-        there."""
+        """Return the agent's environment variables.
+
+        Command lines are public, so no key is there.
+        """
         base = f"http://127.0.0.1:{port}/episode/{episode.key}"
         variables = {
             "OPENAI_BASE_URL": f"{base}/v1",
@@ -341,8 +343,10 @@ class AgentFlow(AgentFlowBase):
         return Outcome(episode.reward, {"reported": episode.reward})
 
     def _read_rewards(self, episode: GatewayEpisode, end: Ended) -> None:
-        """Take the reward from file descriptor 3. Standard output is never read: the model's text
-        is printed there."""
+        """Take the reward from file descriptor 3.
+
+        Standard output is never read: the model's text is printed there.
+        """
         for report in end.reports:
             if "reward" not in report:
                 continue

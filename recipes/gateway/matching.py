@@ -42,8 +42,10 @@ class Answer:
     request: str
     """Digest of everything that would make a retry the same request."""
     number: int
-    """Of its turn. A conversation that begins anew, as after a summary, counts on, as in our
-    loop."""
+    """Of its turn.
+
+    A conversation that begins anew, as after a summary, counts on, as in our loop.
+    """
     prompt_ids: list[int]
     parent: Answer | None = None
     """The answer that its conversation continues."""
@@ -147,9 +149,9 @@ class Conversations:
         """Return the answer that `message` is, or None after counting the cause."""
         sampled_answers = [answer for answer in self.answers if answer.turn is not None]
         here = [answer for answer in sampled_answers if answer.place == digest]
-        quoted = [answer for answer in here if quotes(message, answer)]
-        if quoted:
-            return quoted[-1]
+        quotations = [answer for answer in here if quotes(message, answer)]
+        if quotations:
+            return quotations[-1]
         owner = _owner(message, sampled_answers)
         if owner is not None and owner in here:
             # The id says which one it is. Content next to calls is often dropped.

@@ -58,8 +58,10 @@ class Request:
 
     @property
     def words(self) -> list[str]:
-        """Return the parts of the path. A part may have any letters, such as a tool that a model
-        made up."""
+        """Return the parts of the path.
+
+        A part may have any letters, such as a tool that a model made up.
+        """
         return [unquote(word) for word in self.path.partition("?")[0].strip("/").split("/")]
 
     @property
@@ -189,8 +191,8 @@ async def _send_last(
             writer.write_eof()
             # At most one request: what goes on sending after its refusal is cut off.
             rest = MAX_BODY
-            while rest > 0 and (thrown := await reader.read(65536)):
-                rest -= len(thrown)
+            while rest > 0 and (rubbish := await reader.read(65536)):
+                rest -= len(rubbish)
 
 
 async def _read(

@@ -92,8 +92,7 @@ class Call:
     """One request for a completion."""
 
     messages: list[Message]
-    """role, content as text, and for assistants `thought`, and `tool_calls` as (id, name, arguments
-    as text)."""
+    """role, content as text; of assistants `thought`, and `tool_calls` as (id, name, arguments)."""
     tools: list[dict[str, Any]]
     stop: list[str]
     max_tokens: int | None
@@ -142,7 +141,7 @@ def read_call(body: bytes) -> Call:
     if not isinstance(messages, list) or not messages:
         raise Refusal("messages must be a list of at least one message")
     tools = _read_tools(values.whole("tools") or [])
-    required = _read_tool_choice(values.get("tool_choice"), tools)
+    requirement = _read_tool_choice(values.get("tool_choice"), tools)
     if values.get("tool_choice") == "none":
         tools = []
     if values.get("modalities") not in (None, [], ["text"]):
@@ -155,7 +154,7 @@ def read_call(body: bytes) -> Call:
         stream=stream is True,
         with_usage=bool((stream_options or {}).get("include_usage")),
         model=model,
-        required=required,
+        required=requirement,
         overridden_names=sorted(names & set(OVERRIDDEN_SETTINGS)),
     )
     call.ignored_names = _unread_names(values)
@@ -268,8 +267,8 @@ def _read_content(content: Any, place: str) -> str:
         raise Refusal(f"{place}: content must be text")
     text = ""
     for part in content:
-        known = isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS
-        if not known or not isinstance(part.get("text"), str):
+        is_text = isinstance(part, dict) and part.get("type", "text") in TEXT_PARTS
+        if not is_text or not isinstance(part.get("text"), str):
             raise Refusal(f"{place}: only text is supported; images and audio are not")
         text += part["text"]
     return text

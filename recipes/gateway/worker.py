@@ -274,14 +274,14 @@ def warm_up() -> None:
     For `openai` that is 55 of 70 ms of CPU: classes of its answers, and a client's certificates.
     The agent's own function is not called: each episode must begin with fresh state.
     """
-    made: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    arguments_of_calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     make = ssl.create_default_context
 
-    def recorded(*words: Any, **options: Any) -> ssl.SSLContext:
-        made.append((words, options))
+    def record_context(*words: Any, **options: Any) -> ssl.SSLContext:
+        arguments_of_calls.append((words, options))
         return make(*words, **options)
 
-    ssl.create_default_context = recorded
+    ssl.create_default_context = record_context
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Canned)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -296,19 +296,19 @@ def warm_up() -> None:
         thread.join()  # a fork while another thread runs may inherit a lock that nothing frees
         server.server_close()
         ssl.create_default_context = make
-    give_contexts(made)
+    give_contexts(arguments_of_calls)
 
 
-def give_contexts(made: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+def give_contexts(arguments_of_calls: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
     """Make the TLS contexts of the warm-up again, and hand each out once per fork.
 
     Reading all certificates takes 20 ms, for a client that then speaks plain HTTP to 127.0.0.1.
     """
     make = ssl.create_default_context
     variables = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")]
-    stock = [(request, make(*request[0], **request[1])) for request in made]
+    stock = [(request, make(*request[0], **request[1])) for request in arguments_of_calls]
 
-    def prepared(*words: Any, **options: Any) -> ssl.SSLContext:
+    def reuse_context(*words: Any, **options: Any) -> ssl.SSLContext:
         same = [os.environ.get(name) for name in ("SSL_CERT_FILE", "SSL_CERT_DIR")] == variables
         for number, (request, context) in enumerate(stock):
             if same and request == (words, options):
@@ -316,7 +316,7 @@ def give_contexts(made: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
                 return context
         return make(*words, **options)
 
-    ssl.create_default_context = prepared
+    ssl.create_default_context = reuse_context
 
 
 def ask_openai(openai: Any, address: str) -> None:

@@ -66,7 +66,7 @@ def _turn(row: Row, history: list[Message], haste: float, rng: random.Random) ->
     return _say("unknown", "not found")
 
 
-def _quote(asked: list[str], path: list[str], facts: ReadFacts) -> str:
+def _quote(relations: list[str], path: list[str], facts: ReadFacts) -> str:
     """Write down the numbers read so far, and with both of them the larger one.
 
     " Kumasi 2.5 million, Jakarta 8.5 million, more: 8.5 million"; "" for nothing. With `found`
@@ -77,10 +77,10 @@ def _quote(asked: list[str], path: list[str], facts: ReadFacts) -> str:
         return ""
     numbers = []
     parts = []
-    for place in asked:
+    for place in relations:
         for number in facts.get(("inhabitants", place), ()):
             numbers.append(number)
             parts.append(f"{place} {number}")
-    if len(numbers) == len(asked):
+    if len(numbers) == len(relations):
         parts.append(f"more: {max(numbers, key=read_number)}")
     return " " + ", ".join(parts) if parts else ""

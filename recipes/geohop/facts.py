@@ -33,8 +33,7 @@ with extra("geohop", "the world GeoHop"):
 
 TERRITORIES = (
     "AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY "
-    "MF MO MP MQ MS NC NF NU PF PM PN "
-    "PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT"
+    "MF MO MP MQ MS NC NF NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT"
 )
 """Dependent or disputed, or gone: "in which country" has several answers there, or none."""
 CONGOS = "CD CG"
@@ -73,8 +72,10 @@ CITIES = 25
 SMALLEST = 100_000
 """Inhabitants of a city."""
 APART = 0.25
-"""Degrees from any larger city of the country, in either direction: about 28 km. GeoNames lists
-districts as cities."""
+"""Degrees from any larger city of the country, in either direction: about 28 km.
+
+GeoNames lists districts as cities.
+"""
 
 
 @dataclass(frozen=True)
@@ -133,12 +134,12 @@ def in_words(inhabitants: int) -> str:
     A small model compares such numbers after fewer examples than 2,500,000 and 970,000, because the
     word alone often decides (docs/lab/worlds.md, "Pocket: what two passages decide").
     """
-    rounded = round_to_two_digits(inhabitants)
-    if rounded >= 10**6:
-        return f"{rounded / 10**6:g} million"
-    if rounded >= 1000:
-        return f"{rounded / 1000:g} thousand"
-    return str(rounded)
+    two_digits = round_to_two_digits(inhabitants)
+    if two_digits >= 10**6:
+        return f"{two_digits / 10**6:g} million"
+    if two_digits >= 1000:
+        return f"{two_digits / 1000:g} thousand"
+    return str(two_digits)
 
 
 def city_passage(city: Place, country: Country) -> tuple[str, str]:

@@ -109,10 +109,10 @@ def questions_with_reading(split: str, count: int, rng: random.Random) -> Iterat
         return
     hops = hops_of(split, rng)  # again, because it samples other pairs of cities
     for reading, kind in READING.items():
-        found = []
+        questions = []
         for question in _write_questions(kind, hops[kind], rng):
-            found.append(_open_book(question, reading, rng))
-        streams[reading] = _take_answers_in_turn(found, rng)
+            questions.append(_open_book(question, reading, rng))
+        streams[reading] = _take_answers_in_turn(questions, rng)
     yield from _mix(streams, TRAINING_KINDS, count, rng)
 
 

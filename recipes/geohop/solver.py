@@ -40,7 +40,7 @@ def read_facts(passages: Iterable[str]) -> ReadFacts:
 
 
 def solve(
-    asked: list[str], path: list[str], facts: ReadFacts
+    relations: list[str], path: list[str], facts: ReadFacts
 ) -> tuple[set[str], tuple[str, str] | None]:
     """Return (answers, what is missing): answers once nothing is missing, else the next fact.
 
@@ -49,7 +49,7 @@ def solve(
     """
     relation = {"more": "inhabitants", "both": "borders"}.get(path[0])
     if relation is None:
-        places = set(asked)
+        places = set(relations)
         for step in path:
             next_places: set[str] = set()
             for place in sorted(places):  # sorted: a set of names has another order in each process
@@ -58,15 +58,15 @@ def solve(
                 next_places |= facts[step, place]
             places = next_places
         return places, None
-    for place in asked:
+    for place in relations:
         if (relation, place) not in facts:
             return set(), (relation, place)
-    values = [facts[relation, place] for place in asked]
+    values = [facts[relation, place] for place in relations]
     if path == ["both"]:
         return set.intersection(*values), None
     numbers = [read_number(max(inhabitants)) for inhabitants in values]
     most = max(numbers)
-    return {place for place, number in zip(asked, numbers, strict=True) if number == most}, None
+    return {place for place, number in zip(relations, numbers, strict=True) if number == most}, None
 
 
 def read_number(words: str) -> float:

@@ -42,15 +42,15 @@ class Play:
 
 def demonstrate(row: Row, history: list[dict[str, str]], rng: random.Random) -> str:
     """Return the next turn: a call of `step`."""
-    return _planned_turn(row, history, rng, SLIPS)
+    return _plan_turn(row, history, rng, SLIPS)
 
 
 def expert(row: Row, history: list[dict[str, str]], rng: random.Random) -> str:
     """Return the next turn without slips, for `agent-r1 env check`."""
-    return _planned_turn(row, history, rng, slips=0.0)
+    return _plan_turn(row, history, rng, slips=0.0)
 
 
-def _planned_turn(row: Row, history: list[dict[str, str]], rng: random.Random, slips: float) -> str:
+def _plan_turn(row: Row, history: list[dict[str, str]], rng: random.Random, slips: float) -> str:
     game = GAMES[row["agent_name"]]
     actions = plan(row["agent_name"], row["extra_info"]["metadata"]["seed"], slips)
     turn = sum(message["role"] == "assistant" for message in history)

@@ -49,7 +49,7 @@ def actions_of(env: Any, owner: str) -> Actions:
     """Read the form of an environment's actions. Raise ConfigError for continuous ones."""
     space = getattr(env, "action_space", None)
     if space is None:
-        return _annotated_actions(env, owner)
+        return _read_annotation(env, owner)
     kind = type(space).__name__
     if kind == "Discrete":
         first = int(getattr(space, "start", 0))
@@ -81,18 +81,18 @@ def _choice(choices: list[Any], values: list[Any], owner: str) -> Actions:
             f"{owner}: it has no actions; name at least one in action_space",
             code="unsupported_space",
         )
-    written = [_written(choice) for choice in choices]
-    return Actions(Literal[tuple(written)], written, values)
+    labels = [_spell(choice) for choice in choices]
+    return Actions(Literal[tuple(labels)], labels, values)
 
 
-def _written(choice: Any) -> Any:
+def _spell(choice: Any) -> Any:
     """Return an action as the agent writes it: an enum's name, NumPy's numbers as Python's."""
     if isinstance(choice, enum.Enum):
         return choice.name
     return choice.item() if hasattr(choice, "item") else choice
 
 
-def _annotated_actions(env: Any, owner: str) -> Actions:
+def _read_annotation(env: Any, owner: str) -> Actions:
     """Read the actions of a class without spaces: the annotation of its `step`."""
     names = list(inspect.signature(env.step).parameters)
     try:

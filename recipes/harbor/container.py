@@ -58,7 +58,7 @@ MAX_COMMAND = 100_000
 """Bytes of a command. Linux passes at most 128 KB."""
 OURS = "/agent-r1"
 """Where our Python, its packages, the stand-ins and what is given to a command are inside."""
-GIVEN = f"{OURS}/given"
+INPUTS = f"{OURS}/given"
 SYSTEM_FOLDERS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32", "usr")
 MOUNT_POINTS = (*SYSTEM_FOLDERS, "proc", "dev", OURS.lstrip("/"))
 """Folders directly below the root, because bubblewrap follows links on the way to a mount point.
@@ -87,8 +87,10 @@ OURS_ALONE = (
     + "".join(f"export {name}={value}\n" for name, value in VARIABLES.items())
     + f"export PATH={PATH}\n"
 )
-"""Begins a script of ours. It does not get the variables of the task, which could replace its
-programs."""
+"""Begins a script of ours.
+
+It does not get the variables of the task, which could replace its programs.
+"""
 SERVE = """
 answer() (
   cd -- "${words[0]}" 2>/dev/null || cd /
@@ -164,7 +166,7 @@ class Container:
         self.directory = "/"
         self.variables: dict[str, str] = {"PATH": PATH}
         self._given: Path | None = None
-        """A folder of this machine that later commands see, read-only, as `GIVEN`."""
+        """A folder of this machine that later commands see, read-only, as `INPUTS`."""
         self._shell: subprocess.Popen[bytes] | None = None
         self.users = make_users()
         """Descriptor of its user namespace; None: commands run as this user."""
@@ -196,10 +198,10 @@ class Container:
         finally:
             _host("rm", "-rf", "--", str(self._given))
             self._given = None
-        _, ended, state = result.output.rpartition(END)
+        _, marker, state = result.output.rpartition(END)
         if not fits(self.root):
             raise AgentR1Error("the build wrote too much", code="build_failed")
-        if result.code != 0 or not ended:
+        if result.code != 0 or not marker:
             *_, number, last = ["", "", *result.output.split("\0")]
             step = build.steps[int(number)] if number.isdecimal() else "the start"
             lines = last.strip().splitlines() or [str(result.ended or f"exit code {result.code}")]
@@ -212,9 +214,9 @@ class Container:
 
     def run(self, command: str, within_s: float) -> Ran:
         """Run a command of a task in bash, in its directory, with its variables."""
-        refused = refuse_command(command)
-        if refused:
-            return refused
+        refusal = refuse_command(command)
+        if refusal:
+            return refusal
         variables = VARIABLES | self.variables
         words = [command, *(f"{name}={value}" for name, value in variables.items())]
         return self._start(COMMAND, words, b"", within_s, MAX_OUTPUT, self.directory)
@@ -244,8 +246,8 @@ class Container:
         shell = self._start_shell()
         if shell is None:
             return self.call(script, *words, text=text, within_s=within_s, keep=keep)
-        asked = [str(2 + len(words)), str(len(text)), self.directory, script, *words]
-        request = "".join(f"{word}\0" for word in asked).encode("utf-8", "replace") + text
+        fields = [str(2 + len(words)), str(len(text)), self.directory, script, *words]
+        request = "".join(f"{word}\0" for word in fields).encode("utf-8", "replace") + text
         result = self._converse(shell, request, within_s, MOST_OUTPUT, one_line=True)
         answer, _, code = result.output.partition(" ")
         if result.ended or not code.endswith("\n"):
@@ -255,7 +257,7 @@ class Container:
         return Ran(output.decode(errors="replace"), int(code))
 
     def for_tests(self, tests: Path) -> Container:
-        """Return the container in which the tests run: this one, with the folder as `GIVEN`."""
+        """Return the container in which the tests run: this one, with the folder as `INPUTS`."""
         self._given = _copy_of_tests(tests, self.users is not None)
         return self
 
@@ -292,7 +294,7 @@ class Container:
         """Start a shell in a sandbox of its own."""
         options = ["--bind", str(self.root), "/", *_binds()]
         if self._given:
-            options += ["--ro-bind", str(self._given), GIVEN]
+            options += ["--ro-bind", str(self._given), INPUTS]
         begin, change = namespaces(_bubblewrap(), 0, "task"), []
         if self.users is not None:
             begin, change = namespaces_of_root(_bubblewrap(), self.users, "task")

@@ -26,7 +26,7 @@ from agent_r1_recipes.code.confine import Ran, converse, end, start
 from agent_r1_recipes.code.watch import MEMORY, PROCESSES
 from agent_r1_recipes.harbor.container import (
     FILE_SIZE,
-    GIVEN,
+    INPUTS,
     MAX_OUTPUT,
     MOST_OUTPUT,
     SHARED_MEMORY,
@@ -142,15 +142,15 @@ class DockerContainer:
 
     def run(self, command: str, within_s: float) -> Ran:
         """Run a command of a task in bash, in the image's directory, with its variables."""
-        refused = refuse_command(command)
-        if refused:
-            return refused
+        refusal = refuse_command(command)
+        if refusal:
+            return refusal
         variables = [f"--env={name}={value}" for name, value in self.variables.items()]
         ran = self.program(
             "exec", *variables, self.name, "/bin/bash", "-c", command,
             within_s=within_s, keep=MAX_OUTPUT,
         )  # fmt: skip
-        return self._limited(ran)
+        return self._end_after_limit(ran)
 
     def call(
         self,
@@ -174,19 +174,19 @@ class DockerContainer:
             within_s=within_s,
             keep=keep,
         )
-        return self._limited(ran)
+        return self._end_after_limit(ran)
 
     ask = call
 
     def for_tests(self, tests: Path) -> DockerContainer:
-        """Return a container of this one's files, with a network and the folder as `GIVEN`.
+        """Return a container of this one's files, with a network and the folder as `INPUTS`.
 
         No process of the agent lives in it.
         """
         image = f"{LABEL}:{self.name}"
         self.program.must("commit", self.name, image)
         self._image_to_remove = image
-        bound = f"type=bind,source={tests.resolve()},target={GIVEN},readonly"
+        bound = f"type=bind,source={tests.resolve()},target={INPUTS},readonly"
         self._tests = DockerContainer(self.program, image, "--user", "0", "--mount", bound)
         return self._tests
 
@@ -208,7 +208,7 @@ class DockerContainer:
         if self._image_to_remove:
             self.program("rmi", "--force", self._image_to_remove, within_s=START_S)
 
-    def _limited(self, result: Ran) -> Ran:
+    def _end_after_limit(self, result: Ran) -> Ran:
         """End what a command left, if a limit ended only its client."""
         if result.ended:
             self.end_processes()

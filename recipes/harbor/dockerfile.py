@@ -32,7 +32,7 @@ STAND_INS = re.compile(
 WITHOUT_EFFECT = {
     "LABEL", "EXPOSE", "CMD", "ENTRYPOINT", "MAINTAINER", "STOPSIGNAL", "HEALTHCHECK", "VOLUME",
 }  # fmt: skip
-FIXED = {"BASHOPTS", "BASH_VERSINFO", "EUID", "IFS", "PPID", "SHELLOPTS", "UID"}
+READONLY = {"BASHOPTS", "BASH_VERSINFO", "EUID", "IFS", "PPID", "SHELLOPTS", "UID"}
 """Variables that a shell does not let anyone set, or that change how it reads the script."""
 VARIABLE = re.compile(
     r"\$(?:[A-Za-z_]\w*|\{[A-Za-z_]\w*(?::?[-+](?:[^{}$\\'\"`]|\$[A-Za-z_]\w*|\$\{[A-Za-z_]\w*\})*)?\})"
@@ -139,9 +139,9 @@ def read_dockerfile(text: str) -> Build:
             build.add(step, _export(pairs))
         elif word == "ARG":
             pairs = [(n, value or defaults.get(n)) for n, value in _assignments(word, rest)]
-            known = [(n, value) for n, value in pairs if value and n not in build.variables]
-            if known:
-                build.add(step, _export(known))
+            arguments = [(n, value) for n, value in pairs if value and n not in build.variables]
+            if arguments:
+                build.add(step, _export(arguments))
         elif word == "USER":
             if rest.strip() not in ("root", "0", "root:root", "0:0"):
                 raise Refused(f"USER {rest.strip()}: all commands run as one user here")
@@ -263,7 +263,7 @@ def _assignments(word: str, rest: str) -> list[tuple[str, str | None]]:
             pairs.append((name[0], value))
             place += len(rest[place:]) - len(rest[place:].lstrip())
     for name, _ in pairs:
-        if name in FIXED:
+        if name in READONLY:
             raise Refused(f"Dockerfile: {word} {name}: a shell keeps that variable for itself")
     return pairs
 

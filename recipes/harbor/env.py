@@ -24,7 +24,7 @@ from typing import Any
 
 from agent_r1 import AgentR1Error, Hermes, Message, Row
 from agent_r1_recipes.code.confine import Ran
-from agent_r1_recipes.harbor.container import GIVEN, MAX_OUTPUT, Container, check_container
+from agent_r1_recipes.harbor.container import INPUTS, MAX_OUTPUT, Container, check_container
 from agent_r1_recipes.harbor.docker import DockerContainer, Engine, build_image, find_program
 from agent_r1_recipes.harbor.packages import Refused
 from agent_r1_recipes.harbor.tasks import HarborFolder, read_task
@@ -46,7 +46,7 @@ IS_FILE = (
 [ -f "$1" ] || { echo "not a regular file"; exit 1; }
 """
 )
-READ = IS_FILE + 'exec head -c "$2" -- "$1"'
+READ_PART = IS_FILE + 'exec head -c "$2" -- "$1"'
 READ_ALL = (
     IS_FILE
     + """
@@ -68,12 +68,12 @@ TESTS = rf"""
 chmod -R u+rwX /tests /logs 2>/dev/null
 rm -rf /tests /logs/verifier || exit 1
 mkdir -p /logs/verifier || exit 1
-cp -R --preserve=mode,timestamps,links -- {GIVEN} /tests || exit 1
+cp -R --preserve=mode,timestamps,links -- {INPUTS} /tests || exit 1
 printf '\0tests\0'
 export -- "$@"
 exec /bin/bash /tests/test.sh </dev/null
 """
-FOUND = "\0reward\0"
+REWARD_MARK = "\0reward\0"
 """Printed before the name of the file with the reward, after what a loader may complain about."""
 REWARD = r"""
 exec 2>/dev/null
@@ -106,13 +106,13 @@ def _image(folder: str, engine: Engine) -> tuple[HarborFolder, Callable[[], AnyC
         return task, functools.partial(DockerContainer, program, build_image(program, task))
     assert task.build is not None, "`read_task` reads the Dockerfile where no engine builds it"
     check_container()
-    built = Container()
-    atexit.register(built.remove)
+    container = Container()
+    atexit.register(container.remove)
     try:
-        built.build(task.build, task.folder / "environment", task.build_s)
+        container.build(task.build, task.folder / "environment", task.build_s)
     except AgentR1Error as error:
         raise AgentR1Error(f"{folder}: {error}", code="build_failed") from None
-    return task, functools.partial(Container, built)
+    return task, functools.partial(Container, container)
 
 
 class HarborTask:
@@ -138,7 +138,7 @@ class HarborTask:
             command: The command.
         """
         command = command.encode("utf-8", "replace").decode()  # a model can write half a character
-        return _shown(self._within_size(self._container.run(command, COMMAND_S)))
+        return _describe_run(self._within_size(self._container.run(command, COMMAND_S)))
 
     def read(self, path: str) -> str:
         """Read a file.
@@ -146,7 +146,7 @@ class HarborTask:
         Args:
             path: Its path.
         """
-        result = self._call(READ, path, str(MAX_OUTPUT))
+        result = self._call(READ_PART, path, str(MAX_OUTPUT))
         return result.output if result.code == 0 else _fault(result)
 
     def write(self, path: str, text: str) -> str:
@@ -221,7 +221,7 @@ class HarborTask:
             return 0.0
         container.end_processes()
         result = container.ask(REWARD)
-        _, _, answer = result.output.partition(FOUND)
+        _, _, answer = result.output.partition(REWARD_MARK)
         name, _, text = answer.partition("\0")
         return read_reward(name, text)
 
@@ -253,7 +253,7 @@ def _finite(value: float) -> float:
     return value
 
 
-def _shown(result: Ran) -> str:
+def _describe_run(result: Ran) -> str:
     lines = [result.output.rstrip()] if result.output.strip() else []
     if result.ended:
         lines.append(f"[ended by the limit of {result.ended}]")

@@ -44,13 +44,13 @@ class Pattern:
 def list_ignored(text: str, folder: Path) -> list[str]:
     """Return the paths to delete, files before their folders. Raises Refused."""
     patterns = read_patterns(text)
-    ignored = []
+    left_out = []
     for place, folders, files in os.walk(folder, topdown=False):
         for name in [*files, *folders]:
             path = os.path.relpath(os.path.join(place, name), folder)
             if is_ignored(path, patterns):
-                ignored.append(path)
-    return ignored
+                left_out.append(path)
+    return left_out
 
 
 def read_patterns(text: str) -> list[Pattern]:
@@ -78,11 +78,11 @@ def is_ignored(path: str, patterns: list[Pattern]) -> bool:
     names = path.split("/")
     if len(names) > MAX_DEPTH:
         raise Refused(f"environment/: more than {MAX_DEPTH} folders in each other")
-    ignored = False
+    is_ignored = False
     for pattern in patterns:
         if any(pattern.fits(names[:count]) for count in range(1, len(names) + 1)):
-            ignored = pattern.leaves_out
-    return ignored
+            is_ignored = pattern.leaves_out
+    return is_ignored
 
 
 def _translate(pattern: str) -> str:

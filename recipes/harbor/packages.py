@@ -39,8 +39,10 @@ SECOND_USER_IN_PYTHON = re.compile(
     r"\buser\s*=\s*['\"](?:nobody|daemon|www-data)['\"]"  # codespell:ignore
     r"|\bset(?:res|re|e)?uid\s*\("
 )
-"""Users of a plain image. Other ones need `useradd`, which is refused; `user="x"` alone may be that
-of a data base."""
+"""Users of a plain image.
+
+Other ones need `useradd`, which is refused; `user="x"` alone may be that of a data base.
+"""
 FETCHERS = {"curl", "wget", "npm", "cargo", "go", "gem", "conda"}
 REDIRECTIONS = re.compile(r"(?:\d|&)?>>?&?\s*[\w/.-]+")
 OPERATORS = re.compile(r"[;&|()<>]+")
@@ -126,9 +128,9 @@ def check_python(requirement: str) -> None:
 def check_users(name: str, text: str) -> None:
     """Raise Refused for a test that runs something as a second user."""
     expression = SECOND_USER_IN_PYTHON if name.endswith(".py") else SECOND_USER
-    found = expression.search(text)
-    if found:
-        word = " ".join(found[0].split())
+    match = expression.search(text)
+    if match:
+        word = " ".join(match[0].split())
         raise Refused(f"{name}: `{word}`: all commands run as one user here")
 
 

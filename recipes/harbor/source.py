@@ -73,14 +73,14 @@ class HarborTasks(Source):
         ]
         random.Random(f"{seed}/harbor").shuffle(questions)
         manifest: dict[str, Any] = {"sources": {}, "skipped": refusals}
-        wanted = {split: getattr(config, split) for split in SPLITS if getattr(config, split)}
-        sizes = share_out(len(questions), wanted)
+        counts = {split: getattr(config, split) for split in SPLITS if getattr(config, split)}
+        sizes = share_out(len(questions), counts)
         if sizes is None:
             manifest["untrainable"] = (
                 f"data.source={place}: {len(questions)} Harbor task(s) cannot be split into "
-                f"{', '.join(wanted)} without a common one; add tasks, or with two take data.test=0"
+                f"{', '.join(counts)} without a common one; add tasks, or with two take data.test=0"
             )
-            sizes = dict.fromkeys(wanted, len(questions))
+            sizes = dict.fromkeys(counts, len(questions))
         splits = {"all": questions}
         start = 0
         for split, size in sizes.items():

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from agent_r1 import Fields
-from agent_r1_recipes.harbor.dockerfile import FIXED, Build, read_dockerfile
+from agent_r1_recipes.harbor.dockerfile import READONLY, Build, read_dockerfile
 from agent_r1_recipes.harbor.ignore import IGNORE, list_ignored
 from agent_r1_recipes.harbor.packages import Refused, check_users, check_verifier
 
@@ -198,7 +198,7 @@ def _variables(table: Fields, section: str) -> dict[str, str]:
         place = f"{section}.env.{name} in task.toml"
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or isinstance(value, dict | list):
             raise Refused(place)
-        if name in FIXED:
+        if name in READONLY:
             raise Refused(f"{place}: a shell keeps that variable for itself")
         variables[name] = str(value)
         if "\0" in variables[name] or "${" in variables[name]:

@@ -59,11 +59,11 @@ class Home:
     def reset(self, **row: Any) -> str:
         """Begin an episode. Return what TRL adds to the question."""
         if self.env is not None:
-            _wait(_closed(self.env))
+            _wait(_close(self.env))
         self.env = _make(self.workspace, self.tools, row)
         observation = _wait(_begin(self.env, row))
-        shown = observation.messages[-1]["content"]
-        return shown.removeprefix(row["prompt"][-1]["content"])
+        text = observation.messages[-1]["content"]
+        return text.removeprefix(row["prompt"][-1]["content"])
 
     # A class method is no function of the class, so TRL does not offer it as a tool.
     @classmethod
@@ -129,14 +129,14 @@ def trl_home(preset: str, *settings: str) -> type[Home]:
     members: dict[str, Any] = {"workspace": workspace, "tools": tools, "__doc__": Home.__doc__}
     for name, tool in env.tools.items():
         members[name] = method_of(name, tool.schema()["function"])
-    _wait(_closed(env))
+    _wait(_close(env))
     return type("Home", (Home,), members)
 
 
 def method_of(name: str, schema: dict[str, Any]) -> Callable[..., str]:
     """Write a tool as a typed method. TRL makes its schema from the docstring."""
     properties = schema["parameters"].get("properties", {})
-    required = schema["parameters"].get("required", [])
+    required_names = schema["parameters"].get("required", [])
 
     def method(self: Home, **arguments: Any) -> str:
         return call_of(self, name, arguments)
@@ -146,7 +146,7 @@ def method_of(name: str, schema: dict[str, Any]) -> Callable[..., str]:
     lines = [schema.get("description", name), "", "Args:"]
     for key, facts in properties.items():
         annotations[key] = TYPES.get(str(facts.get("type")), str)
-        default = inspect.Parameter.empty if key in required else facts.get("default")
+        default = inspect.Parameter.empty if key in required_names else facts.get("default")
         parameters.append(
             inspect.Parameter(
                 key,
@@ -187,7 +187,7 @@ async def _outcome(env: BaseToolEnv, stop: StopReason) -> Any:
     return await maybe_await(env.outcome(stop))
 
 
-async def _closed(env: BaseToolEnv) -> None:
+async def _close(env: BaseToolEnv) -> None:
     await maybe_await(env.close())
 
 

@@ -87,61 +87,61 @@ class RewardModel:
     def _read(self, answer: Any, cases: list[Case]) -> list[float | Exception]:
         """Return each case's number, or why it has none."""
         scores: list[float | Exception] = []
-        for labelled in self._scores_of(answer):
+        for entry in self._scores_of(answer):
             try:
-                scores.append(finite(self._select(labelled)))
+                scores.append(finite(self._select(entry)))
             except ValueError as error:
                 scores.append(error)
         return scores
 
-    def _select(self, labelled: list[tuple[str, Any]]) -> Any:
+    def _select(self, entry: list[tuple[str, Any]]) -> Any:
         """Return the number of the one class, or of `env.reward_model_label`."""
-        labels = [label for label, _ in labelled]
-        if self.label is None and len(labelled) == 1:
-            return labelled[0][1]
+        labels = [label for label, _ in entry]
+        if self.label is None and len(entry) == 1:
+            return entry[0][1]
         if self.label is None or labels.count(self.label) != 1:
             raise ValueError(
                 f"it has {len(labels)} classes; set env.reward_model_label to one of "
                 f"{', '.join(labels[:10])}"
             )
-        return dict(labelled)[self.label]
+        return dict(entry)[self.label]
 
 
-def _classified(answer: Any) -> list[list[tuple[str, Any]]]:
+def _read_classes(answer: Any) -> list[list[tuple[str, Any]]]:
     """Read vLLM's classes: a position, from 0, is a class's name."""
-    return [_numbered(entry["probs"]) for entry in _in_order(answer)]
+    return [_number_classes(entry["probs"]) for entry in _in_order(answer)]
 
 
-def _pooled(answer: Any) -> list[list[tuple[str, Any]]]:
+def _read_pooling(answer: Any) -> list[list[tuple[str, Any]]]:
     """Read vLLM's pooled numbers.
 
     A model that scores each token has a list a token. The last token has read the whole text.
     """
-    labelled = []
+    entries = []
     for entry in _in_order(answer):
         numbers = entry["data"]
         if numbers and isinstance(numbers[0], list):
             numbers = numbers[-1]
-        labelled.append(_numbered(numbers))
-    return labelled
+        entries.append(_number_classes(numbers))
+    return entries
 
 
 def _in_order(answer: Any) -> list[dict[str, Any]]:
     return sorted(answer["data"], key=lambda entry: entry["index"])
 
 
-def _numbered(numbers: list[Any]) -> list[tuple[str, Any]]:
+def _number_classes(numbers: list[Any]) -> list[tuple[str, Any]]:
     if not isinstance(numbers, list):
         raise ValueError(f"{numbers!r:.40} is no list of numbers")
     return [(str(position), number) for position, number in enumerate(numbers)]
 
 
-def _predicted(answer: Any) -> list[list[tuple[str, Any]]]:
+def _read_predictions(answer: Any) -> list[list[tuple[str, Any]]]:
     """Read TEI's classes, which come with their names."""
     return [[(str(one["label"]), one["score"]) for one in entry] for entry in answer]
 
 
-FORMS = {"classify": _classified, "pooling": _pooled, "predict": _predicted}
+FORMS = {"classify": _read_classes, "pooling": _read_pooling, "predict": _read_predictions}
 """Last part of the address -> how its answer is read."""
 
 

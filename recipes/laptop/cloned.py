@@ -24,10 +24,10 @@ def count_cloned(paths: Workspace, folder: Path) -> dict[str, Any] | None:
     """Count the rows of a cold start. Return None if its demonstrator is no explorer."""
     if not explores(paths.config.cold_start.behaviours):
         return None
-    return count(cloned_plays(paths, folder))
+    return count(plays_of(paths, folder))
 
 
-def cloned_plays(paths: Workspace, folder: Path) -> Iterator[tuple[Play, Row]]:
+def plays_of(paths: Workspace, folder: Path) -> Iterator[tuple[Play, Row]]:
     """Yield each cloned play, with the names of its question, and the question's row.
 
     Raises AgentR1Error if a play's question is not its row's.

@@ -38,11 +38,11 @@ class Hops(Condition):
         return rows, load_tools()
 
 
-def as_row(asked: Asked, other: Row) -> Row:
+def as_row(question: Asked, other: Row) -> Row:
     """Put a question into the form of another one's row."""
-    prompt = [*other["prompt"][:-1], {"role": "user", "content": asked.question}]
+    prompt = [*other["prompt"][:-1], {"role": "user", "content": question.question}]
     return other | {
         "prompt": prompt,
-        "reward_model": other["reward_model"] | {"ground_truth": asked.answers},
-        "extra_info": other["extra_info"] | asked.extra,
+        "reward_model": other["reward_model"] | {"ground_truth": question.answers},
+        "extra_info": other["extra_info"] | question.extra,
     }

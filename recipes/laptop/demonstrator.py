@@ -143,7 +143,7 @@ class Demonstrator(Policy):
         if script.explorer:
             return script.explorer.turn(result)
         if script.behaviour in PLANNERS:
-            return _planned_turn(script, result)
+            return _plan_turn(script, result)
         row = script.row
         rng = script.rng
         turn = script.turn
@@ -174,7 +174,7 @@ class Demonstrator(Policy):
         return search(lookups[turn])
 
 
-def _planned_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
+def _plan_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
     """Return a planner's turn. "In which city is the publisher of Sosnum based?" gives
 
         plan/publisher/headquarters/answer: find the publisher       and a search for Sosnum
@@ -189,18 +189,18 @@ def _planned_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
     plan = [lookup["relation"] for lookup in lookups] + [DONE]
     done = script.turn
     if not done:
-        return _planned_search(lookups[0], "plan" + "".join(map(item_text, plan)))
-    found = lookups[done - 1]["value"]
-    fact = quote(result, found)
+        return _search_next(lookups[0], "plan" + "".join(map(item_text, plan)))
+    value = lookups[done - 1]["value"]
+    fact = quote(result, value)
     if script.behaviour == "plan_stop":
-        return found, f"{fact}: {DONE}"
+        return value, f"{fact}: {DONE}"
     thought = fact + item_text(plan[done - 1]) + item_text(plan[done])
     if plan[done] == DONE:
-        return found, thought
-    return _planned_search(lookups[done], thought)
+        return value, thought
+    return _search_next(lookups[done], thought)
 
 
-def _planned_search(lookup: dict[str, Any], thought: str) -> tuple[ToolCall, str]:
+def _search_next(lookup: dict[str, Any], thought: str) -> tuple[ToolCall, str]:
     call, aim = search(lookup)
     return call, f"{thought}: {aim}"
 
@@ -314,9 +314,8 @@ def demonstrate_rows(
     if 2 * len(unusual_stops) > len(trajectories):
         raise ConfigError(
             f"{len(unusual_stops)} of {len(trajectories)} demonstrations ended without an answer "
-            f"({unusual_stops[0]}): passages too "
-            "long for this tiny model; raise rollout.max_context, or set model.path to a "
-            "pretrained model",
+            f"({unusual_stops[0]}): passages too long for this tiny model; raise "
+            "rollout.max_context, or set model.path to a pretrained model",
             code="unfinished_demonstration",
         )
     training_rows: list[TrainingRow] = []
@@ -371,9 +370,9 @@ def plans(behaviours: dict[str, float]) -> bool:
 def _is_chain(row: Row) -> bool:
     lookups = row["extra_info"].get("lookups", [])
     # Each value is what the next search is for, and the last one is the answer.
-    searched = [lookup["entity"] for lookup in lookups[1:]]
-    searched.append(row["reward_model"]["ground_truth"][0])
-    return bool(lookups) and [lookup["value"] for lookup in lookups] == searched
+    topics = [lookup["entity"] for lookup in lookups[1:]]
+    topics.append(row["reward_model"]["ground_truth"][0])
+    return bool(lookups) and [lookup["value"] for lookup in lookups] == topics
 
 
 def demonstrations(

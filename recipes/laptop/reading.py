@@ -75,7 +75,7 @@ def quote(result: str, name: str) -> str:
 
     They begin after another name. Return only `name` if no words stand before it.
     """
-    for found in WORDS_AND_NAME.finditer(result):
-        if found[2] == name:
-            return found[1]
+    for match in WORDS_AND_NAME.finditer(result):
+        if match[2] == name:
+            return match[1]
     return name

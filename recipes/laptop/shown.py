@@ -44,9 +44,9 @@ def read_play(text: str) -> Play:
     plan, _, _ = thoughts[0].partition(": ")
     [question] = QUESTION.findall(text)
     [answer] = ANSWER.findall(text)
-    items = [ITEM.findall(thought)[-1] for thought in thoughts]
-    quoted = [ITEM.findall(thought)[-2] for thought in thoughts[1:]]
-    return Play(question, ITEM.findall(plan), items, quoted, QUERY.findall(text), answer)
+    choices = [ITEM.findall(thought)[-1] for thought in thoughts]
+    quotes = [ITEM.findall(thought)[-2] for thought in thoughts[1:]]
+    return Play(question, ITEM.findall(plan), choices, quotes, QUERY.findall(text), answer)
 
 
 def is_right(play: Play, row: Row) -> bool:

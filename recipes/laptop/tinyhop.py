@@ -42,8 +42,10 @@ class World:
     entities: dict[str, list[str]]
     """Type -> names."""
     facts: dict[tuple[str, str], list[str]]
-    """(entity, relation) -> values. `make_world` gives each one value; the list lets `solve` see it
-    if not."""
+    """(entity, relation) -> values.
+
+    `make_world` gives each one value; the list lets `solve` see it if not.
+    """
 
     @property
     def size(self) -> int:
@@ -275,10 +277,8 @@ def make_questions(
         if len(questions_of_kind) < number:
             raise ConfigError(
                 f"a world of {world.size} entities has only {len(questions_of_kind)} different "
-                f"{kind} questions, not {number}; "
-                "raise data.entities (data.cold_entities for the cold start), ask for fewer "
-                f"questions or give {kind} a "
-                "smaller share in data.mix",
+                f"{kind} questions, not {number}; raise data.entities (data.cold_entities for the "
+                f"cold start), ask for fewer questions or give {kind} a smaller share in data.mix",
                 code="too_few_questions",
             )
         questions += questions_of_kind
@@ -417,8 +417,10 @@ KINDS: dict[str, Callable[[World, random.Random], Iterator[Question]]] = {
     "4-hop": _when_asked(_bridges(4)),
     "5-hop": _when_asked(_bridges(5)),
 }
-"""Kind of question -> an iterator over all different ones that a world has. Lazy: only those asked
-for are made."""
+"""Kind of question -> an iterator over all different ones that a world has.
+
+Lazy: only those asked for are made.
+"""
 
 
 def _look_up(world: World, entity: str, relation: str) -> Lookup:

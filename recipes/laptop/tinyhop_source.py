@@ -36,8 +36,7 @@ class TinyHop(Source):
     """Make questions about generated worlds."""
 
     splits = (*Source.splits, "cold")
-    """`cold` is for the cold start: RL must not meet questions whose answers have been
-    demonstrated."""
+    """`cold` is for the cold start: RL must not meet questions that were demonstrated."""
     ability = "multi-hop-qa"
 
     def check_settings(self, config: TinyHopSettings, seed: int) -> None:

@@ -22,11 +22,12 @@ class Relation:
     asks: tuple[str, ...]
     """Questions for the value of {x}."""
     same: tuple[str, ...] = ()
-    """Yes-no questions whether {a} and {b} have the same value; none where that is always no
-    (mayor) or odd."""
+    """Yes-no questions whether {a} and {b} have the same value; none where that is always no."""
     which: tuple[str, ...] = ()
-    """Which of {a} and {b} has the value {v}? None for spouse and capital: there the passage of {v}
-    itself tells."""
+    """Which of {a} and {b} has the value {v}?
+
+    None for spouse and capital: there the passage of {v} itself tells.
+    """
 
 
 RELATIONS = {

@@ -360,13 +360,13 @@ SERIES = re.compile(r"\d+(?:-\d+){2,}|\d+(?:\.\d+){2,}")
 """A date, a version, an address: `2023-03-14` is no difference."""
 ROMAN = re.compile(r"[IVX]{2,}|[IVXLCDM]{3,}")
 """A Roman numeral. As a product of letters, `XIV` would be `XVI`."""
-BASED = re.compile(r"(-?(?=[A-F]*\d)[0-9A-F]+)_(\w+)")
+WITH_BASE = re.compile(r"(-?(?=[A-F]*\d)[0-9A-F]+)_(\w+)")
 """A numeral with its base: `1011_2`, `2A_16`, `123_five`."""
 
 
 def with_base(text: str) -> tuple[str, ...] | None:
     """Return a numeral's digits and its base; None for other texts."""
-    match = BASED.fullmatch(re.sub(r"\\(?:text|mathrm)(?![a-zA-Z])|[{}() ]", "", text))
+    match = WITH_BASE.fullmatch(re.sub(r"\\(?:text|mathrm)(?![a-zA-Z])|[{}() ]", "", text))
     return match.groups() if match else None
 
 
@@ -435,8 +435,8 @@ def number(text: str) -> Exact | None:
     if match := SCIENTIFIC.fullmatch(text):
         return Exact(Fraction(match[1]) * Fraction(10) ** int(match[2]), "scientific")
     if match := REPEATING.fullmatch(text):
-        sign, whole, first, repeated = match.groups()
-        tail = Fraction(int(repeated), 10 ** len(repeated) - 1)
+        sign, whole, first, period = match.groups()
+        tail = Fraction(int(period), 10 ** len(period) - 1)
         value = int(whole or 0) + (int(first or 0) + tail) / 10 ** len(first)
         return Exact(-value if sign == "-" else value, "fraction")
     if match := FRACTION.fullmatch(text):

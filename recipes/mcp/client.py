@@ -53,8 +53,7 @@ MAX_MESSAGE_BYTES = 4 * 2**20
 """Of one answer over HTTP. A program that we start is as trusted as its command."""
 MAX_TOOLS = 1000
 OPEN_S = 60.0
-"""Within which a server must be ready, and then list its tools; `npx` and `uvx` download it
-first."""
+"""Until a server is ready, and then lists its tools; `npx` and `uvx` download it first."""
 EXIT_S = 5.0
 """For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
 
@@ -106,9 +105,9 @@ class McpTool(BaseTool):
         if getattr(result, "result_type", "complete") != "complete":
             raise InvalidArgumentsError(f"the server wants more: {result.result_type}")
         texts = [_text(part) for part in result.content]
-        structured = result.structured_content
-        if structured is not None and not _holds("\n".join(texts), structured):
-            texts.append(json.dumps(structured, ensure_ascii=False))
+        json_content = result.structured_content
+        if json_content is not None and not _holds("\n".join(texts), json_content):
+            texts.append(json.dumps(json_content, ensure_ascii=False))
         text = "\n".join(texts)
         if result.is_error:  # by the protocol the agent reads this, to correct itself
             raise InvalidArgumentsError(text if text.strip() else "the tool failed, without a word")
@@ -212,18 +211,18 @@ def _text(part: types.ContentBlock) -> str:
     return f"[{part.type}, which cannot be shown]"
 
 
-def _holds(text: str, structured: Any) -> bool:
+def _holds(text: str, json_content: Any) -> bool:
     """Return whether a text has every value of a structured result.
 
     Servers are advised to write such a text. One that only sums up would hide the rest.
     """
-    left = [structured]
-    while left:
-        value = left.pop()
+    queue = [json_content]
+    while queue:
+        value = queue.pop()
         if isinstance(value, dict):
-            left += value.values()
+            queue += value.values()
         elif isinstance(value, list):
-            left += value
+            queue += value
         else:
             forms = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)[1:-1]}
             if not isinstance(value, str):
@@ -445,9 +444,9 @@ class McpSession:
         from mcp.client.stdio import StdioServerParameters, stdio_client
 
         command, *arguments = shlex.split(self.place)
-        seen = {name: _variable(name, "env.mcp_variables") for name in self.variables}
+        environment = {name: _variable(name, "env.mcp_variables") for name in self.variables}
         with tempfile.TemporaryFile("w+") as self._stderr:
-            parameters = StdioServerParameters(command=command, args=arguments, env=seen)
+            parameters = StdioServerParameters(command=command, args=arguments, env=environment)
             async with stdio_client(parameters, self._stderr) as streams:
                 self._answers = streams[0]
                 try:

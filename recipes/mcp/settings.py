@@ -45,9 +45,9 @@ class McpSettings(EnvConfig):
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
         env = config.env
-        named = [("mcp_per_episode", name) for name in env.mcp_per_episode]
-        named += [("mcp_tokens", name) for name in env.mcp_tokens]
-        for setting, name in named:
+        uses = [("mcp_per_episode", name) for name in env.mcp_per_episode]
+        uses += [("mcp_tokens", name) for name in env.mcp_tokens]
+        for setting, name in uses:
             if name not in env.mcp:
                 yield ConfigError(
                     f"env.{setting} names {name!r}, which env.mcp lacks; it has "

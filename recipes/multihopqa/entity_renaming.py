@@ -145,8 +145,10 @@ def make_demonstrations(
 
 
 WORLD = 60
-"""Questions that are played in one world of other names. Few: it is the variety of names that
-copying is learnt from."""
+"""Questions that are played in one world of other names.
+
+Few: it is the variety of names that copying is learnt from.
+"""
 
 
 def texts_for_tokenizer(rows: list[Row], passages: list[str], names: list[str]) -> Iterator[str]:

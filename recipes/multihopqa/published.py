@@ -47,8 +47,7 @@ class Dataset(RecordSource):
     revision: str | None
     """Commit on the hub; None takes the newest."""
     files: dict[str, str]
-    """Split -> name of the published file: the one to train on, and the one that is held out, where
-    there is one."""
+    """Split -> published file: the one to train on, and the held-out one, if any."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
     form: type[BaseModel]
@@ -246,8 +245,7 @@ def from_datasets(dataset: Dataset, split: str, files: list[Path]) -> Iterator[t
     if not is_whole and len(table) != dataset.counts[split]:
         raise AgentR1Error(
             f"{where} has {len(table)} of {dataset.counts[split]} published records in {split}; "
-            "delete its copy "
-            f"in the cache of `datasets` and fetch it again, {remedy}",
+            f"delete its copy in the cache of `datasets` and fetch it again, {remedy}",
             code="incomplete_download",
         )
     number = 0

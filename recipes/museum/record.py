@@ -1,8 +1,8 @@
 """Keep what the exhibits' runs showed: `python -m agent_r1_recipes.museum.record`.
 
-In: runs in AGENT_R1_HOME/museum. Out: recorded.zip with a folder for each, which `agent-r1
-diagnose` reads like a run. It has the metrics, the test score, and six groups of the first and of a
-late step, without ids and log-probabilities.
+In: runs in AGENT_R1_HOME/museum. Out: recorded.zip with a folder for each, which
+`agent-r1 diagnose` reads like a run. It has the metrics, the test score, and six groups of the
+first and of a late step, without ids and log-probabilities.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ FACTS = (
 
 
 def record(exhibit: Exhibit, seed: int, recordings: Path) -> Path | None:
-    """Write one finished run to `recordings`; return None if it is not there."""
+    """Write the folder of a finished run to `recordings`; None if there is no run."""
     run = base_of(exhibit) / "runs" / f"{exhibit.name}-s{seed}"
     if not (run / "checkpoints/step_000032").exists():
         return None

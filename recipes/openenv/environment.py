@@ -176,8 +176,8 @@ def action_schema(url: str, timeout_s: float) -> dict[str, Any]:
     ) as error:
         raise AgentR1Error(
             f"no OpenEnv server answers at env.url={url}: {where} gave {type(error).__name__} "
-            f"({first_line(error)}), not the "
-            "schema of an action with its properties; start the server, or correct the address",
+            f"({first_line(error)}), not the schema of an action with its properties; start the "
+            "server, or correct the address",
             code="server_unreachable",
         ) from None
     return schema

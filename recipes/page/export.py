@@ -55,8 +55,7 @@ SCRIPTS = (
 """Files of js/ in the order of the page."""
 QUESTIONS = 500
 MARK = "\ue0f0"
-"""Stands for a content in the exported chat template: a private-use character, which no template
-has."""
+"""Stands for a content in the exported chat template: a private-use character."""
 
 
 @dataclass
@@ -162,8 +161,7 @@ def check_task(config: Config) -> None:
     if not usual_env or not local_search or other_rewards:
         raise AgentR1Error(
             "the page plays question answering with the n-gram search and exact match (presets "
-            "discover, sprint, smoke, laptop and small); use "
-            "`agent-r1 chat` for other tasks",
+            "discover, sprint, smoke, laptop and small); use `agent-r1 chat` for other tasks",
             code="task_unfit_for_a_page",
         )
 

@@ -32,7 +32,7 @@ PAD = "<|image_pad|>"
 END = "<|vision_end|>"
 READ_ONLY = (START, PAD, END, "<|video_pad|>")
 """Tokens that stand for something that is shown. The agent reads them and never says them."""
-SPELLED = re.compile("|".join(re.escape(token) for token in READ_ONLY))
+TAGS = re.compile("|".join(re.escape(token) for token in READ_ONLY))
 
 
 class PicturePrompt(list[int]):
@@ -180,7 +180,7 @@ def parts_of(message: Message) -> list[dict[str, Any]]:
 
 def break_up(text: str) -> str:
     """Put a blank into each placeholder that a text spells."""
-    return SPELLED.sub(lambda match: f"< {match[0][1:]}", text)
+    return TAGS.sub(lambda match: f"< {match[0][1:]}", text)
 
 
 def _break_up_tools(tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:

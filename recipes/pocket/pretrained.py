@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 CONTROL_TYPE = 3
 """GGUF's `token_type` of a token that no text spells."""
 TOLERANCE = 1e-3
-"""What another order of sums may change in a log-probability (float32). Measured on SmolLM2: 2e-5
-at most."""
+"""What another order of sums may change in a log-probability (float32).
+
+Measured on SmolLM2: 2e-5 at most.
+"""
 
 
 def convert(name: str, folder: Path) -> str:
@@ -61,9 +63,9 @@ def convert(name: str, folder: Path) -> str:
         )
     package = packages.PACKAGES[name.removeprefix(packages.PREFIX)]
     return (
-        f"{ours.parameter_count / 1e6:.1f} M parameters, weights "
-        f"{package.weights}; log-probabilities of 252 "
-        f"random tokens differ from transformers' reading of the GGUF file by at most {gap:.1e}"
+        f"{ours.parameter_count / 1e6:.1f} M parameters, weights {package.weights}; "
+        "log-probabilities of 252 random tokens differ from transformers' reading of the GGUF file "
+        f"by at most {gap:.1e}"
     )
 
 

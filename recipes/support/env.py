@@ -64,9 +64,9 @@ class Support:
         """Return 1 if all records are as the policy demands, and the answer is true."""
         record = self.orders[str(self.order)]
         action = decide(self.complaint, record["state"])
-        paid = {self.order: record["price"]} if action == "refund" else {}
-        sent = [self.order] if action == "replace" else []
-        told = " ".join(answer.lower().strip(" .!").split())
+        payments = {self.order: record["price"]} if action == "refund" else {}
+        shipments = [self.order] if action == "replace" else []
+        answer_words = " ".join(answer.lower().strip(" .!").split())
         right = f"{WORDS[action]} the {record['item']}"
-        self.score = self.paid == paid and self.sent == sent and told == right
+        self.score = self.paid == payments and self.sent == shipments and answer_words == right
         return float(self.score)

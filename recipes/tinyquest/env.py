@@ -1,5 +1,6 @@
-"""A house of rooms, with boxes in them and things in these. Its methods are the agent's tools
-(env/class_env.py).
+"""A house of rooms, with boxes in them and things in these.
+
+Its methods are the agent's tools (env/class_env.py).
 
     Put the Key into the Bin.                         the task; where things are must be found out
     Hall; shut Crate; to Attic, Kitchen; want Key in Bin; new by Attic
@@ -25,8 +26,10 @@ NO = "no; "
 
 
 class TinyQuest:
-    """Play one episode. Each box and each thing occurs once in a house, so that a name is a
-    place."""
+    """Play one episode.
+
+    Each box and each thing occurs once in a house, so that a name is a place.
+    """
 
     score_name = "solved"
 

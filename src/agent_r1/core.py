@@ -34,8 +34,10 @@ from enum import StrEnum
 from typing import Any, Literal, Protocol
 
 Row = dict[str, Any]
-"""One task, with verl's parquet keys: data_source, prompt, ability, reward_model, extra_info,
-agent_name, env_kwargs."""
+"""One task, with verl's parquet keys.
+
+They are data_source, prompt, ability, reward_model, extra_info, agent_name and env_kwargs.
+"""
 
 Message = dict[str, Any]
 """One chat message: {"role": "system" | "user" | "assistant" | "tool", "content": str}.
@@ -62,7 +64,9 @@ class StopReason(StrEnum):
     @property
     def failed(self) -> bool:
         """Return whether a failure outside the policy, such as a timeout, ended the episode.
-        Training excludes it."""
+
+        Training excludes it.
+        """
         return self in (StopReason.TIME_OUT, StopReason.ERROR)
 
 
@@ -75,13 +79,18 @@ class Sampling:
 
     max_tokens: int  # including the stop token
     temperature: float = 1.0
-    """0 is greedy. There is no top-p or top-k, because the trainer's log-probabilities assume the
-    whole distribution."""
+    """0 is greedy.
+
+    There is no top-p or top-k, because the trainer's log-probabilities assume the whole
+    distribution.
+    """
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
     ends: Callable[[list[int]], bool] | None = None
-    """Whether the turn ends after these sampled ids, for stop strings. `LocalPolicy` asks it after
-    each token."""
+    """Whether the turn ends after these sampled ids, for stop strings.
+
+    `LocalPolicy` asks it after each token.
+    """
 
 
 @dataclass(frozen=True)
@@ -97,12 +106,13 @@ class Generation:
 
 
 class Policy(Protocol):
-    """The only interface to a model. The local sampler, verl's server client and a vLLM client
-    implement it."""
+    """The only interface to a model.
+
+    The local sampler, verl's server client and a vLLM client implement it.
+    """
 
     on_token: Callable[[str | None, list[int]], None] | None = None
-    """Called with the session and each newly sampled stretch of ids, to show a turn while it
-    grows."""
+    """Called with the session and each new stretch of ids, to show a turn while it grows."""
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
@@ -136,21 +146,24 @@ class Observation:
 
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
-    """JSON schemas of the callable tools in OpenAI's form; only the first observation's are
-    read."""
+    """JSON schemas of the tools in OpenAI's form; only the first observation's are read."""
     calls: Sequence[str] = ()
     """Names of the calls that `messages` answer, for templates that write a result with them."""
     rewrite: bool = False
     """False: append `messages` to the context. True: replace the context with them."""
     extra: dict[str, Any] = field(default_factory=dict)
-    """Values for estimators, by name. `state` identifies the agent's state; its default is
-    `messages`."""
+    """Values for estimators, by name.
+
+    `state` identifies the agent's state; its default is `messages`.
+    """
 
 
 @dataclass
 class StepResult:
-    """What `AgentEnv.step` returns. Gymnasium's `terminated` and `truncated` are one `stop_reason`
-    here."""
+    """What `AgentEnv.step` returns.
+
+    Gymnasium's `terminated` and `truncated` are one `stop_reason` here.
+    """
 
     observation: Observation | None  # None when `done`
     reward: float = 0.0  # of this step alone; `AgentEnv.outcome` returns the outcome reward
@@ -159,13 +172,14 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)
     """For humans and logs (tool calls, errors); the algorithm never reads it."""
     call_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Summands of `reward`, if calls are rewarded: (characters of the turn up to the end of the
-    call, reward)."""
+    """Summands of `reward`, if calls are rewarded: (characters up to the call's end, reward)."""
 
 
 class ToolErrorKind(StrEnum):
-    """Why a call gave no result. The environment counts the kinds; the agent reads
-    `ToolResult.content`."""
+    """Why a call gave no result.
+
+    The environment counts the kinds; the agent reads `ToolResult.content`.
+    """
 
     MALFORMED_CALL = "malformed_call"  # the call could not be parsed
     UNKNOWN_TOOL = "unknown_tool"  # the agent made a name up, or env.tools lacks the tool
@@ -191,8 +205,10 @@ class Outcome:
     parts: dict[str, float] = field(default_factory=dict)
     """Summands of `reward` by name; recorded as `reward/NAME`."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Unrewarded measurements; recorded as `episode/NAME`. `sub_em` and `f1` also go on the
-    evaluation card."""
+    """Unrewarded measurements; recorded as `episode/NAME`.
+
+    `sub_em` and `f1` also go on the evaluation card.
+    """
     score_name: str | None = None
     """The metric that evaluations report. None: `em` (0 or 1) if measured, otherwise the reward."""
     truncated: bool = False
@@ -215,19 +231,22 @@ class AgentEnv(ABC):
         """Process one turn of the agent. Must not raise, whatever the model wrote."""
 
     def outcome(self, stop_reason: StopReason) -> Outcome | Awaitable[Outcome]:
-        """Return the episode's outcome, beyond the steps' rewards. Called exactly once, at the
-        end."""
+        """Return the episode's outcome, beyond the steps' rewards.
+
+        Called exactly once, at the end.
+        """
         return Outcome()
 
     asks: str | None = None
-    """A user message that asks for an answer in plain text instead of a turn; None: no such
-    message."""
+    """A user message that asks for an answer in plain text; None: no such message."""
     episode_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
     def close(self) -> Awaitable[None] | None:
-        """Release the episode's resources. Called exactly once, after `outcome`, however the
-        episode ended."""
+        """Release the episode's resources.
+
+        Called exactly once, after `outcome`, however the episode ended.
+        """
         for tool in self.episode_tools:
             tool.close()
 
@@ -254,8 +273,10 @@ class Step:
     extra: dict[str, Any] = field(default_factory=dict)
     """`Observation.extra`, with `state` as a number that fits into an int64."""
     token_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Process rewards within `reward`: (index of the action token that earned it, reward). The rest
-    is outcome."""
+    """Process rewards within `reward`: (index of the action token that earned it, reward).
+
+    The rest is outcome.
+    """
 
 
 @dataclass
@@ -282,8 +303,7 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """The return: all process rewards plus the outcome, which is in the last step's
-        `reward`."""
+        """The return: all process rewards plus the outcome, which is in the last `reward`."""
         return sum(step.reward for step in self.steps)
 
     @property
@@ -297,8 +317,7 @@ class Trajectory:
 
     @property
     def score(self) -> float:
-        """The figure that evaluations average: the metric `score_name`, otherwise exact match,
-        otherwise the return."""
+        """The figure that evaluations average: `score_name`, else exact match, else the return."""
         return self.metrics.get(self.score_name or "em", self.reward)
 
 

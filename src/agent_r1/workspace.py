@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Workspace:
-    """Locate, make and open the artefacts of a configuration. The root is AGENT_R1_HOME or the
-    working directory.
+    """Locate, make and open the artefacts of a configuration.
+
+    The root is AGENT_R1_HOME or the working directory.
 
     Each object computes fingerprints and reads user-defined code once; it looks at the disk each
     time.
@@ -253,8 +254,8 @@ class Workspace:
             return f"{made_of['index']} over {made_of['count']} passages{recall}"
         return (
             f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as "
-            "a query finds "
-            f"{title_recall(index, rows, top_k):.3f} of the needed titles among the first {top_k}"
+            f"a query finds {title_recall(index, rows, top_k):.3f} of the needed titles among the "
+            f"first {top_k}"
         )
 
     def make_task(self) -> None:
@@ -434,8 +435,10 @@ class Workspace:
         return read_corpus(self.data_folder() / "corpus.jsonl")
 
     def data_folder(self) -> Path:
-        """Return the folder of this configuration's data. Raises AgentR1Error if it is missing or
-        of another version."""
+        """Return the folder of this configuration's data.
+
+        Raises AgentR1Error if it is missing or of another version.
+        """
         folder = self.require(self.data, "agent-r1 data")
         read_manifest(folder)
         return folder
@@ -451,13 +454,14 @@ class Workspace:
         return f"{s.encoder} (dim {s.dim}), top {s.top_k}, {self.index.name}"
 
     def require(self, path: Path, command: str) -> Path:
-        """Return `path`. Raises AgentR1Error with `command`, which makes it, if it does not
-        exist."""
+        """Return `path`.
+
+        Raises AgentR1Error with `command`, which makes it, if it does not exist.
+        """
         if not path.exists():
             raise AgentR1Error(
                 f"{path} is missing; make it with `{command} --preset {self.config.preset} --seed "
-                f"{self.config.seed}` and the same "
-                "overrides, or run speedrun-nodocker.sh",
+                f"{self.config.seed}` and the same overrides, or run speedrun-nodocker.sh",
                 code="missing_stage",
             )
         return path

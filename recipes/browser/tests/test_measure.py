@@ -10,7 +10,7 @@ from agent_r1_recipes.browser import measure
 def test_the_readme_has_the_tables():
     text = measure.README.read_text()
     runs = json.loads(measure.FILE.read_text())
-    made = measure.with_tables(text, runs, measure.known_switches())
+    made = measure.with_tables(text, runs, measure.list_switches())
     assert made == text, "python -m agent_r1_recipes.browser.measure --table"
 
 

@@ -10,8 +10,10 @@ from collections import Counter
 
 IMPORTS, EXPORTS, CODE = 2, 7, 10
 SIMD = 0xFD00
-"""Instructions with the prefix FD have this number plus their own. From FD00 + 100 on, they are the
-relaxed ones."""
+"""Instructions with the prefix FD have this number plus their own.
+
+From FD00 + 100 on, they are the relaxed ones.
+"""
 
 ONE_NUMBER = {0x0C, 0x0D, 0x10, 0x20, 0x21, 0x22, 0x23, 0x24, 0xD2, 0x3F, 0x40, 0x41, 0x42}
 """Branches, calls, variables, memory size, whole constants."""

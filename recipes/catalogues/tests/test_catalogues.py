@@ -118,7 +118,7 @@ def test_the_type_of_a_purchase(name, query, category, share):
     [(2, 1.0, 1.0, 1.0), (1, 1.0, 0.5, 2 / 3), (0, 0.0, 0.0, 0.0), (5, 0.4, 1.0, 0.8 / 1.4)],
 )
 def test_a_list_of_papers_by_hand(kept, precision, recall, f1):
-    catalogue = papers.made_up_papers()
+    catalogue = papers.make_papers()
     (question,) = split(papers, "train", 1)
     goal = json.loads(question["metadata"]["goal"])
     wanted = catalogue.wanted(goal)
@@ -131,9 +131,9 @@ def test_a_list_of_papers_by_hand(kept, precision, recall, f1):
 
 
 def test_the_catalogues_have_the_size_that_the_page_says():
-    assert len(products.made_up_products().items) == 2000
-    assert len(papers.made_up_papers().items) == 1000
-    for paper in papers.made_up_papers().items.values():
+    assert len(products.make_products().items) == 2000
+    assert len(papers.make_papers().items) == 1000
+    for paper in papers.make_papers().items.values():
         assert len(set(paper.cites)) == 5 and paper.code not in paper.cites
 
 

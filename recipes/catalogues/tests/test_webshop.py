@@ -130,12 +130,12 @@ def test_splits_are_webshops(folder, monkeypatch):
     monkeypatch.setattr(webshop, "VAL_GOALS", 1)
     with pytest.raises(AgentR1Error, match=r"of which 0 are for test"):
         webshop.WEBSHOP.make(DataConfig(name="webshop", source=folder, val=1, train=1, test=1), 0)
-    assert isinstance(webshop.WebShop._asked(goals[0], folder), Asked)
+    assert isinstance(webshop.WebShop._question_of(goals[0], folder), Asked)
 
 
 def test_a_goal_is_played_by_the_same_class(folder):
     goal = next(goal for goal in webshop.goals_of(folder, 0) if goal["code"] == "B01LAMP")
-    asked = webshop.WebShop._asked(goal, folder)
+    asked = webshop.WebShop._question_of(goal, folder)
     pages = Pages()
     pages.reset(asked.question, **asked.extra["metadata"])
     results = pages.search("dimmable desk lamp")

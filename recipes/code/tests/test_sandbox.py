@@ -255,8 +255,10 @@ def test_it_dies_with_its_parent(kind, tmp_path):
 
 
 def left_of(started: list[int]) -> list[int]:
-    """The processes that live in the sessions of these, zombies aside. Each start of a sandbox is a
-    session of its own."""
+    """The processes that live in the sessions of these, zombies aside.
+
+    Each start of a sandbox is a session of its own.
+    """
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

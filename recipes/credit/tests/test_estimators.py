@@ -146,8 +146,10 @@ def test_steppo_goes_on_with_the_value_where_the_outcome_was_not_paid():
 
 
 def test_gigpo_by_hand():
-    """Two episodes begin in state 1; both come by state 2, and leave it differently. The winner
-    alone sees state 3."""
+    """Two episodes begin in state 1; both come by state 2, and leave it differently.
+
+    The winner alone sees state 3.
+    """
     # Scores 1 and 0: A_episode = +-1/2 without deviation. gamma 1/2: the winner's steps return 1/4,
     # 1/2, 1, the loser's 0, 0. State 1: 1/4 and 0, mean 1/8. State 2: 1/2 and 0, mean 1/4. State 3
     # was met once.

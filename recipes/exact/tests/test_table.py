@@ -105,8 +105,10 @@ def test_a_right_critic_has_no_bias_at_any_lambda(rows):
 
 
 def test_with_two_returns_the_division_only_weighs():
-    """Then grpo's update of a question is proportional to the true gradient (Dr. GRPO's claim is
-    about the weight alone)."""
+    """Then grpo's update of a question is proportional to the true gradient (Dr.
+
+    GRPO's claim is about the weight alone).
+    """
     agent, _ = load_frozen("stop-start")
     agent.make_env = lambda row: Stop(pay=0.0)
     trees = stop_trees(agent)

@@ -68,8 +68,10 @@ HABITS = {
     "text edited": (edited_text, 1, {"gateway/cuts_edited": 1}),
     "call edited": (edited_call, 1, {"gateway/cuts_edited": 2}),
 }
-"""Habit -> rows, and cuts. An edited turn is not trained, so no second row is needed for what comes
-after it."""
+"""Habit -> rows, and cuts.
+
+An edited turn is not trained, so no second row is needed for what comes after it.
+"""
 
 
 def conversation(change, streams=False):

@@ -115,8 +115,8 @@ def test_harmless_keys_are_counted_in_one_line(tmp_path, capsys):
         (task / "instruction.md").write_text(f"Do {name}.")
     TASKS.make(config_of(tmp_path).data, 0)
     assert capsys.readouterr().out.strip() == (
-        f"{tmp_path.name}, task.toml: not read: environment.cpus "
-        f"(2: {HARMLESS['environment.cpus']})"
+        f"{tmp_path.name}, task.toml: not read: environment.cpus (2: "
+        f"{HARMLESS['environment.cpus']})"
     )
 
 

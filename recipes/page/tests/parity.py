@@ -99,8 +99,10 @@ def play_python(
 
 
 def episode(checkpoint: int, number: int, temperature: float = 0.0) -> dict[str, Any]:
-    """Describe one episode for both sides. The page gets Python's random numbers of an
-    evaluation."""
+    """Describe one episode for both sides.
+
+    The page gets Python's random numbers of an evaluation.
+    """
     seed, turns = derive_seed(0, "eval", number), range(TURNS if temperature > 0 else 0)
     draws = [np.random.Generator(np.random.Philox(key=derive_seed(seed, turn))) for turn in turns]
     noise = [

@@ -118,8 +118,10 @@ def test_a_conversion_that_breaks_off_leaves_nothing_and_one_that_is_whole_is_ke
 
 @pytest.mark.slow
 def test_an_answer_of_geohop_is_the_same_tokens_as_in_the_passage(smollm2):
-    """Copied token by token, it needs no spelling. A row without tools: the demonstrator answers at
-    once."""
+    """Copied token by token, it needs no spelling.
+
+    A row without tools: the demonstrator answers at once.
+    """
     chat, copied = ChatFormat(AutoTokenizer.from_pretrained(smollm2)), 0
     for question in questions("train", 40, random.Random(0)):
         row = {

@@ -39,8 +39,10 @@ PACKAGES = (
     "torch transformers tokenizers safetensors numpy faiss-cpu pyarrow pydantic pyyaml rich jinja2"
 )
 GPU_PACKAGES = "verl vllm ray fastapi uvicorn datasets sentence-transformers huggingface-hub"
-"""A run needs each of these. Any other pin of requirements/ that is missing or differs is only a
-warning."""
+"""A run needs each of these.
+
+Any other pin of requirements/ that is missing or differs is only a warning.
+"""
 CACHES = {
     "PIP_CACHE_DIR": "~/.cache/pip",
     "HF_HOME": "~/.cache/huggingface",

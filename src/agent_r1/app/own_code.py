@@ -21,8 +21,10 @@ LOADERS = {
     "rollout.flow": "agent_r1.rollout.setup:load_flow",  # PyTorch comes with it
     "cold_start.demonstrator": "agent_r1.cold_start.demonstrate:demonstrator_of",
 }
-"""Setting -> what loads and checks its code. Other settings' code is loaded by the stage that uses
-it."""
+"""Setting -> what loads and checks its code.
+
+Other settings' code is loaded by the stage that uses it.
+"""
 
 
 def check_own(config: Config) -> None:

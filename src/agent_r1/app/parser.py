@@ -1,5 +1,7 @@
-"""Turn functions into commands of `agent-r1`, and parse the command line. `cli.py` has the
-commands."""
+"""Turn functions into commands of `agent-r1`, and parse the command line.
+
+`cli.py` has the commands.
+"""
 
 from __future__ import annotations
 

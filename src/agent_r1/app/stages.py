@@ -53,8 +53,7 @@ from agent_r1.watch.log import AGENT_SCORE, time_to
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
 SAMPLED_QUESTIONS = 1000
-"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03, at a seventh of
-HotpotQA's cost."""
+"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03."""
 CONDITION_QUESTIONS = 100
 """Questions for each of `trainer.eval_conditions`: gives +-.05 near .9, in about a second."""
 
@@ -313,8 +312,7 @@ def apply_conditions(
 
 
 def time_to_agent(config: Config, run: RunDir) -> dict:
-    """Return what RL needed until validation first reached .9 (`log.time_to`), and the cold start's
-    seconds.
+    """Return what RL needed until a validation of .9, and the cold start's seconds.
 
     The seconds are None if there was no cold start.
     """

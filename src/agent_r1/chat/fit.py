@@ -278,9 +278,8 @@ def check_dialect(chat: ChatFormat, env: EnvConfig, tools: bool, use_cache: bool
     if lacks:
         raise ConfigError(
             f"env.name={env.name} requires the control token {lacks[0]}, which this model lacks; "
-            "set model.path to a model that "
-            "was trained with it (GPT-OSS for harmony), or choose another dialect, such as "
-            "env.name=hermes",
+            "set model.path to a model that was trained with it (GPT-OSS for harmony), or choose "
+            "another dialect, such as env.name=hermes",
             code="missing_control_tokens",
         )
     return check_fit(chat, env, tools, use_cache)

@@ -79,8 +79,10 @@ class ChatFormat:
         self._backend.no_truncation()
         self._backend.no_padding()
         self.control_ids = control_tokens(tokenizer)
-        """Every special or added token that is no word of a text. Encoded data never contains
-        one."""
+        """Every special or added token that is no word of a text.
+
+        Encoded data never contains one.
+        """
         # Text may have characters that the vocabulary lacks.
         self._control_set = frozenset(self.control_ids.values()) - {tokenizer.unk_token_id}
         # A skeleton's parts, which are looked up here, are numbers or text.
@@ -152,8 +154,7 @@ class ChatFormat:
         calls: Sequence[str] = (),
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Encode what follows an assistant turn: `messages` (such as tool results) and the next
-        opening.
+        """Encode what follows an assistant turn: `messages`, such as tool results, and the opening.
 
         `closed`: the action already ends with the turn's end token, because the policy sampled it.
         Otherwise that token is added here, as part of the observation. `calls`: names of the calls
@@ -263,8 +264,10 @@ class ChatFormat:
         return list(self._data_ids(text, frozenset(own_words), before, after))
 
     def decode(self, ids: list[int]) -> str:
-        """Decode sampled ids, control tokens included, for parsing and display. Never encode the
-        result."""
+        """Decode sampled ids, control tokens included, for parsing and display.
+
+        Never encode the result.
+        """
         return self._backend.decode(ids, skip_special_tokens=False)
 
     def turn_text(self, ids: list[int]) -> str:

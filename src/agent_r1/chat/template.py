@@ -104,8 +104,7 @@ class Template:
         """One template, or several by name, such as `default` and `tool_use`."""
         self.key = template_key(self.source, control_ids)
         self.guard_pattern = _any_of({*control_ids, *self._tags_next_to_data()})
-        """What data must not spell: control tokens, and the tags in which the template encloses
-        data."""
+        """What data must not spell: control tokens, and the tags around data in the template."""
         self.hidden = re.compile(f"{self.guard_pattern.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
 

@@ -159,8 +159,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a folder's tokenizer exactly as in tokenizer.json, without the hub and without running
-    code."""
+    """Load a folder's tokenizer as in tokenizer.json, without the hub or code of the folder."""
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(
             f"{folder} has no tokenizer.json; make or download the model again",

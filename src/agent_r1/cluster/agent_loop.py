@@ -108,8 +108,7 @@ class RowOutput(AgentLoopOutput):
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Run one episode. verl makes one object each, by an environment's name in
-    `agent_loops.yaml`."""
+    """Run one episode; verl makes an object each, by the name in `agent_loops.yaml`."""
 
     def __init__(
         self, trainer_config, server_manager, env_name: str, run: str, processor: Any = None, **_
@@ -128,8 +127,10 @@ class AgentR1Loop(AgentLoopBase):
         )
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> list[AgentLoopOutput]:
-        """Run one episode; an empty list if it failed. In validation a time-out counts as no
-        answer."""
+        """Run one episode; an empty list if it failed.
+
+        In validation a time-out counts as no answer.
+        """
         c = self.config
         training = sampling_params["temperature"] > 0
         step = int(row["global_steps"])
@@ -221,8 +222,7 @@ def row_output(
     extra: dict,
     columns: Sequence[Column] = (),
 ) -> RowOutput:
-    """Convert a training sequence: the prompt ends before the first action, the response
-    follows."""
+    """Convert a training sequence: the prompt ends before the first action."""
     prompt_length = row.action_mask.index(1)
     return RowOutput(
         prompt_ids=row.input_ids[:prompt_length],

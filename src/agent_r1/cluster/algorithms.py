@@ -41,8 +41,10 @@ from agent_r1.training.parts import get_estimator, get_ratios
 
 
 class RowKey(NamedTuple):
-    """Parse a row's name in verl's TransferQueue. Sorted, an episode's rows are adjacent and in
-    time order."""
+    """Parse a row's name in verl's TransferQueue.
+
+    Sorted, an episode's rows are adjacent and in time order.
+    """
 
     group: str
     sample: int
@@ -294,9 +296,8 @@ class SamplerWatch:
         if self.strange == 2:
             raise AgentR1Error(
                 "vLLM does not have the trainer's weights: in two consecutive steps its "
-                "probabilities of the sampled tokens "
-                f"differed from the trainer's (on average by {differences[0]:.2f}, and by "
-                f"{differences[1]:.2f} in log-probability)",
+                "probabilities of the sampled tokens differed from the trainer's (on average by "
+                f"{differences[0]:.2f}, and by {differences[1]:.2f} in log-probability)",
                 code="stale_weights",
             )
         return metrics

@@ -113,10 +113,9 @@ def check_conversion(model: Path, shards: Path) -> dict[str, float]:
     if not differences["mean"] <= WRONG:  # negated, so that NaN fails
         raise AgentR1Error(
             f"{shards}: the converted model differs from the trained one by "
-            f"{differences['mean']:.1e} in mean "
-            "log-probability; its weights were not written correctly. The shards are kept there: "
-            "--resume converts them "
-            "again, and continues from the checkpoint before if you delete that folder",
+            f"{differences['mean']:.1e} in mean log-probability; its weights were not written "
+            "correctly. The shards are kept there: --resume converts them again, and continues "
+            "from the checkpoint before if you delete that folder",
             code="wrong_conversion",
         )
     limits = LIMITS[record["dtype"]]

@@ -50,8 +50,7 @@ class Sources:
 
 
 def page(config: Config, model: Path, data: Path, run: Path) -> str:
-    """Format verl's configuration for `--dry-run`: complete if verl is installed, else our
-    changes."""
+    """Format verl's configuration for `--dry-run`; without verl, only our changes."""
     device = "cuda"
     if not config.verl.gpu:
         device, _ = device_names(config.trainer.device, config.trainer.dtype)
@@ -68,8 +67,10 @@ def page(config: Config, model: Path, data: Path, run: Path) -> str:
 
 
 def overrides(config: Config, sources: Sources, device: str) -> dict[str, Any]:
-    """Fill settings.yaml for this run: what differs from verl's defaults. `device` is cpu or
-    cuda."""
+    """Fill settings.yaml for this run: what differs from verl's defaults.
+
+    `device` is cpu or cuda.
+    """
     values = {"our": config.model_dump(), "run": settings_of_run(config, sources, device)}
     settings = OmegaConf.create((resources.files("agent_r1.cluster") / "settings.yaml").read_text())
     parts = OmegaConf.to_container(OmegaConf.merge(values, settings), resolve=True)

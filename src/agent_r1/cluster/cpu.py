@@ -77,8 +77,7 @@ DEVICE_MODULE = SimpleNamespace(
 
 @PlatformRegistry.register(platform="cpu")
 class CpuPlatform(PlatformBase):
-    """Describe the CPU with nominal GPUs (launch.py), one per rank, by which verl places
-    workers."""
+    """Describe the CPU with one nominal GPU per rank, by which verl places workers."""
 
     device_name = vendor_name = "cpu"
     device_module = DEVICE_MODULE

@@ -82,10 +82,9 @@ def check_cluster(config, cpus: int) -> None:
     if have["GPU"] < ranks or have["CPU"] < cpus:
         raise AgentR1Error(
             f"the Ray cluster at RAY_ADDRESS has {have['GPU']} GPUs and {have['CPU']} CPUs, and "
-            "the run needs "
-            f"{ranks} and {cpus}; add all {nodes} machines, each started with "
-            f"--num-cpus={-(-cpus // nodes)} "
-            "or more (a number for Ray, which may exceed the number of cores)",
+            f"the run needs {ranks} and {cpus}; add all {nodes} machines, each started with "
+            f"--num-cpus={-(-cpus // nodes)} or more (a number for Ray, which may exceed the "
+            "number of cores)",
             code="too_few_gpus",
         )
 

@@ -48,41 +48,31 @@ from agent_r1.training.run_dir import RunDir
 from agent_r1.workspace import Workspace
 
 SMALL_RUN = [
-    *(
-        "data.val=8",
-        "data.test=16",
-        "data.cold=120",
-        "data.cold_entities=120",
-        "search.dim=256",
-        "model.vocab_size=400",
-    ),
-    *(
-        "cold_start.copy_steps=20",
-        "cold_start.mix_steps=20",
-        "rollout.max_tokens_per_turn=48",
-        "rollout.max_context=400",
-    ),
-    *(
-        "rollout.temperature=1",
-        "rollout.flow=null",
-        "env.episode_timeout_s=120",
-        "verl.stall_timeout_s=600",
-    ),
+    "data.val=8",
+    "data.test=16",
+    "data.cold=120",
+    "data.cold_entities=120",
+    "search.dim=256",
+    "model.vocab_size=400",
+    "cold_start.copy_steps=20",
+    "cold_start.mix_steps=20",
+    "rollout.max_tokens_per_turn=48",
+    "rollout.max_context=400",
+    "rollout.temperature=1",
+    "rollout.flow=null",
+    "env.episode_timeout_s=120",
+    "verl.stall_timeout_s=600",
     # Without the preset's warm-up, and with an entropy bonus for groups of equal reward: the first
     # update must change the weights.
-    *(
-        "actor.warmup_steps=0",
-        "actor.lr_final=1",
-        "actor.entropy_coef=0.01",
-        "critic.warmup_steps=0",
-    ),
-    *(
-        "trainer.steps=2",
-        "trainer.save_every=1",
-        "trainer.eval_every=2",
-        "trainer.rollouts_every=1",
-        "trainer.loggers=[]",
-    ),
+    "actor.warmup_steps=0",
+    "actor.lr_final=1",
+    "actor.entropy_coef=0.01",
+    "critic.warmup_steps=0",
+    "trainer.steps=2",
+    "trainer.save_every=1",
+    "trainer.eval_every=2",
+    "trainer.rollouts_every=1",
+    "trainer.loggers=[]",
     *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
 ]
 REPORTED_PACKAGES = (
@@ -288,8 +278,8 @@ def weight_sync(check: GpuCheck) -> str:
     if not new < old / 2:  # negated, so that NaN fails
         raise AgentR1Error(
             "vLLM did not sample step 2 with the weights that step 1 left: its log-probabilities "
-            f"differ by {new:.1e} from "
-            f"those of these weights, and by {old:.1e} from the start model's",
+            f"differ by {new:.1e} from those of these weights, and by {old:.1e} from the start "
+            "model's",
             code="stale_weights",
         )
     distance = f"{new:.1e} from the new weights', {old:.1e} from the old ones'"
@@ -365,8 +355,7 @@ PHASES = (
         launch,
         "one of them does not start: driver, compiler, shared memory, or a GPU that is in use",
         "read the log; look for other programs with nvidia-smi; install gcc and python3.12-dev; "
-        "start a container with "
-        "--shm-size=32g; set NCCL_DEBUG=INFO for details",
+        "start a container with --shm-size=32g; set NCCL_DEBUG=INFO for details",
     ),
     Phase(
         SAMPLING,
@@ -419,8 +408,10 @@ PHASES = (
 
 
 def run_phases(check: GpuCheck, phases: tuple[Phase, ...] | None = None) -> list[dict[str, Any]]:
-    """Run the phases (default: all) and print each finding. After a failure the others are not
-    run."""
+    """Run the phases (default: all) and print each finding.
+
+    After a failure the others are not run.
+    """
     findings: list[dict[str, Any]] = []
     for phase in PHASES if phases is None else phases:
         began, status = time.perf_counter(), "passed"

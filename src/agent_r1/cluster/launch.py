@@ -76,21 +76,18 @@ from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head widths that vLLM 0.27 has CPU kernels for; another width crashes the first batch, not the
-start."""
+"""Head widths that vLLM 0.27 has CPU kernels for; others crash the first batch."""
 POLL_S = 0.5
 UNVERIFIED_NOTE = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "
-    "explains "
-    "(checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
+    "explains (checkpoint/logprob_diff in metrics.jsonl); evaluate it before you rely on it"
 )
 
 
 def train_with_verl(
     run: RunDir, config: Config, start_model: Path, resume: bool, plain: bool
 ) -> Path:
-    """Train to the end, with `resume` from the newest checkpoint; return the last checkpoint's
-    folder."""
+    """Train to the end, with `resume` from the newest checkpoint; return the last one's folder."""
     device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
     config = choose_attention(run, config, device)
     check_runnable(config, device, start_model)
@@ -398,8 +395,10 @@ def ray_cpus(config: Config) -> int:
 
 
 def driver_environment(config: Config, device: str, mark: str, scratch: Path) -> dict[str, str]:
-    """Return the environment of the driver and its descendants. `scratch` is removed with the
-    run."""
+    """Return the environment of the driver and its descendants.
+
+    `scratch` is removed with the run.
+    """
     ours = {
         RUN_VARIABLE: mark,
         "AGENT_R1_HOME": str(home().resolve()),

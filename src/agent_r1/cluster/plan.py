@@ -56,8 +56,7 @@ MANY_EPISODES, LEAST_STEP_S = 256, 2.7
 """The seconds above are guesses for so many episodes. For fewer they shrink in proportion, but not
 below a whole step of a tiny model, measured on one H100 (docs/lab/gpu.md, two steps of verl)."""
 SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
-"""Seconds to wake vLLM up after a step; bytes per second of the weight sync, and from host memory
-to a GPU (PCIe 4)."""
+"""Seconds to wake vLLM up; bytes per second of the weight sync, and to a GPU (PCIe 4)."""
 SLOWER = 4
 SLOWER_ON_HOPPER = 2
 """The plan's range is the computed time to so many times that (benchmarks/published_steps.json).
@@ -70,16 +69,16 @@ the softmax. A cross entropy in place and a compiled entropy need less (`make lo
 PART=real_shapes`). On an H100 an update of 1.5B with 16,384 tokens reserved 45.5 GiB; this sum has
 45.1 for the same parts."""
 CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
-"""Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse. Of vLLM's share:
-a long prompt, graphs."""
+"""Per GPU: CUDA's contexts, NCCL, graphs, memory that the allocator cannot reuse.
+
+Of vLLM's share: a long prompt, graphs.
+"""
 RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
-"""Host memory of a training process with its vLLM server; of Ray's head and the driver; of Ray's
-object store."""
+"""Host memory of a training process with vLLM; of Ray's head and the driver; of Ray's store."""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
 PACKAGES_BYTES, HUB_BYTES, KERNELS_BYTES = 11 * GIB, 2 * GIB, GIB
-"""Disk: requirements/verl-gpu.txt (measured); questions and encoder in the hub's cache; compiled
-kernels of one program."""
+"""Disk: requirements/verl-gpu.txt (measured); the hub's cache; compiled kernels of a program."""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Vector widths of bge and e5."""
 INDEXED_PASSAGES, INDEX_HOURS = 5_233_329, (0.3, 1.5)
@@ -155,14 +154,10 @@ def misfits(config: Config, shape: Shape, gpu: Gpu) -> list[str]:
     )
     problems = {
         f"vLLM's share ({v.gpu_memory:.0%} {size}) does not hold the weights and one conversation "
-        f"of {context} tokens; raise "
-        "verl.gpu_memory or verl.tensor_parallel, or use a smaller model": conversations(
-            config, shape, gpu
-        )
-        < 1,
+        f"of {context} tokens; raise verl.gpu_memory or verl.tensor_parallel, or use a smaller "
+        "model": conversations(config, shape, gpu) < 1,
         f"sampling needs {sampling / GIB:.0f} {size}; set {more}a smaller verl.gpu_memory, more "
-        "verl.ranks or a smaller "
-        "model": sampling > limit,
+        "verl.ranks or a smaller model": sampling > limit,
         f"the warm start needs {warm / GIB:.0f} {size} on one GPU; set cold_start.warm_steps=0 or "
         "a smaller model": warm > limit,
         f"training needs {training / GIB:.0f} {size}; set {less}{more}more verl.ranks or a smaller "
@@ -370,8 +365,7 @@ def check_conversion(config: Config) -> None:
         raise AgentR1Error(
             f"a checkpoint of {config.model.path} is merged by one process, which needs "
             f"{need / GIB:.0f} GiB of host memory; this machine has {total / GIB:.0f}; use a "
-            "machine "
-            "with more, or a smaller model",
+            "machine with more, or a smaller model",
             code="too_little_memory",
         )
 

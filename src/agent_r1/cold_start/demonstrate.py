@@ -95,13 +95,14 @@ class Demonstration:
     """One demonstration as messages."""
 
     messages: list[Message]
-    """Turns of role assistant are cloned, except those with `given`: the agent's program wrote
-    them."""
+    """Assistant turns are cloned, except those with `given`, which the agent's program wrote."""
     tools: list[dict[str, Any]] | None  # schemas of the agent's tools
     score: float | None = None  # by the environment; None if recorded elsewhere
     question: str = ""
-    """What the demonstrations of one question have in common. Held-out ones share none with the
-    cloned ones."""
+    """What the demonstrations of one question have in common.
+
+    Held-out ones share none with the cloned ones.
+    """
     place: str = ""
     """File and line of a recorded one. Its text is somebody else's."""
 
@@ -185,8 +186,7 @@ def demonstrator_of(name: str) -> Demonstrate:
     if not callable(demonstrator) or not 2 <= len(inspect.signature(demonstrator).parameters) <= 3:
         raise ConfigError(
             f"cold_start.demonstrator={name} is not a demonstrator; write `def demonstrate(row, "
-            "history, rng)`, which returns the "
-            "agent's next turn",
+            "history, rng)`, which returns the agent's next turn",
             code="wrong_code",
         )
     return demonstrator
@@ -218,8 +218,7 @@ class _Plays(AgentFlowBase):
 
 
 def limit_of(reason: StopReason, env: EnvConfig) -> str:
-    """Describe the setting that a stop reason comes from, to complete "the demonstrator must
-    answer"."""
+    """Describe the setting of a stop reason, to complete "the demonstrator must answer"."""
     limits = {
         StopReason.MAX_TURNS: f"within env.max_turns={env.max_turns} turns",
         StopReason.TOOL_BUDGET: f"with env.max_tool_calls={env.max_tool_calls} calls at most",
@@ -323,8 +322,9 @@ def play_demonstrations(
 
 
 def read_episodes(path: Path, tools: dict[str, BaseTool], env: EnvConfig) -> list[Demonstration]:
-    """Read recorded demonstrations, one per line (RECORDED_EXAMPLE). Raise AgentR1Error naming the
-    line.
+    """Read recorded demonstrations, one per line (RECORDED_EXAMPLE).
+
+    Raise AgentR1Error naming the line.
 
     A line may have `tools` in addition to `messages`; otherwise the configured tools are used.
     `recorded.py` lists the forms of messages.
@@ -470,9 +470,8 @@ def sequences(
         longest = max(len(row.input_ids) for row in rows)
         raise ConfigError(
             f"{len(rows) - len(fitting)} of {len(rows)} demonstrations are longer than "
-            f"rollout.max_context={max_context} tokens "
-            f"(the longest has {longest}); raise it and model.max_position, or shorten tool "
-            "results (env.tool_max_chars)",
+            f"rollout.max_context={max_context} tokens (the longest has {longest}); raise it and "
+            "model.max_position, or shorten tool results (env.tool_max_chars)",
             code="demonstrations_too_long",
         )
     return fitting

@@ -20,11 +20,15 @@ from agent_r1.rollout.rollouts import epoch_order
 LEAST_SAMPLES = 4
 """Samples of a question, at least: ppo may play it once, and one sample shows no difference."""
 AGREED = 0.95
-"""Share of groups with equal rewards from which a start is refused. It is not if one group of a
-step differs."""
+"""Share of groups with equal rewards from which a start is refused.
+
+It is not if one group of a step differs.
+"""
 FEW_DIFFER = 0.8
-"""Share of groups with equal rewards from which a warning is due. `laptop` has .3 to .7, and
-`discover` .8 to .95."""
+"""Share of groups with equal rewards from which a warning is due.
+
+`laptop` has .3 to .7, and `discover` .8 to .95.
+"""
 RIGHT = 0.95
 """Mean score from which groups that agree are right."""
 

@@ -92,10 +92,8 @@ def make_cold_start(paths: Workspace) -> None:
     if teaches and not own_task and ("teacher" not in config.data_facts or not config.searches):
         raise ConfigError(
             "this task has no demonstrator: set cold_start.demonstrator to your function "
-            "(FILE.py:FUNCTION), "
-            "cold_start.episodes to recorded conversations, or model.path to a pretrained model; "
-            "the built-in demonstrators "
-            "only search",
+            "(FILE.py:FUNCTION), cold_start.episodes to recorded conversations, or model.path to a "
+            "pretrained model; the built-in demonstrators only search",
             code="missing_demonstrator",
         )
     check_start_chat(config)

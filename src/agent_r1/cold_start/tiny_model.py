@@ -137,8 +137,10 @@ def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) 
 
 
 OUTPUT_SCALE = 0.2
-"""Scales a head's output to the length of an embedding (std 0.1). A longer one would drown the
-token in later layers."""
+"""Scales a head's output to the length of an embedding (std 0.1).
+
+A longer one would drown the token in later layers.
+"""
 INDUCTION_STRENGTH = 2.0
 PREVIOUS_TOKEN_STRENGTH = 6.0
 """Raises the previous token's attention score about 4 above its neighbours' (head_dim 32)."""

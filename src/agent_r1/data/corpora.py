@@ -35,8 +35,10 @@ PASSAGE_WORDS = 100
 
 
 class Beir(BaseModel):
-    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; `id` works too. Title or
-    text may be empty."""
+    """{"_id": "12", "title": "Anarchism", "text": "Anarchism is ..."}; `id` works too.
+
+    Title or text may be empty.
+    """
 
     id: Annotated[Text, Field(validation_alias=AliasChoices("_id", "id"))]
     title: str
@@ -59,8 +61,7 @@ class Wiki18(BaseModel):
 
 
 class Kilt(BaseModel):
-    """{"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n", "It is
-    ..."]}: a page.
+    """A page: {"wikipedia_id": "12", "wikipedia_title": "Anarchism", "text": ["Anarchism\\n"]}.
 
     Its first paragraph is the title; others may be headings or items of lists.
     """
@@ -98,8 +99,7 @@ def check_corpus(corpus: str) -> None:
     if corpus not in names and not Path(corpus).exists():
         raise ConfigError(
             f"data.corpus={corpus!r} is neither a file nor one of "
-            f"{', '.join(names)}{nearest(corpus, names)}; check the "
-            "path",
+            f"{', '.join(names)}{nearest(corpus, names)}; check the path",
             code="unknown_corpus",
         )
 
@@ -107,8 +107,10 @@ def check_corpus(corpus: str) -> None:
 def corpus_passages(
     corpus: str, records: Iterable[Any], skip_bad: bool, omissions: list[str]
 ) -> Iterator[Passage]:
-    """Yield the passages of `data.corpus`, and name omitted ones in `omissions`. Raise AgentR1Error
-    for corrupt data."""
+    """Yield the passages of `data.corpus`, and name omitted ones in `omissions`.
+
+    Raise AgentR1Error for corrupt data.
+    """
     if corpus in tables.names("corpus"):
         facts = tables.entry_of("corpus", corpus, "data.corpus")
         if "publishers" in facts:
@@ -165,8 +167,7 @@ def passages_of_publisher(corpus: str, publishers: dict[str, str], count: int) -
 
 
 def read_folder(folder: Path) -> Iterator[Passage]:
-    """Yield the passages of a publisher's folder: parquet with _id, title and text, or
-    corpus.jsonl."""
+    """Yield the passages of a publisher's folder: parquet, or corpus.jsonl."""
     import pyarrow as pa
 
     paths: list[Path] = []

@@ -153,8 +153,7 @@ def parse_records(
             few += ", ..."
         raise AgentR1Error(
             f"{where}: {len(corrupt)} of {records} records are corrupt: {few}; {remedy}, or leave "
-            "them out with data.skip_bad=true "
-            f"({records - len(corrupt)} are left)",
+            f"them out with data.skip_bad=true ({records - len(corrupt)} are left)",
             code="bad_records",
         )
     if records == len(corrupt):

@@ -192,8 +192,7 @@ def source_files(config: DataConfig) -> dict[str, Path]:
     if not source.exists():
         raise AgentR1Error(
             f"data.source={source.absolute()} does not exist, nor is it next to the preset; give a "
-            "JSONL or parquet file, one "
-            f"question a line: {QUESTION_EXAMPLE}",
+            f"JSONL or parquet file, one question a line: {QUESTION_EXAMPLE}",
             code="missing_source",
         )
     if source.is_dir():
@@ -369,8 +368,10 @@ def _with_floats(value: Any, key: str, floats: set[str]) -> Any:
 def _without_held_out(
     questions: dict[str, list[OwnQuestion]], omissions: list[str]
 ) -> dict[str, list[OwnQuestion]]:
-    """Remove val and test questions from train, and test questions from val. Raise ConfigError if
-    none remains."""
+    """Remove val and test questions from train, and test questions from val.
+
+    Raise ConfigError if none remains.
+    """
     held_out: set[tuple[str, str]] = set()
     rest = {}
     for split in reversed(SPLITS):
@@ -387,8 +388,8 @@ def _without_held_out(
         if not rest[split]:
             raise ConfigError(
                 f"every question that was made for {split} is also in val or test; make different "
-                "questions for each split, or, if "
-                "the same text is intended, put the split into their metadata",
+                "questions for each split, or, if the same text is intended, put the split into "
+                "their metadata",
                 code="questions_held_out",
             )
         held_out.update(keys)

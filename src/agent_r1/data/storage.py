@@ -30,8 +30,10 @@ ROW_KEYS = (
     "agent_name",
     "env_kwargs",
 )
-"""verl's columns. `prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested, also in
-parquet."""
+"""verl's columns.
+
+`prompt`, `reward_model`, `extra_info` and `env_kwargs` are nested, also in parquet.
+"""
 
 REMEDY = "delete the data folder and make the data again (`agent-r1 data`)"
 
@@ -46,8 +48,10 @@ class Passage:
 
     @classmethod
     def of_contents(cls, id: str, contents: str) -> Passage:
-        """Parse the form of wiki-18 and Search-R1. The first line is the title, usually in
-        quotes."""
+        """Parse the form of wiki-18 and Search-R1.
+
+        The first line is the title, usually in quotes.
+        """
         title, newline, text = contents.partition("\n")
         if not newline:
             return cls(id, "", contents)
@@ -55,8 +59,10 @@ class Passage:
 
 
 def write_rows(path: Path, rows: list[Row]) -> None:
-    """Write `rows` as parquet, the same bytes for the same rows. At least one is needed to infer
-    column types."""
+    """Write `rows` as parquet, the same bytes for the same rows.
+
+    At least one is needed to infer column types.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -64,8 +70,10 @@ def write_rows(path: Path, rows: list[Row]) -> None:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read all rows of a parquet file. Raise AgentR1Error if it is missing, damaged or lacks
-    columns."""
+    """Read all rows of a parquet file.
+
+    Raise AgentR1Error if it is missing, damaged or lacks columns.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -95,8 +103,9 @@ def write_corpus(path: Path, passages: Iterable[Passage]) -> None:
 
 
 def read_corpus(path: Path) -> Iterator[Passage]:
-    """Yield passages in the file's order. One at a time: a real corpus does not fit into memory
-    twice.
+    """Yield passages in the file's order.
+
+    One at a time: a real corpus does not fit into memory twice.
 
     Raises AgentR1Error for a missing file or a damaged line, with its number.
     """
@@ -133,8 +142,9 @@ MANIFEST = "manifest.json"
 def make_folder(
     out: Path, write: Callable[[Path], dict[str, Any]], files: Iterable[str]
 ) -> dict[str, Any]:
-    """Make the folder `out` with `write`. Return its manifest: format, `write`'s result, and hashes
-    of `files`.
+    """Make the folder `out` with `write`.
+
+    Return its manifest: format, `write`'s result, and hashes of `files`.
 
     Everything is written next to `out` and renamed at the end, so an existing folder is complete.
     Raises AgentR1Error if `out` exists or cannot be written.
@@ -172,8 +182,9 @@ def copy_data(folder: Path, target: Path) -> dict[str, Any]:
 
 
 def verify(out: Path) -> dict[str, Any]:
-    """Verify the hash of every file of a data set, and return its manifest. Raise AgentR1Error
-    naming a wrong file.
+    """Verify the hash of every file of a data set, and return its manifest.
+
+    Raise AgentR1Error naming a wrong file.
 
     A local source that still exists must be unchanged too.
     """
@@ -197,8 +208,10 @@ def verify(out: Path) -> dict[str, Any]:
 
 
 def read_manifest(out: Path) -> dict[str, Any]:
-    """Read a data set's manifest. Raise AgentR1Error if it is missing, damaged or of another
-    version."""
+    """Read a data set's manifest.
+
+    Raise AgentR1Error if it is missing, damaged or of another version.
+    """
     try:
         manifest = bounds.read_json(out / MANIFEST)
         version = manifest["format"]

@@ -66,8 +66,10 @@ class BaseToolEnv(AgentEnv):
     # ---------------------------------------------------------------------- what a subclass decides
 
     def extract_tool_calls(self, text: str) -> list[ToolCall]:
-        """Return the calls of a turn in order. A call that cannot be parsed is included, with its
-        `error` set."""
+        """Return the calls of a turn in order.
+
+        A call that cannot be parsed is included, with its `error` set.
+        """
         return self.dialect.calls(text, self.tools)
 
     def format_tool_response(
@@ -77,8 +79,10 @@ class BaseToolEnv(AgentEnv):
         return self.dialect.responses(calls, results, self.tools)
 
     def stop(self, text: str, calls: list[ToolCall]) -> StopReason | None:
-        """Return why this turn ends the episode, or None. By default a turn without a call is the
-        answer."""
+        """Return why this turn ends the episode, or None.
+
+        By default a turn without a call is the answer.
+        """
         return None if calls else StopReason.ANSWERED
 
     def process_reward(self, call: ToolCall, result: ToolResult) -> float:
@@ -222,8 +226,7 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
 
 
 def _normalize(value: Any) -> Any:
-    """Normalise arguments: case, blanks, invisible characters and surrounding punctuation make no
-    new call."""
+    """Normalise arguments: case, blanks, invisible characters and punctuation make no new call."""
     # "Paris?" and "paris " are one search: the index would return the same passages.
     if isinstance(value, dict):
         return {key: _normalize(element) for key, element in value.items()}

@@ -117,30 +117,30 @@ def as_environment(candidate: Any, name: str) -> Maker:
 
 
 def method_tools(owner: str, cls: type) -> tuple[MethodTool, ...]:
-    """Return the tools of a class, not yet bound to an object. Raise ConfigError for a wrong
-    class."""
+    """Return the tools of a class, not yet bound to an object.
+
+    Raise ConfigError for a wrong class.
+    """
     tutorial_hint = "see docs/tutorial/your-own-environment.md"
     public = [n for n in dir(cls) if not n.startswith("_") and callable(getattr(cls, n))]
     if "reset" not in public:
         raise ConfigError(
             f"{owner}: {cls.__name__} has no method reset (its public methods: "
-            f"{', '.join(public) or 'none'}); an "
-            f"environment begins an episode with reset(self, **row), {tutorial_hint}",
+            f"{', '.join(public) or 'none'}); an environment begins an episode with reset(self, "
+            f"**row), {tutorial_hint}",
             code="missing_method",
         )
     if wrong := [n for n in ENV_ATTRIBUTES if n in public]:
         raise ConfigError(
             f"{owner}: {wrong[0]} is a method, which would be offered to the agent as a tool; make "
-            "it an attribute or a "
-            f"property, {tutorial_hint}",
+            f"it an attribute or a property, {tutorial_hint}",
             code="method_for_attribute",
         )
     name = inspect.getattr_static(cls, "score_name", "score")
     if not isinstance(name, str) or not name.isidentifier() or name in TAKEN_SCORE_NAMES:
         raise ConfigError(
             f"{owner}: score_name={name!r} cannot name a user-defined score; choose a word that is "
-            "not one of "
-            f"{', '.join(TAKEN_SCORE_NAMES)}",
+            f"not one of {', '.join(TAKEN_SCORE_NAMES)}",
             code="name_taken",
         )
     refuse_gymnasium(owner, cls, public)

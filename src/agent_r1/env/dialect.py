@@ -35,15 +35,19 @@ class Dialect:
     # ---------------------------------------------------------------------------------- the episode
 
     def calls(self, text: str, tools: dict[str, BaseTool]) -> list[ToolCall]:
-        """Return the calls of a turn in order. A call that cannot be parsed is included, with its
-        `error` set."""
+        """Return the calls of a turn in order.
+
+        A call that cannot be parsed is included, with its `error` set.
+        """
         return []
 
     def responses(
         self, calls: list[ToolCall], results: list[ToolResult], tools: dict[str, BaseTool]
     ) -> list[Message]:
-        """Return messages that show the results. By default, the chat template wraps each message
-        of role `tool`."""
+        """Return messages that show the results.
+
+        By default, the chat template wraps each message of role `tool`.
+        """
         return [{"role": "tool", "content": result.content} for result in results]
 
     def answer_in(self, text: str) -> tuple[str | None, bool]:
@@ -68,8 +72,10 @@ class Dialect:
     channels). Then the task does not."""
 
     def system_prompt(self, tools: dict[str, BaseTool]) -> str | None:
-        """Return the system message on calls and answers. None: the chat template shows the
-        tools."""
+        """Return the system message on calls and answers.
+
+        None: the chat template shows the tools.
+        """
         return None
 
     def first_observation(
@@ -108,8 +114,10 @@ class Dialect:
     # ---------------------------------------------------------------------------------- a server
 
     tool_parser: str | None = None
-    """vLLM's parser of these calls (`--tool-call-parser`). None: a served model leaves its calls in
-    the text."""
+    """vLLM's parser of these calls (`--tool-call-parser`).
+
+    None: a served model leaves its calls in the text.
+    """
     tool_parser_needs: Sequence[str] = ()
     """Control tokens without which vLLM refuses that parser."""
     reasoning_parser: str | None = None

@@ -27,8 +27,10 @@ from agent_r1.tool.base import BaseTool, ToolCall
 
 Tags = tuple[str, str]
 TAGS = ("tool_call", "tool_response")
-"""Names of the tags around calls and results. Thoughts and answers have the same tags in every such
-dialect."""
+"""Names of the tags around calls and results.
+
+Thoughts and answers have the same tags in every such dialect.
+"""
 
 
 @cache
@@ -115,8 +117,7 @@ def answer_of(text: str, tags: Tags = TAGS) -> str | None:
 
 
 def is_well_formed(text: str, tags: Tags = TAGS) -> bool:
-    """Return whether a turn is `(<think>...</think>)* <answer>something</answer>`, then only
-    blanks.
+    """Return whether a turn is `(<think>...</think>)* <answer>something</answer>` and blanks.
 
     Text before and between the tags is allowed. The answer is not empty, and no part contains a
     tag. There is no call, which would not be run, and no `<tool_response>`, which only a tool may
@@ -219,8 +220,10 @@ def parse_call(body: str, closed: bool) -> ToolCall:
 
 
 def _finite(number: str) -> float:
-    """Parse a number. Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON
-    cannot record."""
+    """Parse a number.
+
+    Raise ValueError for NaN, Infinity and 1e999, which Python reads but JSON cannot record.
+    """
     # "1e999" is valid JSON for infinity, and a rollout with it could not be written as JSON again.
     if not math.isfinite(float(number)):
         raise ValueError(number)

@@ -1,5 +1,4 @@
-"""Run user-defined worlds: the common base of a plain class (`class_env.py`) and a server
-(recipes/openenv).
+"""Run user-defined worlds: the base of plain classes (`class_env.py`) and of recipes/openenv.
 
 In: the agent's turns, with calls as in `hermes.py`. Out: observations and the world's rewards.
 Calls change the world, and the world decides when it is over. A turn without a call ends the
@@ -26,12 +25,16 @@ class WorldEnv(BaseToolEnv):
     dialect = HERMES
     stateful = True
     broken: str | None = None
-    """Why the world's state is unknown: a method or server did not return. The episode then
-    fails."""
+    """Why the world's state is unknown: a method or server did not return.
+
+    The episode then fails.
+    """
 
     def add_tools(self, tools: Iterable[BaseTool], owner: str) -> None:
-        """Add `tools` of this episode to the configured ones. Raise ConfigError for two of one
-        name."""
+        """Add `tools` of this episode to the configured ones.
+
+        Raise ConfigError for two of one name.
+        """
         for tool in map(copy.copy, tools):  # copies share the schema, which is slow to compile
             if tool.name in self.tools:
                 raise ConfigError(
@@ -70,8 +73,7 @@ class WorldEnv(BaseToolEnv):
         return Outcome(metrics=self.calls_by_tool())  # no exact match: a world pays for actions
 
     def answer(self) -> str:
-        """Return the agent's last answer: the text between <answer> tags, or else the plain
-        text."""
+        """Return the agent's last answer: the text in <answer> tags, or the plain text."""
         last = self.final_turn or ""
         plain = "".join(
             part.text for part in self.dialect.parts(last) if part.kind == "text"

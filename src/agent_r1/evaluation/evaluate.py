@@ -227,8 +227,7 @@ def rows_hash(trajectories: list[Trajectory]) -> str:
 
 
 def questions_hash(trajectories: list[Trajectory]) -> str:
-    """Hash the questions and answers without the messages before them, which models may differ
-    in."""
+    """Hash questions and answers without the messages before them, which may differ by model."""
     rows: list[Any] = []
     for t in trajectories:
         rows.append([t.row["prompt"][-1]["content"], list(t.row["reward_model"]["ground_truth"])])
@@ -242,8 +241,10 @@ def prompt_hash(trajectories: list[Trajectory]) -> str:
 
 
 def wilson_interval(share: float, n: int, z: float = 1.96) -> list[float]:
-    """Return the 95 % confidence interval of a share (Wilson 1927). Unlike +-1.96 s.e., it stays
-    within [0, 1]."""
+    """Return the 95 % confidence interval of a share (Wilson 1927).
+
+    Unlike +-1.96 s.e., it stays within [0, 1].
+    """
     centre = (share + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     return [max(0.0, centre - half), min(1.0, centre + half)]

@@ -130,8 +130,10 @@ def check_depth(value: Any) -> None:
 
 
 def parse_yaml(text: str) -> Any:
-    """Read plain YAML whose nesting and repetition are bounded. Raises ValueError and
-    yaml.YAMLError."""
+    """Read plain YAML whose nesting and repetition are bounded.
+
+    Raises ValueError and yaml.YAMLError.
+    """
     # The C loader, if built, is ten times as fast, and each setting on a command line is parsed by
     # itself. Many brackets can crash its stack, which a short text cannot do. Nine lines of aliases
     # of aliases are a billion values.

@@ -14,16 +14,19 @@ if TYPE_CHECKING:
 
 CPU = Path("/proc/cpuinfo")  # of Linux; elsewhere `fast` is float32 on a CPU
 LOGITS = 1 << 24
-"""Logits at a time in a training pass (training/forward.py): all of a tiny model's, or 111 tokens
-of 150,000 words."""
+"""Logits at a time in a training pass: all of a tiny model's, or 111 tokens of 150,000 words."""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
-"""Event loops of this process's samplers. `model/sampler.py` adds them; `search/coalescer.py`
-waits in them."""
+"""Event loops of this process's samplers.
+
+`model/sampler.py` adds them; `search/coalescer.py` waits in them.
+"""
 
 
 def resolve_device(device: str, dtype: str) -> tuple[str, torch.dtype]:
-    """Resolve `auto` and `fast` of the `trainer` settings here. Raises ConfigError if CUDA is
-    requested and missing."""
+    """Resolve `auto` and `fast` of the `trainer` settings here.
+
+    Raises ConfigError if CUDA is requested and missing.
+    """
     import torch
 
     if device == "cuda" and not torch.cuda.is_available():

@@ -145,8 +145,10 @@ SUMS = "SHA256SUMS"
 
 
 def verify_sums(folder: Path) -> None:
-    """Compare each file that SHA256SUMS names with its hash. Raises AgentR1Error naming the first
-    wrong file."""
+    """Compare each file that SHA256SUMS names with its hash.
+
+    Raises AgentR1Error naming the first wrong file.
+    """
     for line in (folder / SUMS).read_text(encoding="utf-8", errors="replace").splitlines():
         digest, _, name = line.partition("  ")
         file = folder / Path(name).name  # never a file elsewhere

@@ -20,13 +20,11 @@ from agent_r1.ground.preflight import gpus_here
 from agent_r1.ground.units import GIB
 
 OPEN_FILES = 65536
-"""Limit that `raise_file_limit` asks for, as Ray does: with more, programs that close every
-possible file are slow."""
+"""Limit that `raise_file_limit` asks for, as Ray does; with more, some programs are slow."""
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Device files of NVIDIA's driver, of Windows' driver inside WSL, and of AMD's driver."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""Hidden from vLLM: its sleep mode has its own memory pool, which expandable segments break
-(vllm#40812, trl#5794)."""
+"""Hidden from vLLM, whose sleep mode they break (vllm#40812, trl#5794)."""
 VLLM_ON_CUDA = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """Defaults of vLLM's environment. FlashInfer compiles its sampler when vLLM starts, with nvcc. A
 rented machine has none: a driver is not a CUDA toolkit. vLLM's own sampler needs none."""
@@ -105,8 +103,10 @@ def flash_attn_error() -> Exception | None:
 
 
 def device_names(device: str, dtype: str) -> tuple[str, str]:
-    """Name the device and the dtype of `resolve_device`. A machine without a GPU's driver need not
-    import PyTorch."""
+    """Name the device and the dtype of `resolve_device`.
+
+    A machine without a GPU's driver need not import PyTorch.
+    """
     if device == "cpu" or (device == "auto" and not any(map(os.path.exists, GPU_DRIVERS))):
         return "cpu", dtype_on("cpu", dtype)
     device, torch_dtype = resolve_device(device, dtype)

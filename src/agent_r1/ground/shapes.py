@@ -30,8 +30,7 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Count the weights of a layer: attention's four projections, the three of the gated
-        MLP."""
+        """Count a layer's weights: attention's four projections, and three of the gated MLP."""
         return self.hidden * (
             2 * self.head_dim * (self.heads + self.kv_heads) + 3 * self.intermediate
         )

@@ -129,8 +129,10 @@ def open_in_process(
 
 
 def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
-    """Return the messages of `Agent.lead`: foreign models need instructions, unless their data set
-    has them."""
+    """Return the messages of `Agent.lead`.
+
+    Foreign models need instructions, unless their data set has them.
+    """
     if prompt is None:
         if (
             own_settings(agent.model)
@@ -161,8 +163,7 @@ def find_card(model: Path) -> dict[str, Any] | None:
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
-    """Describe model, tools, corpus, prompt and sampling in one line (temperature: default as in
-    training)."""
+    """Describe model, tools, corpus, prompt and sampling in one line."""
     c = agent.config
     workspace = Workspace(c)
     world = ""
@@ -286,8 +287,7 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
     if not runs:
         raise AgentR1Error(
             f"there is no trained run in {place}; train one with `bash speedrun-nodocker.sh`, or "
-            "talk to the agent that "
-            "ships with agent-r1: `agent-r1 chat --demo`",
+            "talk to the agent that ships with agent-r1: `agent-r1 chat --demo`",
             code="missing_run",
         )
     if run is not None and run not in runs:
@@ -308,8 +308,10 @@ def find_checkpoint(run: str | None = None, step: int | None = None) -> Path:
 
 
 def newest_step(folder: Path) -> Path:
-    """Return `folder`, or its last step if it holds the steps of a run. A folder with SHA256SUMS is
-    verified."""
+    """Return `folder`, or its last step if it holds the steps of a run.
+
+    A folder with SHA256SUMS is verified.
+    """
     if (folder / SUMS).is_file():
         verify_sums(folder)
     if (folder / "model").is_dir() or not folder.is_dir():

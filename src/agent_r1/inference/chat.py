@@ -59,8 +59,7 @@ from agent_r1.workspace import Workspace
 SUGGESTIONS = 5
 OUTSIDE = (
     "this agent knows one small world, and your question names nothing in it: do not trust the "
-    "answer (a chat lists "
-    "questions that it can answer)"
+    "answer (a chat lists questions that it can answer)"
 )
 UNKNOWN_WORDS = (
     "this agent has only seen the words of its training questions, and not: {words}; do not trust "
@@ -89,8 +88,10 @@ class Repl:
         self.screen = screen
         self.as_json = as_json
         self.is_interactive = is_interactive
-        """Whether a person types. In a script Ctrl-C ends the script, and empty lines are
-        ignored."""
+        """Whether a person types.
+
+        In a script Ctrl-C ends the script, and empty lines are ignored.
+        """
         self.test_rows = load_test_questions(agent.config)
         self.world = only_world(agent)
         learned = Workspace(agent.config).learned_question(agent.model)

@@ -35,8 +35,10 @@ from agent_r1.rollout.training_rows import trajectory_rows
 
 
 class Watcher:
-    """Define the callbacks of one episode. The base class ignores them; `screen.Screen` shows
-    them."""
+    """Define the callbacks of one episode.
+
+    The base class ignores them; `screen.Screen` shows them.
+    """
 
     def stream(self, text: str) -> None:
         """Receive the text of the turn so far, each time that tokens arrive."""
@@ -61,8 +63,7 @@ class Exchange:
     known: bool
     """Whether the right answer is known, so that the reward has a meaning."""
     start: int
-    """Tokens of the conversation before this question, which the episode started with; 0 for a new
-    conversation."""
+    """Tokens of the conversation before this question; 0 for a new conversation."""
 
 
 class Conversation(AgentEnvLoop):

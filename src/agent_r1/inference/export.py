@@ -97,10 +97,9 @@ def export(
         if not (mean <= MEAN and most <= MOST):  # negated, so that NaN fails
             raise AgentR1Error(
                 f"{checkpoint} and its export differ by {mean:.1e} in the mean log-probability of "
-                "a sampled token (at most "
-                f"{MEAN:.0e}) and by {most:.1e} in the 99th percentile (at most {MOST:.0e}); the "
-                "export was not kept: it "
-                "does not have the checkpoint's weights",
+                f"a sampled token (at most {MEAN:.0e}) and by {most:.1e} in the 99th percentile "
+                f"(at most {MOST:.0e}); the export was not kept: it does not have the checkpoint's "
+                "weights",
                 code="wrong_conversion",
             )
         authors = _read_authors(source, part)
@@ -282,19 +281,17 @@ PACKAGE_SENTENCE = (
     " That is {origin} (licence: {licence}), out of a Python package; its weights: {weights}."
 )
 CARD_KEYS = (
-    *(
-        "dataset",
-        "split",
-        "n",
-        "score_name",
-        "score",
-        "score_ci95",
-        "em",
-        "em_ci95",
-        "f1",
-        "reward",
-        "reward_ci95",
-    ),
+    "dataset",
+    "split",
+    "n",
+    "score_name",
+    "score",
+    "score_ci95",
+    "em",
+    "em_ci95",
+    "f1",
+    "reward",
+    "reward_ci95",
     *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
 )
 """Keys of the eval card that the model card has, too."""

@@ -204,8 +204,8 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
     if name not in tools:
         raise ConfigError(
             f"there is no tool {name!r}{nearest(name, tools)}; the preset has "
-            f"{', '.join(tools) or 'none'} (methods of an "
-            "environment need an episode: `agent-r1 try`)",
+            f"{', '.join(tools) or 'none'} (methods of an environment need an episode: `agent-r1 "
+            "try`)",
             code="unknown_tool",
         )
     bad = [word for word in rest if "=" not in word]

@@ -23,8 +23,10 @@ class Linear(nn.Linear):
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 FEWEST_ROWS = 16
-"""Smallest product for oneDNN. With fewer rows, reading the weights takes longer than
-multiplying."""
+"""Smallest product for oneDNN.
+
+With fewer rows, reading the weights takes longer than multiplying.
+"""
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

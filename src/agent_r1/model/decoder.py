@@ -34,8 +34,9 @@ from torch.utils.checkpoint import checkpoint
 from agent_r1.model.cpu_products import Linear, attend_by_products, product
 
 Attention = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q. The caller
-decides what is visible.
+"""attention(layer, q [B, H, T, head_dim], k and v [B, K, T, head_dim]) -> shape of q.
+
+The caller decides what is visible.
 
 In the last layer, q has only the positions `at`: [B, H, A, head_dim]."""
 
@@ -145,8 +146,9 @@ class Decoder(nn.Module):
         attention: Attention,
         at_BA: Tensor | None = None,
     ) -> Tensor:
-        """Return hidden states [B, T, D] after the last norm. `positions_BT` start at 0 in each
-        sequence.
+        """Return hidden states [B, T, D] after the last norm.
+
+        `positions_BT` start at 0 in each sequence.
 
         With `at_BA` (int64, indices into T), return only the states at these positions: [B, A, D].
         """
@@ -163,8 +165,10 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Project [..., D] to [..., V]. Separate from `forward`, because most positions need no
-        logits."""
+        """Project [..., D] to [..., V].
+
+        Separate from `forward`, because most positions need no logits.
+        """
         return product(hidden, self.embed.weight if self.head is None else self.head.weight)
 
     @property
@@ -188,14 +192,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None = None) -> Te
 
 
 def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attend to a token itself and all before it. Rows are padded on the *right*, so no real token
-    sees padding."""
+    """Attend to a token itself and all before it.
+
+    Rows are padded on the *right*, so no real token sees padding.
+    """
     return attend(q, k, v)
 
 
 def causal_attention_at(at_BA: Tensor) -> Attention:
-    """Attend as `causal_attention`; in the last layer, only from `at_BA`, fewer than T
-    positions."""
+    """Attend as `causal_attention`; in the last layer, only from `at_BA`."""
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] == k.shape[2]:
@@ -206,8 +211,7 @@ def causal_attention_at(at_BA: Tensor) -> Attention:
 
 
 def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
-    """Tabulate cos and signed sin of position x frequency in Hugging Face's layout: [max_position,
-    head_dim]."""
+    """Tabulate cos and signed sin of position x frequency: [max_position, head_dim]."""
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     if shape.rope_scaling is not None:
         frequency = shape.rope_scaling(frequency)
@@ -216,8 +220,10 @@ def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each pair (x_i, x_{i + head_dim/2}) by its position's angle. Then q.k depends on the
-    distance only."""
+    """Rotate each pair (x_i, x_{i + head_dim/2}) by its position's angle.
+
+    Then q.k depends on the distance only.
+    """
     # (a, b) -> (a cos - b sin, b cos + a sin). Rolling by half swaps a and b; the table of sines
     # has the sign.
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, dims=-1), sin).to(x.dtype)

@@ -46,8 +46,7 @@ LARGEST = {
 }
 """Upper bounds for config.json, above every published model."""
 MOST_ANGLES = 2**28
-"""Positions times the width of a head: two tables of 1 GB, or a million positions of 256 wide
-heads."""
+"""Positions times a head's width: two tables of 1 GB, or 256 wide at a million positions."""
 
 UNREADABLE = (OSError, KeyError, RuntimeError, SafetensorError)
 """What reading weights raises: a missing file or name, other sizes, a damaged header."""
@@ -113,8 +112,7 @@ def save_model(
     pad_token_id: int,
     start_generation: dict[str, Any] | None = None,
 ) -> None:
-    """Write config.json, generation_config.json and model.safetensors in the format of
-    `transformers`.
+    """Write config.json, generation_config.json and model.safetensors, as `transformers`.
 
     `start_generation`: the start model's generation_config.json. Its sampling fields become
     neutral, and are noted for the card. Raises OSError or SafetensorError if the folder cannot be
@@ -198,8 +196,10 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read a model folder's config.json, of any architecture. Raise AgentR1Error for an invalid
-    one."""
+    """Read a model folder's config.json, of any architecture.
+
+    Raise AgentR1Error for an invalid one.
+    """
     try:
         raw = bounds.read_json(folder / "config.json")
         if not isinstance(raw, dict):
@@ -217,8 +217,10 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_shape(folder: Path) -> DecoderShape:
-    """Read the shape in config.json. Raise AgentR1Error, with a remedy, for an unsupported
-    model."""
+    """Read the shape in config.json.
+
+    Raise AgentR1Error, with a remedy, for an unsupported model.
+    """
     raw = read_config(folder)
     family = raw.get("model_type")
     otherwise = "choose another model to train; for a chat or an evaluation, try --backend vllm"
@@ -282,8 +284,7 @@ def read_shape(folder: Path) -> DecoderShape:
     if not (real and heads and shape.max_position * shape.head_dim <= MOST_ANGLES):
         raise AgentR1Error(
             f"{folder}/config.json: its heads, rope_theta, rms_norm_eps or max_position_embeddings "
-            "are invalid; make or download "
-            "it again",
+            "are invalid; make or download it again",
             code="damaged_model",
         )
     return shape

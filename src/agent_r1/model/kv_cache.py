@@ -23,8 +23,7 @@ READ_TOKENS = 4096
 
 
 class KVCache:
-    """A model with keys and values of `slots` conversations: [layer][slot, kv head, position,
-    head_dim]."""
+    """A model with keys and values of conversations: [layer][slot, kv head, position, head_dim]."""
 
     def __init__(self, model: Decoder, slots: int, length: int):
         s = model.shape
@@ -41,8 +40,7 @@ class KVCache:
         self.hashes = [0] * slots  # of these tokens: equal for equal conversations
 
     def copy(self, sources: list[int], targets: list[int], begin: int = 0) -> None:
-        """Copy the conversations of `sources` to `targets`, which are equal before position
-        `begin`."""
+        """Copy the conversations of `sources` to `targets`, equal before position `begin`."""
         source, target = torch.tensor([sources, targets], device=self.lengths.device)
         end = int(self.lengths[source].max())
         self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
@@ -93,8 +91,10 @@ class KVCache:
         return torch.stack([hidden[leader] for leader in leaders]), tokens
 
     def _extend(self, slots: list[int], starts: list[int], new: list[list[int]]) -> Tensor:
-        """Read the new tokens of several conversations in one pass. Return each last hidden state
-        [B, D]."""
+        """Read the new tokens of several conversations in one pass.
+
+        Return each last hidden state [B, D].
+        """
         device = self.lengths.device
         slots_B, starts_B = torch.tensor([slots, starts], device=device)
         counts = [len(ids) for ids in new]
@@ -181,8 +181,7 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def _chunks(new: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Group prompts of similar length, by number, into passes of at most READ_TOKENS, padding
-    included."""
+    """Group prompts of similar length into passes of at most READ_TOKENS, with padding."""
     chunk: list[int] = []
     for i in sorted(new, key=lambda i: len(new[i])):
         if chunk and (len(chunk) + 1) * len(new[i]) > READ_TOKENS:

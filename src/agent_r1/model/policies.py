@@ -44,8 +44,10 @@ AnyModel = Union["PreTrainedModel", decoder.Decoder]
 def load_transformers(
     folder: Path, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> PreTrainedModel:
-    """Read a model folder: safetensors only, without its code. Raise AgentR1Error naming the
-    fault."""
+    """Read a model folder: safetensors only, without its code.
+
+    Raise AgentR1Error naming the fault.
+    """
     from transformers import AutoModelForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
@@ -121,8 +123,10 @@ class ServerPolicy(Policy):
     """`Policy` over a vLLM server. Any number of episodes and event loops may share it."""
 
     ATTEMPTS = 4
-    """Connection attempts, half a second apart. A request whose answer has begun is never
-    repeated."""
+    """Connection attempts, half a second apart.
+
+    A request whose answer has begun is never repeated.
+    """
 
     def __init__(
         self,
@@ -152,8 +156,10 @@ class ServerPolicy(Policy):
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
-        """See `Policy.generate`. Raise AgentR1Error if the server refuses or dies, LostConnection
-        while it lives."""
+        """See `Policy.generate`.
+
+        Raise AgentR1Error if the server refuses or dies, LostConnection while it lives.
+        """
         request = {
             "model": self.model,
             "prompt": prompt_ids,

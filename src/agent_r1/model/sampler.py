@@ -72,8 +72,10 @@ IDLE_TURNS = 100
 
 
 class LocalPolicy(Policy):
-    """`Policy` over a `Decoder` in this process. One instance serves all episodes of its event
-    loop."""
+    """`Policy` over a `Decoder` in this process.
+
+    One instance serves all episodes of its event loop.
+    """
 
     exact = True
     """Whether it samples from the trainer's weights with the trainer's arithmetic, apart from a
@@ -190,8 +192,10 @@ class LocalPolicy(Policy):
         return requests_with_slot
 
     def _compact(self) -> None:
-        """Move live slots to the front if finished episodes left gaps. Decoding covers slots
-        0..n-1."""
+        """Move live slots to the front if finished episodes left gaps.
+
+        Decoding covers slots 0..n-1.
+        """
         live = sorted(self._slot_of.items(), key=itemgetter(1))
         if not live or len(live) > 0.75 * (live[-1][1] + 1):
             return

@@ -42,8 +42,7 @@ def qa_outcome(
 
 
 async def sub_em_reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    """Return `sub_em` as the reward (`env.reward=sub_em`), to compare with papers that train on
-    it."""
+    """Return `sub_em` as the reward, to compare with papers that train on it."""
     return sub_em(answer, targets)
 
 

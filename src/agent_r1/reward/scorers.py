@@ -21,8 +21,7 @@ _ALL_OR_NOTHING = ("yes", "no", "noanswer")
 
 
 def normalize_answer(text: str) -> str:
-    """Lower-case, drop ASCII punctuation, drop the words a/an/the, collapse white space, in this
-    order.
+    """Lower-case, drop ASCII punctuation, drop a/an/the, collapse white space, in this order.
 
     The order matters. Punctuation leaves no blank ("U.S." -> "us", "rock-pop" -> "rockpop") and
     goes before the articles ("a.n" -> "an" -> ""). Non-ASCII punctuation stays.
@@ -32,8 +31,7 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, targets: list[str]) -> float:
-    """Return 1.0 if the normalised answer equals any normalised target, else 0.0 (also without
-    targets)."""
+    """Return 1.0 if the normalised answer equals any normalised target, else 0.0."""
     comparable_answer = _comparable(answer)
     return float(any(comparable_answer == _comparable(target) for target in targets))
 

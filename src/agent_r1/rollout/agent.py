@@ -27,8 +27,7 @@ class Agent:
     max_concurrent: int = 1
     """Concurrent episodes: as many as all engines decode at a time."""
     lead: list[Message] | None = None
-    """Messages before each question, instead of those in the data set's rows; None: as in the
-    rows."""
+    """Messages before each question, instead of those in the rows; None: those."""
 
     @property
     def starts_from_nothing(self) -> bool:

@@ -33,8 +33,10 @@ class Column:
         return self.name.endswith("_BT")
 
     def extend(self, columns: dict[str, Any], owner: Step | Trajectory, length: int) -> None:
-        """Extend this column to the `length` of its row. Raise ValueError for a wrong number of
-        values."""
+        """Extend this column to the `length` of its row.
+
+        Raise ValueError for a wrong number of values.
+        """
         value = self.fill(owner)
         if not self.of_tokens:
             columns[self.name] = value

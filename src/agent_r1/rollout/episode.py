@@ -45,8 +45,10 @@ from agent_r1.core import (
 from agent_r1.ground.errors import AgentR1Error
 
 MAX_REWARD = 1e6
-"""Largest absolute reward of a step or outcome. Sums and squares of rewards then stay far below
-float32's maximum."""
+"""Largest absolute reward of a step or outcome.
+
+Sums and squares of rewards then stay far below float32's maximum.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,8 +79,10 @@ class Limits:
 
 
 class AgentFlowBase(ABC):
-    """Run a task and return its trajectory. Subclass it if `reset` and `step` cannot express your
-    agent."""
+    """Run a task and return its trajectory.
+
+    Subclass it if `reset` and `step` cannot express your agent.
+    """
 
     def __init__(
         self,
@@ -203,8 +207,7 @@ class AgentEnvLoop(AgentFlowBase):
             if not all(math.isfinite(logprob) for logprob in generation.logprobs):
                 raise AgentR1Error(
                     "the model's log-probabilities are not finite: its weights are corrupt. Use an "
-                    "earlier checkpoint, or "
-                    "train again with a smaller learning rate",
+                    "earlier checkpoint, or train again with a smaller learning rate",
                     code="broken_weights",
                 )
             # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit

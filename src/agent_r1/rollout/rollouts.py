@@ -23,8 +23,10 @@ from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.episode import AgentFlowBase, Task, derive_seed
 
 MAX_LOST_SHARE = 0.05
-"""Share of an evaluation's episodes that may lose their connection. They count as wrong, so this
-bounds the error."""
+"""Share of an evaluation's episodes that may lose their connection.
+
+They count as wrong, so this bounds the error.
+"""
 
 
 async def run_episodes(
@@ -108,8 +110,7 @@ class Rollouts:
         tasks: Callable[[int, int], list[Task]],
         rollout: RolloutConfig,
     ):
-        """`tasks(step, again)` lists a step's episodes, prompt by prompt; `again` counts rounds
-        with other prompts."""
+        """`tasks(step, again)` lists a step's episodes; `again` counts rounds of new prompts."""
         self.flow = flow
         self.policy = policy
         self.tasks = tasks
@@ -120,8 +121,10 @@ class Rollouts:
         return Played(batch_episodes, all_episodes, metrics | self.policy.stats.mean_entropy())
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
-        """Return the episodes to learn from, all that were played, and measurements. By default,
-        all are learned from."""
+        """Return the episodes to learn from, all that were played, and measurements.
+
+        By default, all are learned from.
+        """
         episodes = self.episodes(step)
         return episodes, episodes, {}
 
@@ -257,8 +260,10 @@ def refuse_broken_tools(calls: float, failed_calls: float, example: str) -> None
 
 
 def first_failed_call(trajectory: Trajectory) -> str | None:
-    """Return the message of the first tool failure, or None. An invalid call is the agent's fault
-    and not counted."""
+    """Return the message of the first tool failure, or None.
+
+    An invalid call is the agent's fault and not counted.
+    """
     for step in trajectory.steps:
         for call in step.info.get("tool_calls", ()):
             if call["error"] and call["error"] not in INVALID:

@@ -32,17 +32,21 @@ class TrainingRow:
     """One sequence of T tokens; the lists have length T."""
 
     trajectory: int
-    """Index of the trajectory in its batch. A trajectory's rows are consecutive and in time
-    order."""
+    """Index of the trajectory in its batch.
+
+    A trajectory's rows are consecutive and in time order.
+    """
     group_id: str
     input_ids: list[int] = field(default_factory=list)
     action_mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     """At sampling time; 0 where the mask is 0."""
     rewards: list[float] = field(default_factory=list)
-    """A call's reward on the call's last token, a step's other reward on its last action token. The
-    reward of a step without action tokens is on the last action token before it, or the next one if
-    there is none."""
+    """A call's reward on the call's last token, a step's other reward on its last action token.
+
+    The reward of a step without action tokens is on the last action token before it, or the next
+    one if there is none.
+    """
     step_ids: list[int] = field(default_factory=list)
     """Index of an action token's step; -1 for observations."""
     truncated: bool = False
@@ -227,8 +231,8 @@ class Batch:
         if episodes:
             raise ConfigError(
                 f"{episodes} episodes were truncated (Outcome.truncated), which requires a "
-                "critic's value of the missing rest; use "
-                "an estimator with a critic, such as ppo, or an environment that does not set it",
+                "critic's value of the missing rest; use an estimator with a critic, such as ppo, "
+                "or an environment that does not set it",
                 code="needs_critic",
             )
 
@@ -256,6 +260,7 @@ def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
 
 def select_rows(values_N: Tensor, index_A: Tensor) -> Tensor:
     """Return `values_N[index_A]`: rows of the first dimension, some of them several times.
+
     Differentiable.
 
     The gradient of a row that was selected several times is a sum. With plain indexing, several

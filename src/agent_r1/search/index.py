@@ -60,11 +60,9 @@ VECTORS_PER_ADD = 50_000
 SPARE = {"Flat": 5, "approximate": 50}
 """Extra candidates requested from FAISS; see `PassageIndex.nearest`."""
 EXACT = 200_000
-"""Passages up to which exact search takes about ten milliseconds, so that no approximation is worth
-its error."""
+"""Passages up to which exact search takes about ten milliseconds, so it is not approximated."""
 ONE_THREAD_NUMBERS = 1 << 26
-"""Numbers in the index up to which one thread is best: starting more costs more, while PyTorch's
-threads spin."""
+"""Numbers in the index up to which one thread is best: PyTorch's other threads spin."""
 
 BY_COLUMN_NUMBERS = 1 << 24
 """Numbers in the index up to which a second copy, by column, is worth its memory (64 MB)."""
@@ -86,8 +84,9 @@ class Hit:
 def build_index(
     corpus: Path, out: Path, encoder: Encoder, kind: str = "auto", memory: float = math.inf
 ) -> dict[str, Any]:
-    """Encode every passage of `corpus`, and write the index to the folder `out`. Return its
-    manifest.
+    """Encode every passage of `corpus`, and write the index to the folder `out`.
+
+    Return its manifest.
 
     `kind` is a FAISS factory string, or auto: `choose_kind` for `memory` bytes. Raises AgentR1Error
     for a wrong corpus, or if `out` has an index or cannot be written.
@@ -148,8 +147,10 @@ def build_index(
 
 
 def choose_kind(count: int, dim: int, memory: float) -> str:
-    """Choose the FAISS factory string for `count` vectors of width `dim`. Uses half of `memory`
-    (bytes)."""
+    """Choose the FAISS factory string for `count` vectors of width `dim`.
+
+    Uses half of `memory` (bytes).
+    """
     size = 4 * count * dim
     if count <= EXACT and size <= memory / 2:
         return "Flat"
@@ -251,8 +252,7 @@ class PassageIndex:
         self.passages = passages
         self.encoder = encoder
         self.vectors = vectors
-        """float32 [count, dim]: with Flat, FAISS's own memory (freed with this object), otherwise a
-        mapped file."""
+        """float32 [count, dim]: FAISS's with Flat, freed with this object; else a mapped file."""
         self.made_of: dict[str, Any] = {}  # the manifest
         self._candidates = candidates
         flat = isinstance(candidates, faiss.IndexFlat)
@@ -312,8 +312,7 @@ class PassageIndex:
         return results
 
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions (int64) and scores (float32) of the best passages: [len(queries),
-        min(top_k, count)].
+        """Return positions (int64) and scores (float32): [len(queries), min(top_k, count)].
 
         FAISS uses BLAS, whose last digits depend on the batch size. Two passages with nearly equal
         scores could then swap because of other queries, and the same seed would give another run.
@@ -357,8 +356,10 @@ def _nearest_by_columns(vectors_DN: np.ndarray, query_D: np.ndarray, k: int) -> 
 
 
 def _read_corpus(path: Path) -> tuple[list[Passage], str]:
-    """Read all passages and the file's SHA-256. Raise AgentR1Error if it is missing, damaged or
-    empty."""
+    """Read all passages and the file's SHA-256.
+
+    Raise AgentR1Error if it is missing, damaged or empty.
+    """
     from agent_r1.data.storage import (
         read_corpus,
     )  # here, because pyarrow comes with it, and `--help` need not wait
@@ -401,8 +402,10 @@ def _read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _read_vectors(folder: Path, shape: tuple[int, int]) -> tuple[faiss.Index, np.ndarray]:
-    """Read the FAISS index and the exact vectors, float32 of that shape. Raise AgentR1Error for a
-    fault."""
+    """Read the FAISS index and the exact vectors, float32 of that shape.
+
+    Raise AgentR1Error for a fault.
+    """
     import faiss
 
     try:

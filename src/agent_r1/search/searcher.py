@@ -1,5 +1,6 @@
-"""Search for many episodes at once. In: queries of coroutines. Out: `Hit`s for the search tool
-(room 3).
+"""Search for many episodes at once.
+
+In: queries of coroutines. Out: `Hit`s for the search tool (room 3).
 
 `coalescer.py` collects concurrent queries: one encoding and one FAISS call answer all of them.
 

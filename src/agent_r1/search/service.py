@@ -369,8 +369,10 @@ class RemoteIndex:
         if self._foreign:
             self._start = "start it again"
         self.deadline_s: float | None = None
-        """Deadline that a call needs in order not to end during a wait. Twice: an earlier batch
-        takes time too."""
+        """Deadline that a call needs in order not to end during a wait.
+
+        Twice: an earlier batch takes time too.
+        """
         if wait_s:
             self.deadline_s = wait_s + 2 * timeout_s
         self._index: tuple[str, str] | None = None  # encoder and corpus that `check` confirmed

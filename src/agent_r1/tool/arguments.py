@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
 
 class SchemaChecker:
-    """Checker of objects against a JSON schema; `foreign`: an untrusted one. `owner` is its tool in
-    messages."""
+    """Checker of objects against a JSON schema; `foreign`: an untrusted one.
+
+    `owner` is its tool in messages.
+    """
 
     def __init__(self, schema: dict[str, Any], owner: str, foreign: bool = False):
         self._schema = schema
@@ -31,8 +33,10 @@ class SchemaChecker:
         self._foreign = foreign
 
     def compile(self) -> None:
-        """Compile the schema, which the first check does otherwise. Raises ConfigError for an
-        invalid one."""
+        """Compile the schema, which the first check does otherwise.
+
+        Raises ConfigError for an invalid one.
+        """
         _ = self._validator
 
     @functools.cached_property

@@ -53,8 +53,10 @@ class ToolResult:
     """Result of one call."""
 
     content: str
-    """For the agent: the result, or one line that begins with `error:`. Valid Unicode of limited
-    length."""
+    """For the agent: the result, or one line that begins with `error:`.
+
+    Valid Unicode of limited length.
+    """
     ok: bool = True
     error: ToolErrorKind | None = None
     seconds: float = 0.0  # wall-clock time of the call
@@ -77,8 +79,10 @@ NO_TEXT = (bytes, bytearray, memoryview, types.GeneratorType, types.AsyncGenerat
 
 
 class InvalidArgumentsError(ValueError):
-    """Raised by a tool for arguments that fit its schema but make no sense. The agent reads the
-    text."""
+    """Raised by a tool for arguments that fit its schema but make no sense.
+
+    The agent reads the text.
+    """
 
 
 class BaseTool(ABC):
@@ -102,11 +106,15 @@ class BaseTool(ABC):
     timeout_s: float | None = None
     """Deadline of one call in seconds; None: the caller's (`env.tool_timeout_s`)."""
     foreign = False
-    """Whether description and schema come from a server. If so, they are limited (see also
-    arguments.py)."""
+    """Whether description and schema come from a server.
+
+    If so, they are limited (see also arguments.py).
+    """
     retries: int = 0
-    """Times that a failed call is repeated within its deadline. Only for a tool that may run
-    twice."""
+    """Times that a failed call is repeated within its deadline.
+
+    Only for a tool that may run twice.
+    """
 
     def __init__(self) -> None:
         self.validator.compile()
@@ -178,8 +186,7 @@ class BaseTool(ABC):
             if size > MAX_TOOL_CHARS:
                 raise ConfigError(
                     f"{owner}: its description and schema have {size} characters, which every "
-                    "prompt would contain; at most "
-                    f"{MAX_TOOL_CHARS} are allowed",
+                    f"prompt would contain; at most {MAX_TOOL_CHARS} are allowed",
                     code="schema_too_long",
                 )
         return SchemaChecker(self.parameters, owner, self.foreign)

@@ -1,5 +1,6 @@
-"""Compute arithmetic, and nothing else that Python can do. In: an expression. Out: its value as
-text.
+"""Compute arithmetic, and nothing else that Python can do.
+
+In: an expression. Out: its value as text.
 
 An agent writes the expression, so it may be anything. It is parsed to a syntax tree, and only nodes
 in the tables below are computed, never `eval`. The cost is limited as well: `9**9**9` would fill
@@ -82,8 +83,10 @@ def make(**_: Any) -> Calculator:
 
 
 def without_exponent(value: Number) -> str:
-    """Write a number without an exponent. The reward would read 2.5e+12 as a product with Euler's
-    e."""
+    """Write a number without an exponent.
+
+    The reward would read 2.5e+12 as a product with Euler's e.
+    """
     # Floats represent powers of ten exactly up to 1e22.
     if value == int(value) and abs(value) < 1e22:
         return str(int(value))

@@ -68,8 +68,10 @@ class FunctionTool(BaseTool):
 
 
 def tool(function: Callable[..., Any]) -> FunctionTool:
-    """Decorate a function as a tool. Raise ConfigError for a missing annotation or docstring
-    part."""
+    """Decorate a function as a tool.
+
+    Raise ConfigError for a missing annotation or docstring part.
+    """
     return FunctionTool(function)
 
 

@@ -69,8 +69,10 @@ class SearchTool(BaseTool):
 
     @staticmethod
     def query_of(args: dict[str, Any]) -> str:
-        """Return the query. Half of a surrogate pair, which a model may write, would make
-        tokenizers raise."""
+        """Return the query.
+
+        Half of a surrogate pair, which a model may write, would make tokenizers raise.
+        """
         return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
@@ -90,8 +92,10 @@ def make(
 
 
 def _line(hit: Hit) -> str:
-    """Format a passage on one line. Its title comes first, unless the text begins with it: tokens
-    cost time."""
+    """Format a passage on one line.
+
+    Its title comes first, unless the text begins with it: tokens cost time.
+    """
     text = hit.text
     if not text.startswith(hit.title):
         text = f"{hit.title}: {text}"

@@ -26,8 +26,9 @@ from agent_r1.rollout.columns import Column
 from agent_r1.rollout.training_rows import Batch, scatter
 
 Credit = Callable[[Batch, AdvantageConfig], tuple[Tensor, Tensor]]
-"""Maps a batch with every sample of its prompts to `advantages_BT` and `returns_BT` (float32, 0
-where the mask is 0).
+"""Maps a batch with all samples of its prompts to `advantages_BT` and `returns_BT`.
+
+Both are float32, and 0 where the mask is 0.
 
 Reads `rewards_BT`, `mask_BT`, `groups`, `trajectory_B` and, with a critic, `values_BT`.
 """
@@ -62,8 +63,7 @@ class Estimator:
 
 @Estimator
 def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2, outcome
-    supervision).
+    """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2).
 
         score_i = sum of all rewards of trajectory i
         A_i     = (score_i - mean_G) / (std_G + 1e-6)
@@ -110,8 +110,7 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 @Estimator
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens
-    a_1 ... a_L.
+    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens.
 
         delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
         A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0

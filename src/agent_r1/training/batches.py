@@ -47,8 +47,7 @@ def usable_trajectories(trajectories: list[Trajectory], groups: bool) -> list[Tr
         ends = ", ".join(f"{n} {reason}" for reason, n in counts.items())
         raise AgentR1Error(
             f"there is nothing to learn from: the episodes ended with {ends}; raise "
-            "rollout.max_context (the prompts may "
-            "overflow it) or env.episode_timeout_s",
+            "rollout.max_context (the prompts may overflow it) or env.episode_timeout_s",
             code="nothing_to_learn",
         )
     return usable

@@ -86,8 +86,7 @@ def refuse_weights(weights: Iterable[torch.Tensor], who: str) -> None:
     if not all(bool(tensor.isfinite().all()) for tensor in weights):
         raise AgentR1Error(
             f"{who} has weights that are not finite and is not saved; the earlier checkpoints are "
-            "good. Start a new "
-            "run (--run NAME) with a smaller learning rate",
+            "good. Start a new run (--run NAME) with a smaller learning rate",
             code="broken_weights",
         )
 
@@ -113,8 +112,7 @@ def read_checkpoint(path: Path, *fingerprints: str) -> tuple[int, dict[str, Any]
     if manifest["config"] not in fingerprints:
         raise AgentR1Error(
             f"{path} was made with another configuration, or by another version; resume with the "
-            "settings in the run's "
-            "config.yaml, or start a new run with --run NAME",
+            "settings in the run's config.yaml, or start a new run with --run NAME",
             code="other_settings",
         )
     return manifest["step"], torch.load(path / "trainer.pt", map_location="cpu", weights_only=True)
@@ -140,8 +138,10 @@ PREVIOUS = "delete it and resume from the previous one, or start again without -
 
 
 def verify_checkpoint(path: Path, remedy: str = PREVIOUS) -> dict[str, Any]:
-    """Return the manifest, if all its files are complete. Raise AgentR1Error with `remedy`
-    otherwise."""
+    """Return the manifest, if all its files are complete.
+
+    Raise AgentR1Error with `remedy` otherwise.
+    """
     try:
         manifest = bounds.read_json(path / "manifest.json")
         files = manifest["files"]

@@ -29,8 +29,10 @@ class Learner:
 
 
 def make_learner(model: Decoder, actor: ActorConfig, critic: CriticConfig | None = None) -> Learner:
-    """Make optimisers and, for PPO, a critic. It starts as a copy of the policy, which can read the
-    task."""
+    """Make optimisers and, for PPO, a critic.
+
+    It starts as a copy of the policy, which can read the task.
+    """
     learner = Learner(model, adamw(model, actor.lr, actor.weight_decay))
     if critic is not None:
         learner.critic = Critic(copy.deepcopy(model)).to(model.embed.weight.device)
@@ -58,19 +60,22 @@ def optimize(
 
 
 def refuse_gradient(norm: float, who: str) -> None:
-    """Raise AgentR1Error for a gradient that is not finite. One step would make every weight
-    NaN."""
+    """Raise AgentR1Error for a gradient that is not finite.
+
+    One step would make every weight NaN.
+    """
     if not math.isfinite(norm):
         raise AgentR1Error(
             f"{who} has a gradient of norm {norm}; the update was skipped, and all checkpoints are "
-            "good. Start a new run "
-            "(--run NAME) with a smaller learning rate",
+            "good. Start a new run (--run NAME) with a smaller learning rate",
             code="broken_gradient",
         )
 
 
 def linear_decay(step: int, steps: int, warmup_steps: int, final: float) -> float:
-    """Return the learning rate's factor: linear warm-up, then linear decay to `final`. `step`
-    starts at 1."""
+    """Return the learning rate's factor: linear warm-up, then linear decay to `final`.
+
+    `step` starts at 1.
+    """
     warm = min(1.0, step / warmup_steps) if warmup_steps else 1.0
     return warm * (1 - (1 - final) * min((step - 1) / max(steps - 1, 1), 1.0))

@@ -337,8 +337,7 @@ def actor_loss(
 
 
 KL_ROW_STRIDE = 8
-"""Every eighth skipped row is measured for `actor/ppo_kl`; measuring all of them would cost
-time."""
+"""Every eighth skipped row is measured for `actor/ppo_kl`; all of them would cost time."""
 
 
 def add_skipped(

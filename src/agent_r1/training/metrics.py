@@ -68,8 +68,10 @@ class Clock:
         self.last = now
 
     def seconds(self) -> dict[str, float]:
-        """Return all laps. `timing_s/step` is their sum without evaluation, which is not part of
-        the algorithm."""
+        """Return all laps.
+
+        `timing_s/step` is their sum without evaluation, which is not part of the algorithm.
+        """
         step = sum(value for name, value in self.laps.items() if name != "testing")
         return {f"timing_s/{name}": value for name, value in self.laps.items()} | {
             "timing_s/step": step

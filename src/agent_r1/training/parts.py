@@ -59,8 +59,10 @@ def make_parts(
 
 
 def get_estimator(name: str) -> Estimator:
-    """Return the estimator `name`, with its table's facts. Raise ConfigError with the nearest
-    match."""
+    """Return the estimator `name`, with its table's facts.
+
+    Raise ConfigError with the nearest match.
+    """
     facts = tables.entry_of("estimator", name, "algorithm")
     return replace(
         tables.resolve("estimator", name, "algorithm"),
@@ -85,8 +87,10 @@ def reward_less_kl(
     mask_BT: Tensor,
     actor: ActorConfig,
 ) -> tuple[Tensor, float]:
-    """Subtract `kl_coef` times the KL penalty from each action token's reward. Also return the mean
-    KL, in nats."""
+    """Subtract `kl_coef` times the KL penalty from each action token's reward.
+
+    Also return the mean KL, in nats.
+    """
     kl_BT = torch.where(
         mask_BT.bool(), kl_penalty(logprobs_BT, ref_logprobs_BT, actor.kl_estimator), 0.0
     )

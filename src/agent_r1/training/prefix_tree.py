@@ -34,8 +34,10 @@ from agent_r1.rollout.training_rows import Batch, places_of, select_rows
 from agent_r1.training.batches import micro_batches
 
 WORTH_IT = 0.8
-"""Share of distinct tokens up to which trees are used. Attention costs more in a tree: each node is
-compared with all."""
+"""Share of distinct tokens up to which trees are used.
+
+Attention costs more in a tree: each node is compared with all.
+"""
 
 
 def micro_batches_of(
@@ -101,8 +103,10 @@ class SharedRows(Batch):
     tree: PrefixTree
 
     def before_actions(self, model: Decoder) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Batch.before_actions`. A are the distinct nodes of actions, so that rows share
-        actions, too."""
+        """See `Batch.before_actions`.
+
+        A are the distinct nodes of actions, so that rows share actions, too.
+        """
         return self.tree.before_actions(model, self.mask_BT.bool())
 
     def __getitem__(self, index: Tensor) -> Batch:

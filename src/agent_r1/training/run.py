@@ -78,8 +78,10 @@ def run_training(
     val_rows: list[Row],
     plain: bool,
 ) -> Path:
-    """Train `start_model`, or continue from the newest checkpoint. Return the last checkpoint's
-    folder."""
+    """Train `start_model`, or continue from the newest checkpoint.
+
+    Return the last checkpoint's folder.
+    """
     limit = TimeLimit(config.trainer.max_hours, time.time())
     with only_trainer(run):
         open_run(run, config)
@@ -97,8 +99,7 @@ def run_training(
         parts = dialect_of(config.env).parts
         about = (
             f"preset {config.preset} · {config.algorithm} · "
-            f"{learner.actor.parameter_count / 1e6:.2f} M parameters · "
-            f"{device}, {str(dtype)[6:]}"
+            f"{learner.actor.parameter_count / 1e6:.2f} M parameters · {device}, {str(dtype)[6:]}"
         )
         with (
             trackers(
@@ -154,8 +155,10 @@ def start_learner(
     critic: CriticConfig | None,
     device: str,
 ) -> Learner:
-    """Load the learner of the newest checkpoint, or start one. `made_with`: fingerprints that its
-    configuration may have."""
+    """Load the learner of the newest checkpoint, or start one.
+
+    `made_with`: fingerprints that its configuration may have.
+    """
     checkpoint = run.latest_checkpoint()
     if checkpoint is None:
         return make_learner(model_files.load_model(start_model, device), actor, critic)
@@ -262,8 +265,10 @@ class _Recorder:
 
 
 def stop_and_roll_back(run: RunDir) -> None:
-    """Raise AgentR1Error if the newest metrics mean collapse. Delete the checkpoints since it
-    began."""
+    """Raise AgentR1Error if the newest metrics mean collapse.
+
+    Delete the checkpoints since it began.
+    """
     collapses = [sign for sign in new_signs(run.metrics.read()) if sign.collapse]
     if not collapses:
         return
@@ -368,16 +373,17 @@ def start_model(paths: Workspace) -> Path:
 
 
 def check_start_model(paths: Workspace) -> None:
-    """Check the start model before anything is computed or written. Raise AgentR1Error for a
-    fault."""
+    """Check the start model before anything is computed or written.
+
+    Raise AgentR1Error for a fault.
+    """
     check_network(paths.config, paths.start_model)
     chat = load_chat(paths.start_model)
     check_dialect(chat, paths.config.env, bool(paths.config.env.tools))
 
 
 def check_network(config: Config, model: Path) -> None:
-    """Raise AgentR1Error for damaged weights, a too short context, or an unsupported
-    architecture."""
+    """Raise AgentR1Error for damaged weights, a short context or an unsupported architecture."""
     trouble = hub.damage(model)
     if trouble:
         raise AgentR1Error(f"this model cannot be trained: {trouble}", code="damaged_model")

@@ -84,8 +84,7 @@ class RunDir:
 
 
 def check_run(run: RunDir, config: Config, resume: bool) -> None:
-    """Raise AgentR1Error with the remedy for an existing run that this configuration cannot
-    continue."""
+    """Raise AgentR1Error if the run exists and this configuration cannot continue it."""
     check_same_settings(run, config, resume=resume)
     latest = run.latest_checkpoint()
     can_continue = latest is not None and not run.is_finished(config.trainer.steps)
@@ -104,8 +103,8 @@ def check_run(run: RunDir, config: Config, resume: bool) -> None:
     ):
         say(
             f"trainer.threads: {threads} there, {config.trainer.threads} now. Sums are rounded in "
-            "another order, so the last bits "
-            "of weights and metrics may differ from those of an uninterrupted run"
+            "another order, so the last bits of weights and metrics may differ from those of an "
+            "uninterrupted run"
         )
 
 

@@ -50,8 +50,7 @@ class TinyModelConfig(ModelConfig):
         if m.path is None and (m.hidden_size % (2 * m.heads) or m.heads % m.kv_heads):
             yield ConfigError(
                 f"model.hidden_size={m.hidden_size} must be a multiple of 2 x "
-                f"model.heads={m.heads}, and model.heads a "
-                f"multiple of model.kv_heads={m.kv_heads}",
+                f"model.heads={m.heads}, and model.heads a multiple of model.kv_heads={m.kv_heads}",
                 code="indivisible_heads",
             )
         if m.path is None and m.induction == "bigram" and not 2 <= m.heads == m.kv_heads:

@@ -63,8 +63,9 @@ _SECONDS_BETWEEN_PAINTS = 0.25
 
 
 class Dashboard:
-    """Display of a run from `with` to its end. `name` and `about` form the header; `steps` is the
-    run's last step.
+    """Display of a run from `with` to its end.
+
+    `name` and `about` form the header; `steps` is the run's last step.
 
     `history`: earlier lines of metrics.jsonl, for a resumed run's columns "start" and "10 ago".
     `parts` parses a turn of the agent's dialect. `plain` forces one line per step, and so do a
@@ -165,8 +166,7 @@ class Dashboard:
         return new
 
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
-        """Show one sampled episode; `steps` are those of a rollout line: {"text": ..., "info":
-        {"tool_calls": ...}}.
+        """Show one sampled episode; `steps` are those of a rollout line.
 
         Plain output omits it; rollouts/ has the whole text.
         """

@@ -85,8 +85,7 @@ def with_totals(
 def time_to(
     score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
 ) -> dict[str, Any]:
-    """Return when greedy validation first reached `score`: step, episodes, seconds; None if
-    never."""
+    """Return when validation first reached `score`: step, episodes, seconds; None: never."""
     for line, episodes, seconds in with_totals(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
             return {
@@ -192,8 +191,10 @@ def trackers(
 
 @contextmanager
 def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]:
-    """Log to Weights & Biases. A resumed run keeps its id, by which W&B joins the parts of an
-    offline run."""
+    """Log to Weights & Biases.
+
+    A resumed run keeps its id, by which W&B joins the parts of an offline run.
+    """
     identity = (
         run_dir / "wandb.id"
     )  # shared by all processes of a run; a new run of the same name gets another
@@ -219,8 +220,10 @@ def _wandb(run_dir: Path, config: dict[str, Any], first: int) -> Iterator[Track]
 
 
 def _start_wandb(settings: dict[str, Any]) -> tuple[Any, str]:
-    """Start wandb's run. Return it and why it is offline: WANDB_MODE, no key, or an unusable
-    server."""
+    """Start wandb's run.
+
+    Return it and why it is offline: WANDB_MODE, no key, or an unusable server.
+    """
     import wandb
 
     quiet = wandb.Settings(silent=True, console="off", init_timeout=30)

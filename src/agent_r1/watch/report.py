@@ -56,8 +56,10 @@ UNDER = {
 
 @dataclass
 class RunFiles:
-    """Hold the files of a run. It may have been interrupted, so only the configuration must
-    exist."""
+    """Hold the files of a run.
+
+    It may have been interrupted, so only the configuration must exist.
+    """
 
     path: Path
     config: JsonObject
@@ -515,8 +517,7 @@ def _svg(figure: Figure) -> Markup:
 
 
 def _data_name(name: str) -> str:
-    """Shorten `agent_r1_recipes.tinymath.questions:rows` or `folder/tinymath.py:rows` to
-    `tinymath`."""
+    """Shorten `agent_r1_recipes.tinymath.questions:rows` to `tinymath`, likewise a file's name."""
     return name.split(":")[0].split("/")[-1].removeprefix("agent_r1_recipes.").split(".")[0]
 
 

@@ -226,8 +226,10 @@ def _collapse(lines: Sequence[Line]) -> list[Sign]:
 
 
 def _leak(lines: Sequence[Line]) -> list[Sign]:
-    """Detect host memory that falls steadily over the last LEAK steps. The run will end when none
-    is left."""
+    """Detect host memory that falls steadily over the last LEAK steps.
+
+    The run will end when none is left.
+    """
     free = [line.get(HOST_FREE) for line in lines[-LEAK:]]
     if len(free) < LEAK or None in free:
         return []

@@ -206,8 +206,10 @@ TOKEN_CSS = """
   color: var(--page); font: 13px/1.4 ui-monospace, Menlo, Consolas, monospace;
   white-space: pre-wrap; }
 """
-"""Styles of the spans. The page sets the colours: --ink --page --read --sampled --up --down --star
---accent."""
+"""Styles of the spans.
+
+The page sets the colours: --ink --page --read --sampled --up --down --star --accent.
+"""
 
 
 ROW_COLUMNS: dict[str, type | tuple[type, ...]] = {

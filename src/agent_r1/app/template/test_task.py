@@ -1,5 +1,7 @@
-"""Let the demonstrator play a few questions in the real environment. Run `python -m pytest` in this
-folder."""
+"""Let the demonstrator play a few questions in the real environment.
+
+Run `python -m pytest` in this folder.
+"""
 
 import json
 from pathlib import Path

@@ -1,0 +1,294 @@
+"""Write the tables of pages that have their figures in a JSON file.
+
+    python -m lab.experiments.logbooks            write every table
+    python -m lab.experiments.logbooks --check    print the tables that differ; exit code 1 if any
+
+In: the records of docs/lab, of lab/experiments and of recipes/browser. Out: the text between
+`<!-- NAME: begin -->` and `<!-- NAME: end -->` in the pages. tests/test_logbooks.py compares them.
+Figures of a page without such marks have no record, so nothing can make them again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from agent_r1.ground.files import write_whole
+from lab.experiments import (
+    against_10d2e0f,
+    agents_learn,
+    discover_controls,
+    growth,
+    pocket,
+    race,
+    ten_seeds,
+)
+from lab.experiments.agents_learn import share
+from lab.experiments.seed_files import read_seeds
+
+ROOT = Path(__file__).parents[2]
+LAB = ROOT / "docs" / "lab"
+BEFORE_AFTER = (
+    "| what | seeds | untrained (after the cold start) | trained | interval or range | command, "
+    "machine | page |\n|---|---|---|---|---|---|---|\n"
+)
+
+
+class Frozen(NamedTuple):
+    """A preset whose seeds follow from the commit that froze it (ten_seeds.py)."""
+
+    what: str
+    algorithm: str
+    episodes: int
+    """Of a step."""
+    questions: int
+    """Of the test."""
+    words: str
+    """After the commit, in the command."""
+    machine: str
+    page: str
+
+
+FROZEN = {
+    "sprint": Frozen(
+        "sprint", "grpo", 128, 500, " --preset sprint",
+        "EPYC, one thread, another run on the other core", "../laptop.md#results",
+    ),
+    "sprint-ppo": Frozen(
+        "sprint", "ppo", 128, 2000,
+        " --preset sprint --algorithm ppo data.test=2000 trainer.eval_samples=1 --only $(seq 0 19)",
+        "EPYC (the last six: Xeon), one thread, two runs at a time", "laptop.md#bad-seeds-of-ppo",
+    ),
+    "smoke": Frozen(
+        "smoke", "grpo", 96, 300, " --preset smoke",
+        "EPYC without AVX-512, two runs at a time", "laptop.md#smoke-on-every-seed",
+    ),
+    "small": Frozen(
+        "small", "grpo", 96, 300, " --preset small --only 0 1 2 3",
+        "machine not recorded", "laptop.md#smoke-on-every-seed",
+    ),
+    "discover": Frozen(
+        "discover", "grpo", 256, 500, " --temperatures",
+        "EPYC, one thread, other work on both cores", "../discover.md",
+    ),
+    "discover-2": Frozen(
+        "discover of commit 723b5b93 (three passages in a result)", "grpo", 256, 500,
+        " --temperatures", "EPYC, one thread, another run on the other core", "../discover.md",
+    ),
+}  # fmt: skip
+"""Name of the record -> what it is of."""
+TUTORIALS = {
+    "questions": ("own questions, each with a text", "your-own-data.md#an-example"),
+    "class": ("a plain class", "your-own-environment.md#1-a-plain-class"),
+    "words": ("an environment without tools", "your-own-environment.md"),
+    "gym": ("a Gymnasium environment", "../../recipes/gym/README.md"),
+    "mcp": ("an MCP server", "../../recipes/mcp/README.md#an-example"),
+}
+"""Task of the rehearsal `tutorials` -> what it is, and its page, from docs/tutorial."""
+
+
+def read(name: str) -> Any:
+    return json.loads((LAB / name).read_text())
+
+
+def mean_and_interval(values: list[float]) -> str:
+    """Format a mean with its 95 % interval over seeds."""
+    low, high = ten_seeds.interval(values).split(" to ")
+    return f"{share(fmean(values))} ({share(float(low))} to {share(float(high))})"
+
+
+# -------------------------------------------------------------------------------- before and after
+
+
+def frozen_row(name: str) -> str:
+    """Return the row of a preset whose seeds follow from a commit."""
+    frozen = FROZEN[name]
+    record = read(f"{name}.json")
+    seeds = list(record["seeds"].values())
+    before = [seed["before"]["greedy"] for seed in seeds]
+    after = [seed["after"]["greedy"] for seed in seeds]
+    [steps] = {seed["steps"]["steps"] for seed in seeds}
+    episodes = f"{steps} steps ({steps * frozen.episodes:,} episodes)"
+    bounds = mean_and_interval(after).split("(")[1].removesuffix(")")
+    command = f"python -m lab.experiments.ten_seeds {record['commit']}{frozen.words}"
+    return (
+        f"| {frozen.what}, {frozen.algorithm}, {episodes} | {len(seeds)} hashes | "
+        f"{share(fmean(before))} | {share(fmean(after))} | {bounds} over seeds; worst "
+        f"{share(min(after))} | `{command}`, {frozen.machine} | [page]({frozen.page}) |"
+    )
+
+
+def pocket_row() -> str:
+    """Return the row of the pretrained model."""
+    seeds = list(read_seeds(pocket.FILE).values())
+    before = ", ".join(share(seed["before"]["em"]) for seed in seeds)
+    after = [seed["after"]["em"] for seed in seeds]
+    interval = mean_and_interval(after)
+    mean, bounds = interval.split(" (")
+    return (
+        f"| pocket (SmolLM2-135M), grpo | 0 to {len(seeds) - 1} | {before} (100 questions) | "
+        f"{', '.join(map(share, after))} (500) | mean {mean}, {bounds.removesuffix(')')} over "
+        "seeds | `agent-r1 train grpo --preset pocket --seed 0 trainer.threads=1` and the others, "
+        "`python -m lab.experiments.pocket`, Xeon: 97 to 115 min a seed for warm start and RL, a "
+        "run a core | [pocket](../../recipes/pocket/README.md) |"
+    )
+
+
+def agent_rows() -> list[str]:
+    """Return a row for each agent that learns TinyHop, ours and two with other libraries."""
+    seeds = read_seeds(agents_learn.FILE)
+    page = "[gateway](../../recipes/gateway/README.md#what-to-expect)"
+    rows = []
+    for arm in agents_learn.arms_of(Path()):
+        after = ", ".join(share(results[arm]["em"]) for results in seeds.values())
+        rows.append(
+            f"| sprint, 20 steps (2,560 episodes), agent: {arm} | {', '.join(seeds)} | | {after} | "
+            "500 questions a seed | `python -m lab.experiments.agents_learn 0 1 2`, EPYC, busy | "
+            f"{page} |"
+        )
+    return rows
+
+
+def browser_row() -> str:
+    """Return the row of the runs in a web page."""
+    runs = json.loads((ROOT / "recipes" / "browser" / "measured.json").read_text())
+    scores = [run["em_greedy"] for name, run in runs.items() if name.startswith("healthy/")]
+    return (
+        f"| the trainer of a web page, 20 steps | 1 to {len(scores)} | .362 | "
+        f"{share(fmean(scores))} | {share(min(scores))} to {share(max(scores))}; 500 questions | "
+        "`python -m agent_r1_recipes.browser.measure`, machines as on the page | "
+        "[browser](../../recipes/browser/README.md) |"
+    )
+
+
+def tutorial_rows() -> list[str]:
+    """Return a row for each tutorial that a rehearsal trains."""
+    figures = read("long/tutorials.json")["figures"]
+    rows = []
+    for name, (title, page) in TUTORIALS.items():
+        before, after = figures[f"{name}_before"], figures[f"{name}_after"]
+        link = page if page.startswith("../..") else f"../tutorial/{page}"
+        rows.append(
+            f"| tutorial: {title} | three | {share(before)} | {share(after)} | mean test score, "
+            "sampled at temperature 1 | `python -m lab.rehearsals tutorials`, Xeon | "
+            f"[page]({link}) |"
+        )
+    return rows
+
+
+def before_after() -> str:
+    """Return the rows of experiments.md that have a record."""
+    rows = [*map(frozen_row, FROZEN), pocket_row(), *agent_rows(), browser_row()]
+    return BEFORE_AFTER + "\n".join([*rows, *tutorial_rows()])
+
+
+def leaderboard() -> str:
+    """Return the rows of today's presets: mean, least and greatest over seeds."""
+    lines = ["| preset, algorithm | seeds | n | test EM before | after: mean (least to greatest) |"]
+    lines[0] += " settings frozen at |"
+    lines.append("|---|---|---|---|---|---|")
+    for name, frozen in FROZEN.items():
+        record = read(f"{name}.json")
+        seeds = list(record["seeds"].values())
+        after = [seed["after"]["greedy"] for seed in seeds]
+        before = fmean(seed["before"]["greedy"] for seed in seeds)
+        lines.append(
+            f"| {frozen.what}, {frozen.algorithm} | {len(seeds)} | {frozen.questions:,} | "
+            f"{share(before)} | "
+            f"{share(fmean(after))} ({share(min(after))} to {share(max(after))}) | "
+            f"[{record['commit'][:8]}]({name}.json) |"
+        )
+    return "\n".join(lines)
+
+
+# -------------------------------------------------------------------------------------- discover
+
+
+def conditions(kind: str, title: str, numbers: tuple[int, ...]) -> str:
+    """Return how the ten seeds of discover fare in worlds that training did not have."""
+    seeds = list(read("discover.json")["seeds"].values())
+    lines = [f"| {title} | {' | '.join(map(str, numbers))} |", "|---" * (len(numbers) + 1) + "|"]
+    scores: dict[str, list[list[float]]] = {}
+    for when in ("before", "after"):
+        scores[when] = [
+            [seed[when]["conditions"][f"{kind} {number}"] for seed in seeds] for number in numbers
+        ]
+        cells = " | ".join(map(mean_and_interval, scores[when]))
+        lines.append(f"| EM {when} RL, mean (95 % across seeds) | {cells} |")
+    worst = " | ".join(share(min(values)) for values in scores["after"])
+    return "\n".join([*lines, f"| worst seed | {worst} |"])
+
+
+# --------------------------------------------------------------------------------------- the pages
+
+
+def growth_table(factor: str) -> str:
+    return growth.tables(ROOT / "lab" / "experiments" / "growth.jsonl")[factor]
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/discover.md": {
+        "discover-controls.json": lambda: discover_controls.table(
+            read_seeds(discover_controls.FILE)
+        ),
+        "discover.json, passages": lambda: conditions(
+            "passages", "passages in every result", (2, 3, 4, 6)
+        ),
+        "discover.json, hops": lambda: conditions("hops", "hops", (4, 5)),
+    },
+    "docs/lab/estimators.md": {
+        f"race/{preset}.json": lambda preset=preset: race.table(read(f"race/{preset}.json"))
+        for preset in ("small", "laptop", "tinyquest")
+    },
+    "docs/lab/experiments.md": {"records": before_after},
+    "docs/lab/growth.md": {
+        f"growth.jsonl, {factor}": lambda factor=factor: growth_table(factor)
+        for factor in growth.FACTORS
+    },
+    "docs/lab/laptop.md": {
+        "sprint.json": lambda: ten_seeds.table(read_seeds(LAB / "sprint.json")),
+        "10d2e0f.json": against_10d2e0f.table,
+        "smoke.json": lambda: ten_seeds.table(read_seeds(LAB / "smoke.json")),
+    },
+    "docs/lab/leaderboard.md": {"records": leaderboard},
+    "recipes/gateway/README.md": {
+        "agents_learn.json": lambda: agents_learn.table(read_seeds(agents_learn.FILE))
+    },
+}
+"""Page -> name of a pair of marks -> what makes the text between them."""
+
+
+def fill(text: str, name: str, table: str) -> str:
+    """Put a table between its marks. Raise ValueError if the page has them not exactly once."""
+    begin, end = f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+    before, first, rest = text.partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last) or begin in rest or end in after:
+        raise ValueError(f"the page must have `{begin.strip()}` and `{end.strip()}` once")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def page_of(page: str) -> str:
+    """Return a page's text with the tables of today's records."""
+    text = (ROOT / page).read_text()
+    for name, table in TABLES[page].items():
+        text = fill(text, name, table())
+    return text
+
+
+def main(words: list[str]) -> int:
+    """Write the pages, or print the names of those that differ."""
+    stale = [page for page in TABLES if page_of(page) != (ROOT / page).read_text()]
+    for page in stale:
+        print(page)
+        if words != ["--check"]:
+            write_whole(ROOT / page, page_of(page))
+    return int(bool(stale) and words == ["--check"])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
