@@ -75,6 +75,10 @@ FROZEN = {
         "discover", "grpo", 256, 500, " --temperatures",
         "EPYC, one thread, other work on both cores", "../discover.md",
     ),
+    "discover-3": Frozen(
+        "discover of commit 891798ba (100 steps)", "grpo", 256, 500, " --temperatures",
+        "EPYC, one thread, other work on both cores", "../discover.md",
+    ),
     "discover-2": Frozen(
         "discover of commit 723b5b93 (three passages in a result)", "grpo", 256, 500,
         " --temperatures", "EPYC, one thread, another run on the other core", "../discover.md",
