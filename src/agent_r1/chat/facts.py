@@ -145,7 +145,7 @@ class Study:
         The sampled ids stay: only what follows the turn is used. So stand-ins serve as arguments,
         because a template may fail at odd ones.
         """
-        names = [self.template.hidden.sub("", name) for name in names]
+        names = [self.template.plain_name(name) for name in names]
         arguments = arguments or {"value": TURN}
         content, as_text = self._form
         if content:  # a template that writes no calls: the content stands for the turn
