@@ -13,6 +13,7 @@ turn.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -106,13 +107,36 @@ class Call:
     ignored_names: list[str] = field(default_factory=list)
 
 
+def read_json(body: bytes) -> Any:
+    """Read a body. Raise ValueError for what has no one meaning: a repeated key, NaN, Infinity."""
+    return json.loads(
+        body, object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_finite
+    )
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of a JSON parser's pairs. Raise ValueError for a key that is there twice."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("duplicate keys")
+    return dict(pairs)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
 def read_call(body: bytes) -> Call:
     """Read a request's body. Raise Refusal for anything that would not be honoured."""
     try:
-        values = json.loads(body)
+        values = read_json(body)
         values = Fields(values) if isinstance(values, dict) else None
     except (ValueError, RecursionError):
-        raise Refusal("the body is not valid JSON, or too deep") from None
+        raise Refusal(
+            "the body is not valid JSON, or too deep, or it has a key twice, NaN or Infinity"
+        ) from None
     if values is None:
         raise Refusal("the body is not a JSON object")
     if len(values) > MOST_FIELDS:

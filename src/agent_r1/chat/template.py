@@ -40,11 +40,12 @@ Tools = Sequence[dict[str, Any]] | None
 Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
-SCHEMA_WORDS = frozenset(
-    "type function name description parameters properties required items enum default title format "
-    "string number integer boolean object array null anyOf allOf oneOf additionalProperties "
-    "nullable const return strict".split()
-)
+SCHEMA_WORDS = {
+    "type", "function", "name", "description", "parameters", "properties", "required", "items",
+    "enum", "default", "title", "format", "string", "number", "integer", "boolean", "object",
+    "array", "null", "anyOf", "allOf", "oneOf", "additionalProperties", "nullable", "const",
+    "return", "strict",
+}  # fmt: skip
 """Words of a tool's schema by which templates decide what to write."""
 OUR_SOURCES: set[str] = set()
 """Templates that came with this project (`tokenizer.py`). Any other is a stranger's program, and is
