@@ -73,6 +73,8 @@ MOST_NAME = 200
 """Letters of a name: of the model, a tool, a stop string."""
 MOST_STOPS = 16
 MOST_TOOLS = 1000
+MOST_VALUES = 100_000
+"""Texts, numbers, lists and objects of a body. Half a million hold the event loop for seconds."""
 
 
 class Refusal(Exception):
@@ -108,10 +110,22 @@ class Call:
 
 
 def read_json(body: bytes) -> Any:
-    """Read a body. Raise ValueError for what has no one meaning: a repeated key, NaN, Infinity."""
-    return json.loads(
+    """Read a body with one meaning: no key twice, no NaN, no Infinity. Raise ValueError."""
+    value = json.loads(
         body, object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_finite
     )
+    waiting = [value]
+    count = 0
+    while waiting:
+        value_inside = waiting.pop()
+        count += 1
+        if isinstance(value_inside, dict):
+            waiting.extend(value_inside.values())
+        elif isinstance(value_inside, list):
+            waiting.extend(value_inside)
+        if count + len(waiting) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
+    return value
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -135,7 +149,8 @@ def read_call(body: bytes) -> Call:
         values = Fields(values) if isinstance(values, dict) else None
     except (ValueError, RecursionError):
         raise Refusal(
-            "the body is not valid JSON, or too deep, or it has a key twice, NaN or Infinity"
+            "the body is not valid JSON, or it is too deep, or it has a key twice, NaN, Infinity "
+            f"or more than {MOST_VALUES} values"
         ) from None
     if values is None:
         raise Refusal("the body is not a JSON object")

@@ -103,8 +103,17 @@ AMBIGUOUS = [
 
 @pytest.mark.parametrize("text", AMBIGUOUS)
 def test_what_has_no_one_meaning_is_refused(text):
-    with pytest.raises(Refusal, match="a key twice, NaN or Infinity"):
+    with pytest.raises(Refusal, match="a key twice, NaN, Infinity"):
         read_call(text)
+
+
+def test_a_body_of_many_small_values_is_refused():
+    """Each is an object of Python, and the loop that makes it is the sampler's."""
+    messages = [{"role": "user", "content": ""}]
+    assert read_call(body(messages=messages * 30_000)).messages
+    for more in ({"messages": messages * 34_000}, {"metadata": {str(n): n for n in range(10**5)}}):
+        with pytest.raises(Refusal, match="more than 100000 values"):
+            read_call(body(**more))
 
 
 def test_fields_that_a_client_made_up_are_few_metrics():
