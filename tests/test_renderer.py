@@ -112,6 +112,24 @@ def test_a_template_is_started_once_and_again_after_its_end():
     assert second is not first and second.render(messages=MESSAGES) == "4"
 
 
+def test_a_template_that_ends_its_processes_is_given_up():
+    """Each of a dozen renderings would cost the seconds that a template may take."""
+    template = "{% for a in range(9**9) %}{% endfor %}"
+    started = set()
+    for _ in range(renderer.MOST_ENDS):
+        process = renderer.renderer_of(template, NOW)
+        started.add(process)
+        process._process.kill()
+        with pytest.raises(RenderError, match="its process ended: "):
+            process.render(messages=[])
+    for _ in range(3):
+        process = renderer.renderer_of(template, NOW)
+        with pytest.raises(RenderError, match="its process ended 3 times"):
+            process.render(messages=[])
+        assert process in started and not process.only_copies()
+    assert len(started) == renderer.MOST_ENDS
+
+
 def test_a_child_process_starts_its_own():
     """Two processes that read one pipe would take each other's answers."""
     first = renderer_of("{{ messages[0].content }}", NOW)

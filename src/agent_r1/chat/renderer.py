@@ -30,6 +30,9 @@ MEMORY_BYTES = 2**30
 """Memory of the process. Python with jinja2 takes some 30 MB."""
 TEXT_BYTES = 2**24
 """Longest answer. A context of a million tokens has some 4 MB."""
+MOST_ENDS = 3
+"""Processes of one template that may break a limit. A model's template is rendered a dozen times
+when it is opened, and each time would cost its seconds."""
 MOST_PROCESSES = 4
 """Processes that are kept. A run needs one, a comparison of two models two."""
 
@@ -41,7 +44,9 @@ class RenderError(Exception):
 class Renderer:
     """A process that renders one template."""
 
-    def __init__(self, template: str, now: datetime):
+    def __init__(self, template: str, now: datetime, ends: int = 0):
+        """`ends`: how many processes of this template have ended before."""
+        self.ends = ends
         self._lock = threading.Lock()
         self._owner = os.getpid()
         files = (jinja2.__file__, markupsafe.__file__)
@@ -64,6 +69,11 @@ class Renderer:
                 "bytes": MEMORY_BYTES,
             }
         )
+
+    @property
+    def is_given_up(self) -> bool:
+        """Return whether no further process of this template is started."""
+        return self.ends >= MOST_ENDS
 
     @property
     def is_usable(self) -> bool:
@@ -94,10 +104,13 @@ class Renderer:
 
     def _ask(self, request: Any) -> dict[str, Any]:
         with self._lock:
+            if self.is_given_up:
+                raise RenderError(f"its process ended {self.ends} times")
             try:
                 self._send(request)
                 answer = json.loads(self._read_line())
             except (OSError, ValueError) as error:
+                self.ends += 1
                 self.close()
                 raise RenderError(f"its process ended: {error}") from None
         if "error" in answer:
@@ -139,8 +152,10 @@ def renderer_of(template: str, now: datetime) -> Renderer:
     key = (template, now)
     with _LOCK:
         renderer = _RENDERERS.pop(key, None)
-        if renderer is None or not renderer.is_usable:
+        if renderer is None:
             renderer = Renderer(template, now)
+        elif not renderer.is_usable and not renderer.is_given_up:
+            renderer = Renderer(template, now, renderer.ends)
         _RENDERERS[key] = renderer
         while len(_RENDERERS) > MOST_PROCESSES:
             _, oldest = _RENDERERS.popitem(last=False)
