@@ -45,7 +45,7 @@ class Renderer:
     """A process that renders one template."""
 
     def __init__(self, template: str, now: datetime, ends: int = 0):
-        """`ends`: how many processes of this template have ended before."""
+        """Start it. `ends`: how many processes of this template have ended before."""
         self.ends = ends
         self._lock = threading.Lock()
         self._owner = os.getpid()
