@@ -195,7 +195,7 @@ class Template:
         return self._fill_skeleton(messages, tools, tuple(map(self.plain_name, names)))
 
     def plain_name(self, name: Any) -> str:
-        """Return the name of a call without control tokens: a model or a file made it up."""
+        """Return a call's name without control tokens: a model may have made it up."""
         name = str(name)
         if self.hidden.search(name):
             # To cut a token out could join the rest to another token.
