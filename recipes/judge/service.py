@@ -182,7 +182,7 @@ CONTROL = re.compile(r"<(?=[|｜/]?\w[^<>\s]*>|[|｜])|\[(?=/?[A-Za-z_]+\])")
 
 
 def break_control_tokens(text: str) -> str:
-    """Put a blank into each sign of a control token, so that no server reads it."""
+    """Put a blank into each sign of a control token: servers read them."""
     return CONTROL.sub(r"\g<0> ", text)
 
 
