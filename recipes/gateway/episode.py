@@ -40,7 +40,7 @@ from agent_r1_recipes.gateway.wire import (
     Turn,
     answer_body,
     read_call,
-    read_json,
+    parse_body,
     usage_of,
 )
 
@@ -255,7 +255,7 @@ class GatewayEpisode:
         if self.over:
             raise Refusal("this episode is over", 401, "episode_over")
         try:
-            arguments = read_json(body)
+            arguments = parse_body(body)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
@@ -286,7 +286,7 @@ class GatewayEpisode:
             self.events["refused_reward"] += 1
             raise Refusal("wrong reward key", 401, "wrong_key")
         try:
-            value = read_json(request.body)["reward"]
+            value = parse_body(request.body)["reward"]
         except (ValueError, RecursionError, KeyError, TypeError):
             value = None
         self.set_reward(value)

@@ -109,7 +109,7 @@ class Call:
     ignored_names: list[str] = field(default_factory=list)
 
 
-def read_json(body: bytes) -> Any:
+def parse_body(body: bytes) -> Any:
     """Read a body with one meaning: no key twice, no NaN, no Infinity. Raise ValueError."""
     value = json.loads(
         body, object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_finite
@@ -145,7 +145,7 @@ def _finite(text: str) -> float:
 def read_call(body: bytes) -> Call:
     """Read a request's body. Raise Refusal for anything that would not be honoured."""
     try:
-        values = read_json(body)
+        values = parse_body(body)
         values = Fields(values) if isinstance(values, dict) else None
     except (ValueError, RecursionError):
         raise Refusal(
