@@ -114,20 +114,17 @@ def test_a_template_is_started_once_and_again_after_its_end():
 
 def test_a_template_that_ends_its_processes_is_given_up():
     """Each of a dozen renderings would cost the seconds that a template may take."""
-    template = "{% for a in range(9**9) %}{% endfor %}"
-    started = set()
+    template = "{{ messages | length }} given up"
     for _ in range(renderer.MOST_ENDS):
-        process = renderer.renderer_of(template, NOW)
-        started.add(process)
+        process = renderer_of(template, NOW)
         process._process.kill()
         with pytest.raises(RenderError, match="its process ended: "):
             process.render(messages=[])
     for _ in range(3):
-        process = renderer.renderer_of(template, NOW)
         with pytest.raises(RenderError, match="its process ended 3 times"):
-            process.render(messages=[])
-        assert process in started and not process.only_copies()
-    assert len(started) == renderer.MOST_ENDS
+            renderer_of(template, NOW).render(messages=[])
+    assert not renderer_of(template, NOW).only_copies()
+    assert renderer_of("{{ messages | length }} others", NOW).render(messages=[]) == "0 others"
 
 
 def test_a_child_process_starts_its_own():

@@ -39,8 +39,8 @@ from agent_r1_recipes.gateway.wire import (
     Refusal,
     Turn,
     answer_body,
-    read_call,
     parse_body,
+    read_call,
     usage_of,
 )
 

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.guard import GuardedTemplate
 from agent_r1.chat.template import (
     KNOWN_FACTS,
     TURN,
@@ -45,8 +46,8 @@ def study(template: Template) -> Study:
 def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
     """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
     if getattr(tokenizer, "chat_template", None):
-        study(Template(tokenizer, control_tokens(tokenizer)))
-    return ChatFormat(tokenizer, end_ids)
+        study(GuardedTemplate(tokenizer, control_tokens(tokenizer)))
+    return ChatFormat(tokenizer, end_ids, GuardedTemplate)
 
 
 def check_tools(template: Template) -> None:
@@ -145,7 +146,7 @@ class Study:
         The sampled ids stay: only what follows the turn is used. So stand-ins serve as arguments,
         because a template may fail at odd ones.
         """
-        names = [self.template.plain_name(name) for name in names]
+        names = [self.template.hidden.sub("", name) for name in names]
         arguments = arguments or {"value": TURN}
         content, as_text = self._form
         if content:  # a template that writes no calls: the content stands for the turn

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -44,9 +44,7 @@ class RenderError(Exception):
 class Renderer:
     """A process that renders one template."""
 
-    def __init__(self, template: str, now: datetime, ends: int = 0):
-        """Start it. `ends`: how many processes of this template have ended before."""
-        self.ends = ends
+    def __init__(self, template: str, now: datetime):
         self._lock = threading.Lock()
         self._owner = os.getpid()
         files = (jinja2.__file__, markupsafe.__file__)
@@ -61,19 +59,9 @@ class Renderer:
             env={},
             cwd="/",
         )
-        self._send(
-            {
-                "template": template,
-                "now": now.isoformat(),
-                "seconds": RENDER_S,
-                "bytes": MEMORY_BYTES,
-            }
-        )
-
-    @property
-    def is_given_up(self) -> bool:
-        """Return whether no further process of this template is started."""
-        return self.ends >= MOST_ENDS
+        self._template = template
+        first: dict[str, Any] = {"template": template, "now": now.isoformat()}
+        self._send(first | {"seconds": RENDER_S, "bytes": MEMORY_BYTES})
 
     @property
     def is_usable(self) -> bool:
@@ -104,14 +92,14 @@ class Renderer:
 
     def _ask(self, request: Any) -> dict[str, Any]:
         with self._lock:
-            if self.is_given_up:
-                raise RenderError(f"its process ended {self.ends} times")
+            if _ENDS[self._template] >= MOST_ENDS:
+                raise RenderError(f"its process ended {MOST_ENDS} times")
             try:
                 self._send(request)
                 answer = json.loads(self._read_line())
             except (OSError, ValueError) as error:
-                self.ends += 1
                 self.close()
+                _ENDS[self._template] += 1
                 raise RenderError(f"its process ended: {error}") from None
         if "error" in answer:
             raise RenderError(f"{answer['error']}: {answer['why']}")
@@ -144,6 +132,8 @@ class Renderer:
 
 
 _RENDERERS: OrderedDict[tuple[str, datetime], Renderer] = OrderedDict()
+_ENDS: Counter[str] = Counter()
+"""Template -> how many of its processes ended."""
 _LOCK = threading.Lock()
 
 
@@ -152,10 +142,8 @@ def renderer_of(template: str, now: datetime) -> Renderer:
     key = (template, now)
     with _LOCK:
         renderer = _RENDERERS.pop(key, None)
-        if renderer is None:
+        if renderer is None or not renderer.is_usable:
             renderer = Renderer(template, now)
-        elif not renderer.is_usable and not renderer.is_given_up:
-            renderer = Renderer(template, now, renderer.ends)
         _RENDERERS[key] = renderer
         while len(_RENDERERS) > MOST_PROCESSES:
             _, oldest = _RENDERERS.popitem(last=False)

@@ -24,7 +24,7 @@ from typing import Any
 
 from agent_r1.chat.renderer import RenderError, renderer_of
 from agent_r1.core import Message
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.errors import ConfigError, first_line
 
 # A placeholder is a number between two private-use characters, which no chat template has.
 _OPEN = "\ue0f0"
@@ -40,13 +40,6 @@ Tools = Sequence[dict[str, Any]] | None
 Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
-SCHEMA_WORDS = {
-    "type", "function", "name", "description", "parameters", "properties", "required", "items",
-    "enum", "default", "title", "format", "string", "number", "integer", "boolean", "object",
-    "array", "null", "anyOf", "allOf", "oneOf", "additionalProperties", "nullable", "const",
-    "return", "strict",
-}  # fmt: skip
-"""Words of a tool's schema by which templates decide what to write."""
 OUR_SOURCES: set[str] = set()
 """Templates that came with this project (`tokenizer.py`). Any other is a stranger's program, and is
 rendered in a process of its own (`renderer.py`)."""
@@ -192,22 +185,11 @@ class Template:
         if not (self.facts.record and _have_results(messages)):
             return self._fill_skeleton(messages, tools, ())
         names = [name or "unknown" for name in calls] or [m.get("name", "tool") for m in messages]
-        return self._fill_skeleton(messages, tools, tuple(map(self.plain_name, names)))
-
-    def plain_name(self, name: Any) -> str:
-        """Return a call's name without control tokens: a model may have made it up."""
-        name = str(name)
-        if self.hidden.search(name):
-            # To cut a token out could join the rest to another token.
-            name = re.sub(r"[^\w.-]", "-", name)
-        return "unknown" if self.hidden.search(name) else name
+        return self._fill_skeleton(messages, tools, tuple(names))
 
     def _fill_skeleton(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
         contents = [_text_of(message) for message in messages]
         roles = tuple(message["role"] for message in messages)
-        self._check_roles(roles)
-        # Without other keys: what a template prints of them would be the template's own text.
-        messages = [{"role": role, "content": ""} for role in roles]
         key = (roles, json.dumps(tools) if tools else None, calls)
         if key not in self._skeletons:
             self._skeletons[key] = self._shape(messages, tools, calls)
@@ -231,16 +213,6 @@ class Template:
             return plain_copy
         return hidden_parts, texts
 
-    def _check_roles(self, roles: tuple[str, ...]) -> None:
-        """Raise ConfigError for a role that spells a control token: templates print roles."""
-        for role in roles:
-            if self.hidden.search(role):
-                raise ConfigError(
-                    f"a message has the role {role[:40]!r}, which spells a control token of "
-                    f"{self.model}; use a role such as system, user, assistant or tool",
-                    code="template_role",
-                )
-
     def _hide(self, text: str, texts: list[str]) -> str:
         """Replace each control token or tag by a placeholder, and append it to `texts`."""
 
@@ -255,39 +227,7 @@ class Template:
         texts: list[str] = []
         if not tools:
             return None, texts
-        # In the decoded texts: as JSON, `<|"|>` has backslashes, and would not be found.
-        return _map_texts(tools, lambda text: self._hide(text, texts)), texts
-
-    def _check_tools(self, messages: list[Message], tools: Tools, calls: Calls, parts: Any) -> None:
-        """Raise ConfigError if a template makes control tokens, or tags, of a tool's words.
-
-        Templates write `<` and `>` around the name of a parameter, or a type in capitals. So
-        `parts` are compared with those of a twin, in which numbers stand for all words but those
-        of JSON schemas.
-        """
-        numbers: dict[str, str] = {}
-
-        def number_of(text: str) -> str:
-            is_ours = not text or text in SCHEMA_WORDS
-            return text if is_ours else numbers.setdefault(text, f"-{len(numbers)}-")
-
-        for twin in (_map_texts(tools, number_of), _map_texts(tools, number_of, keys=False)):
-            with contextlib.suppress(ConfigError):  # a template may need a parameter's name
-                if self._signs(self._parts(messages, twin, calls)) == self._signs(parts):
-                    return
-                raise AgentR1Error(
-                    f"the chat template of {self.model} makes a control token or a tag of its own "
-                    "of a tool's words; rename the tool and its parameters, or leave it out of "
-                    "env.tools",
-                    code="template_reads_tool",
-                )
-
-    def _signs(self, parts: list[int | str]) -> list[int | str]:
-        """Return the control tokens of rendered parts, and the tags of the template."""
-        signs: list[int | str] = []
-        for part in parts:
-            signs += [part] if isinstance(part, int) else self.guard_pattern.findall(part)
-        return signs
+        return json.loads(self._hide(json.dumps(tools, ensure_ascii=False), texts)), texts
 
     def _shape(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
         """Return the skeleton with a placeholder for each content. The tools' come first.
@@ -300,8 +240,6 @@ class Template:
         for message, mark in zip(messages, marks, strict=True):
             if not any(mark in part for part in parts if isinstance(part, str)):
                 raise self.drops(message["role"])
-        if tools:
-            self._check_tools(_with(messages, marks), tools, calls, parts)
         return parts, texts
 
     def drops(self, role: str) -> ConfigError:
@@ -365,20 +303,6 @@ def _text_of(message: Message) -> str:
 def _have_results(messages: list[Message]) -> bool:
     """Return whether a message is a tool's result. Some dialects name its author as the role."""
     return any(m["role"] not in ("system", "user", "assistant") for m in messages)
-
-
-def _map_texts(value: Any, change: Callable[[str], str], keys: bool = True) -> Any:
-    """Change all texts of a JSON value, `keys` included."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, dict):
-        changed: dict[str, Any] = {}
-        for key, entry in value.items():
-            changed[change(str(key)) if keys else str(key)] = _map_texts(entry, change, keys)
-        return changed
-    if isinstance(value, list | tuple):
-        return [_map_texts(entry, change, keys) for entry in value]
-    return value
 
 
 def _with(messages: list[Message], contents: list[str]) -> list[Message]:
