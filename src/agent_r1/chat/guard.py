@@ -49,7 +49,7 @@ class GuardedTemplate(Template):
         return "unknown" if self.hidden.search(name) else name
 
     def _fill_skeleton(self, messages: list[Message], tools: Tools, calls: Calls) -> Skeleton:
-        """Refuse a role that spells a control token, and pass no other key of a message on.
+        """Refuse a role that spells a control token; pass on no other key.
 
         What a template prints of such a key would be the template's own text.
         """
@@ -86,7 +86,7 @@ class GuardedTemplate(Template):
     def _check_tools(
         self, messages: list[Message], tools: Tools, calls: Calls, parts: list[int | str]
     ) -> None:
-        """Raise AgentR1Error if the template makes a control token, or a tag, of a tool's words.
+        """Raise AgentR1Error if a tool's words become a control token or a tag.
 
         Templates write `<` and `>` around the name of a parameter, or a type in capitals. So
         `parts` are compared with those of a twin, in which numbers stand for all words but those

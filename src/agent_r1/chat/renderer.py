@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -92,15 +92,15 @@ class Renderer:
 
     def _ask(self, request: Any) -> dict[str, Any]:
         with self._lock:
-            if _ENDS[self._template] >= MOST_ENDS:
-                raise RenderError(f"its process ended {MOST_ENDS} times")
+            if len(_ENDS[self._template]) >= MOST_ENDS:
+                raise RenderError(_ENDS[self._template][-1])
             try:
                 self._send(request)
                 answer = json.loads(self._read_line())
             except (OSError, ValueError) as error:
                 self.close()
-                _ENDS[self._template] += 1
-                raise RenderError(f"its process ended: {error}") from None
+                _ENDS[self._template].append(f"its process ended: {error}")
+                raise RenderError(_ENDS[self._template][-1]) from None
         if "error" in answer:
             raise RenderError(f"{answer['error']}: {answer['why']}")
         return answer
@@ -132,8 +132,8 @@ class Renderer:
 
 
 _RENDERERS: OrderedDict[tuple[str, datetime], Renderer] = OrderedDict()
-_ENDS: Counter[str] = Counter()
-"""Template -> how many of its processes ended."""
+_ENDS: defaultdict[str, list[str]] = defaultdict(list)
+"""Template -> why its processes ended."""
 _LOCK = threading.Lock()
 
 
