@@ -112,6 +112,23 @@ def test_a_template_is_started_once_and_again_after_its_end():
     assert second is not first and second.render(messages=MESSAGES) == "4"
 
 
+def test_a_template_that_ends_its_processes_is_given_up():
+    """Each of a dozen renderings would cost the seconds that a template may take."""
+    template = "{{ messages | length }} given up"
+    for _ in range(renderer.MOST_ENDS):
+        process = renderer_of(template, NOW)
+        process._process.kill()
+        with pytest.raises(RenderError, match="its process ended: "):
+            process.render(messages=[])
+    for _ in range(3):
+        process = renderer_of(template, NOW)
+        with pytest.raises(RenderError, match="its process ended: "):
+            process.render(messages=[])
+        assert process.is_usable, "it was not asked"
+    assert not renderer_of(template, NOW).only_copies()
+    assert renderer_of("{{ messages | length }} others", NOW).render(messages=[]) == "0 others"
+
+
 def test_a_child_process_starts_its_own():
     """Two processes that read one pipe would take each other's answers."""
     first = renderer_of("{{ messages[0].content }}", NOW)

@@ -35,7 +35,15 @@ from agent_r1 import (
 )
 from agent_r1_recipes.gateway.matching import Answer, Conversations, prompt_of
 from agent_r1_recipes.gateway.server import Reply, Request
-from agent_r1_recipes.gateway.wire import Call, Refusal, Turn, answer_body, read_call, usage_of
+from agent_r1_recipes.gateway.wire import (
+    Call,
+    Refusal,
+    Turn,
+    answer_body,
+    parse_body,
+    read_call,
+    usage_of,
+)
 
 
 class GatewayEpisode:
@@ -250,11 +258,11 @@ class GatewayEpisode:
         if self.over:
             raise Refusal("this episode is over", 401, "episode_over")
         try:
-            arguments = json.loads(body)
+            arguments = parse_body(body)
         except (ValueError, RecursionError):
             arguments = None
         if not isinstance(arguments, dict):
-            raise Refusal("the body must be a JSON object, the tool's arguments")
+            raise Refusal("the body must be a JSON object, the tool's arguments, each key once")
         [result] = await self.env.execute([ToolCall(name, arguments)])
         return Reply.of({"content": result.content, "ok": result.ok})
 
@@ -281,7 +289,7 @@ class GatewayEpisode:
             self.events["refused_reward"] += 1
             raise Refusal("wrong reward key", 401, "wrong_key")
         try:
-            value = json.loads(request.body)["reward"]
+            value = parse_body(request.body)["reward"]
         except (ValueError, RecursionError, KeyError, TypeError):
             value = None
         self.set_reward(value)

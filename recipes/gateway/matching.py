@@ -30,7 +30,7 @@ from typing import Any
 
 from agent_r1 import ChatFormat, Generation, Message, Observation, Step
 from agent_r1_recipes.gateway.server import Request
-from agent_r1_recipes.gateway.wire import Turn
+from agent_r1_recipes.gateway.wire import Turn, unique_keys
 
 
 @dataclass(eq=False)
@@ -306,7 +306,7 @@ def canonical(arguments: str) -> str:
     Duplicate keys have no one meaning, so such arguments only match their own text.
     """
     try:
-        value = json.loads(arguments, object_pairs_hook=_without_duplicates)
+        value = json.loads(arguments, object_pairs_hook=unique_keys)
     except (ValueError, RecursionError):
         return f"not JSON: {arguments}"
     return canonical_value(value)
@@ -314,12 +314,6 @@ def canonical(arguments: str) -> str:
 
 def canonical_value(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({key for key, _ in pairs}) < len(pairs):
-        raise ValueError("duplicate keys")
-    return dict(pairs)
 
 
 def _records(turn: Turn) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -33,6 +34,12 @@ ANSWER_S = 300.0
 """For a client to read an answer."""
 LINGER_S = 1.0
 """After a refusal, while the rest of what was refused is thrown away unread."""
+MAX_CHUNKS = 100_000
+"""Of a chunked body; each costs the event loop some microseconds."""
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([^\x00-\x08\x0a-\x1f\x7f]*)")
+"""A line of the headers. No blank stands before its name, where old servers read a second line."""
+ONCE = ("host", "content-length", "transfer-encoding", "authorization")
+"""Headers of which two lines could be understood in two ways."""
 REASONS = {
     200: "OK",
     400: "Bad Request",
@@ -202,7 +209,9 @@ async def _read(
 
     Raise ValueError if it is malformed, and TimeoutError if it is late.
     """
-    method, path, _ = head.decode("ascii").split(" ", 2)
+    method, path, version = head.decode("ascii").split(" ", 2)
+    if version.strip() not in ("HTTP/1.1", "HTTP/1.0"):
+        raise ValueError("another version of HTTP")
     async with asyncio.timeout(HEADERS_S):
         headers = await _read_headers(reader)
     request = Request(method, path, headers, b"", reader)
@@ -221,36 +230,49 @@ async def _read(
 async def _read_headers(reader: asyncio.StreamReader) -> dict[str, str]:
     headers: dict[str, str] = {}
     for _ in range(MAX_HEADERS + 1):  # lines: one name a thousand times is one header
-        line = (await reader.readline()).strip()
+        line = (await reader.readline()).removesuffix(b"\n").removesuffix(b"\r")
         if not line:
             return headers
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
+        match = HEADER.fullmatch(line)
+        if match is None:
+            raise ValueError("not a header")
+        name = match[1].decode("ascii").lower()
+        if name in ONCE and name in headers:
+            raise ValueError("a header twice")
+        headers[name] = match[2].decode("latin-1").strip()
     raise ValueError("too many headers")
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:
     length = headers.get("content-length")
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        if length is not None:
-            raise ValueError("two lengths")
+    encoding = headers.get("transfer-encoding")
+    if encoding is not None:
+        # Another encoding would leave the body to be read as the next request.
+        if length is not None or encoding.lower() != "chunked":
+            raise ValueError("two lengths, or an encoding that is not read")
         return await _read_chunks(reader)
-    length = length or "0"
+    length = "0" if length is None else length
     if not (length.isascii() and length.isdigit()) or int(length[:20]) > MAX_BODY:
         raise ValueError("not a length, or too long")
     return await reader.readexactly(int(length))
 
 
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    body = b""
-    while True:
-        size = int((await reader.readline()).partition(b";")[0], 16)
-        if size < 0 or len(body) + size > MAX_BODY:
+    body = bytearray()  # bytes would be copied for each chunk
+    for _ in range(MAX_CHUNKS):
+        digits = (await reader.readline()).partition(b";")[0].strip()
+        if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", digits):
+            raise ValueError("not a length")
+        size = int(digits, 16)
+        if len(body) + size > MAX_BODY:
             raise ValueError("too long")
-        body += await reader.readexactly(size)
-        await reader.readline()
         if size == 0:
-            return body
+            await _read_headers(reader)  # trailers, which end with an empty line as headers do
+            return bytes(body)
+        body += await reader.readexactly(size)
+        if (await reader.readline()).strip():
+            raise ValueError("a chunk is longer than its length")
+    raise ValueError("too many chunks")
 
 
 async def _send(

@@ -13,6 +13,7 @@ turn.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ MOST_NAME = 200
 """Letters of a name: of the model, a tool, a stop string."""
 MOST_STOPS = 16
 MOST_TOOLS = 1000
+MOST_VALUES = 100_000
+"""Texts, numbers, lists and objects of a body. Half a million hold the event loop for seconds."""
 
 
 class Refusal(Exception):
@@ -105,13 +108,49 @@ class Call:
     ignored_names: list[str] = field(default_factory=list)
 
 
+def parse_body(body: bytes) -> Any:
+    """Read a body with one meaning: no key twice, no NaN, no Infinity. Raise ValueError."""
+    value = json.loads(
+        body, object_pairs_hook=unique_keys, parse_float=_finite, parse_constant=_finite
+    )
+    waiting = [value]
+    count = 0
+    while waiting:
+        value_inside = waiting.pop()
+        count += 1
+        if isinstance(value_inside, dict):
+            waiting.extend(value_inside.values())
+        elif isinstance(value_inside, list):
+            waiting.extend(value_inside)
+        if count + len(waiting) > MOST_VALUES:
+            raise ValueError(f"more than {MOST_VALUES} values")
+    return value
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of a JSON parser's pairs. Raise ValueError for a key that is there twice."""
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise ValueError("duplicate keys")
+    return dict(pairs)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no number")
+    return value
+
+
 def read_call(body: bytes) -> Call:
     """Read a request's body. Raise Refusal for anything that would not be honoured."""
     try:
-        values = json.loads(body)
+        values = parse_body(body)
         values = Fields(values) if isinstance(values, dict) else None
     except (ValueError, RecursionError):
-        raise Refusal("the body is not valid JSON, or too deep") from None
+        raise Refusal(
+            "the body is not valid JSON, or it is too deep, or it has a key twice, NaN, Infinity "
+            f"or more than {MOST_VALUES} values"
+        ) from None
     if values is None:
         raise Refusal("the body is not a JSON object")
     if len(values) > MOST_FIELDS:

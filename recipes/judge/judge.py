@@ -13,7 +13,7 @@ import secrets
 from typing import Any
 
 from agent_r1 import Row
-from agent_r1_recipes.judge.service import ScoreService
+from agent_r1_recipes.judge.service import ScoreService, break_control_tokens
 from agent_r1_recipes.judge.settings import JudgeSettings
 
 MAX_JUDGED_CHARS = 4000
@@ -47,9 +47,14 @@ class Judge:
         return await self.service.score(case)
 
     def _request(self, cases: list[Case]) -> dict[str, Any]:
+        # A server of chat completions reads control tokens in a message as tokens: the answer
+        # could end its message and speak as the judge.
         ((question, targets, answer),) = cases
+        question, right_answers, answer = map(
+            break_control_tokens, (question, "; ".join(targets), answer)
+        )
         mark = secrets.token_hex(8)
-        right = f"Question: {question}\n\nRight answers: {'; '.join(targets)}"
+        right = f"Question: {question}\n\nRight answers: {right_answers}"
         case_text = f"{right}\n\n{mark}\n{answer}\n{mark}"
         messages = [
             {"role": "system", "content": TASK.format(mark=mark)},

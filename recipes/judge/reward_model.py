@@ -13,12 +13,11 @@ that wait together are one request (service.py).
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable
 from typing import Any
 
 from agent_r1 import AgentR1Error, Row
-from agent_r1_recipes.judge.service import ScoreService, finite
+from agent_r1_recipes.judge.service import ScoreService, break_control_tokens, finite
 from agent_r1_recipes.judge.settings import RewardModelSettings
 
 MAX_SCORED_CHARS = 4000
@@ -29,8 +28,6 @@ TEMPLATE = "{question}\n{answer}"
 """What a model without a chat template reads."""
 KEY = "AGENT_R1_REWARD_MODEL_KEY"
 """The environment variable that may hold the server's key."""
-CONTROL = re.compile(r"<(?=[|/]?\w[^<>\s]*>|\|)|\[(?=/?[A-Z]+\])")
-"""The first character of what looks like a control token: `<|im_end|>`, `</s>`, `[INST]`."""
 
 Case = tuple[str, str]
 """Question and answer."""
@@ -71,7 +68,7 @@ class RewardModel:
         """Write a case as the model reads it."""
         # Neither text may end its own turn or begin another: the server would read its control
         # tokens. A blank after the first character keeps them apart from the template's.
-        question, answer = (CONTROL.sub(r"\g<0> ", text) for text in case)
+        question, answer = (break_control_tokens(text) for text in case)
         before, _, after = self.template.partition("{answer}")
         return before.replace("{question}", question) + answer + after
 

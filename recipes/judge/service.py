@@ -15,6 +15,7 @@ import asyncio
 import functools
 import math
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Hashable
@@ -174,6 +175,15 @@ class ScoreService(Generic[Case]):
         timer.daemon = True
         timer.start()
         return True
+
+
+CONTROL = re.compile(r"<(?=[|｜/]?\w[^<>\s]*>|[|｜])|\[(?=/?[A-Za-z_]+\])")
+"""The first character of what looks like a control token: `<|im_end|>`, `</s>`, `[TOOL_CALLS]`."""
+
+
+def break_control_tokens(text: str) -> str:
+    """Put a blank into each sign of a control token: servers read them."""
+    return CONTROL.sub(r"\g<0> ", text)
 
 
 def finite(value: Any) -> float:

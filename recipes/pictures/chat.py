@@ -46,8 +46,11 @@ class PicturePrompt(list[int]):
 class PictureChat(ChatFormat):
     """A chat format that also reads pictures, for a template and processor of Qwen2.5-VL's form."""
 
-    def __init__(self, tokenizer: Any, image_processor: Any, end_ids: Iterable[int] = ()):
-        super().__init__(tokenizer, end_ids)
+    def __init__(
+        self, tokenizer: Any, image_processor: Any, end_ids: Iterable[int] = (), **more: Any
+    ):
+        """Take the arguments of `ChatFormat`, and the image processor of the model."""
+        super().__init__(tokenizer, end_ids, **more)
         for token in (START, PAD, END):
             if token not in self.control_ids:
                 raise ConfigError(

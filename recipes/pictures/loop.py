@@ -111,7 +111,7 @@ def open_chat(chat: ChatFormat) -> PictureChat:
             "Qwen2.5-VL's form",
             code="pictures_not_read",
         ) from None
-    return PictureChat(chat.tokenizer, processor, chat.stop_ids)
+    return PictureChat(chat.tokenizer, processor, chat.stop_ids, template=type(chat.template))
 
 
 def pictures_of(step: Step) -> tuple[Image.Image, ...]:

@@ -92,6 +92,30 @@ def test_names_and_numbers_are_bounded(changes):
         read_call(body(**changes))
 
 
+AMBIGUOUS = [
+    b'{"messages": [], "messages": [{"role": "user", "content": "x"}]}',
+    b'{"messages": [{"role": "user", "role": "system", "content": "x"}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+    b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"a": -Infinity}}',
+    b'{"messages": [{"role": "user", "content": "x"}], "metadata": {"a": 1e999}}',
+]
+
+
+@pytest.mark.parametrize("text", AMBIGUOUS)
+def test_what_has_no_one_meaning_is_refused(text):
+    with pytest.raises(Refusal, match="a key twice, NaN, Infinity"):
+        read_call(text)
+
+
+def test_a_body_of_many_small_values_is_refused():
+    """Each is an object of Python, and the loop that makes it is the sampler's."""
+    messages = [{"role": "user", "content": ""}]
+    assert read_call(body(messages=messages * 30_000)).messages
+    for more in ({"messages": messages * 34_000}, {"metadata": {str(n): n for n in range(10**5)}}):
+        with pytest.raises(Refusal, match="more than 100000 values"):
+            read_call(body(**more))
+
+
 def test_fields_that_a_client_made_up_are_few_metrics():
     counts = Counter()
     for step in range(10):
@@ -255,10 +279,57 @@ def test_more_connections_than_the_bound_get_503(monkeypatch):
         b"content-length: +2\r\n",
         b"content-length: 99999999999999999999999\r\n",
         b"content-length: 2\r\ntransfer-encoding: chunked\r\n",
+        b"content-length: -2\r\n",
+        b"content-length: 2\r\ncontent-length: 2\r\n",
+        b"content-length:\r\n",
+        b"transfer-encoding: gzip, chunked\r\n",
+        b"transfer-encoding: chunked\r\ntransfer-encoding: identity\r\n",
+        b"host: evil.example\r\nhost: localhost\r\n",
+        b"host:\r\n evil.example\r\n",
+        b"host : localhost\r\n",
+        b"no colon\r\n",
+        b"x: a\rhost: evil.example\r\n",
+        b"x: \0\r\n",
+        b"authorization: a\r\nauthorization: b\r\n",
     ],
 )
 def test_headers_that_are_too_many_or_odd_are_refused(head):
-    assert talk(b"POST / HTTP/1.1\r\n" + head + b"\r\n").startswith(b"HTTP/1.1 400 ")
+    answer = talk(b"POST / HTTP/1.1\r\n" + head + b"\r\n2\r\n12\r\n0\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize("version", [b"HTTP/2.0", b"HTTP/0.9", b"HTTP/1.1 x", b"http/1.1"])
+def test_another_version_of_http_is_refused(version):
+    assert talk(b"GET / " + version + b"\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+
+
+CHUNKED = b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        b"-2\r\n12\r\n", b"+2\r\n12\r\n", b"0x2\r\n12\r\n", b"0_2\r\n12\r\n", b"\r\n12\r\n",
+        b"ffffffffffffffff\r\n12", b"7a1201\r\n12", b"00000000000000002\r\n12\r\n",
+        b"2\r\n123\r\n0\r\n\r\n", b"2\r\n12\r\n0\r\nno trailer\r\n\r\n", b"2\r\n12XX0\r\n\r\n",
+    ],
+)  # fmt: skip
+def test_odd_chunks_are_refused(chunks):
+    answer = talk(CHUNKED + chunks)
+    assert answer.startswith(b"HTTP/1.1 400 ") and answer.count(b"HTTP/1.1") == 1
+
+
+def test_trailers_belong_to_their_body():
+    answer = talk(CHUNKED + b"2;a=b\r\n12\r\n0\r\nX-Digest: 5\r\n\r\nBAD\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.count(b"HTTP/1.1 400") == 1
+
+
+def test_the_chunks_of_a_body_are_few(monkeypatch):
+    """Each is a turn of the event loop, which is the sampler's."""
+    monkeypatch.setattr(server, "MAX_CHUNKS", 10)
+    for count, status in ((9, b"200"), (10, b"400")):
+        answer = talk(CHUNKED + b"1\r\nx\r\n" * count + b"0\r\n\r\nBAD\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize(

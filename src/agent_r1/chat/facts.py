@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.guard import GuardedTemplate
 from agent_r1.chat.template import (
     KNOWN_FACTS,
     TURN,
@@ -45,8 +46,8 @@ def study(template: Template) -> Study:
 def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
     """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
     if getattr(tokenizer, "chat_template", None):
-        study(Template(tokenizer, control_tokens(tokenizer)))
-    return ChatFormat(tokenizer, end_ids)
+        study(GuardedTemplate(tokenizer, control_tokens(tokenizer)))
+    return ChatFormat(tokenizer, end_ids, GuardedTemplate)
 
 
 def check_tools(template: Template) -> None:

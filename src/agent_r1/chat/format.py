@@ -59,8 +59,11 @@ class TurnForm(Protocol):
 class ChatFormat:
     """Encoder of observations for one fast Hugging Face tokenizer with a chat template."""
 
-    def __init__(self, tokenizer, end_ids: Iterable[int] = ()):
-        """`end_ids`: more tokens that end a turn of this model (`tiny_model.load_chat`)."""
+    def __init__(self, tokenizer, end_ids: Iterable[int] = (), template: type[Template] = Template):
+        """Take `end_ids`, more tokens that end a turn of this model (`tokenizer.load_chat`).
+
+        `template`: how its chat template is rendered; `guard.py` has the way for a stranger's.
+        """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
                 f"the tokenizer of {getattr(tokenizer, 'name_or_path', '?')!r} has no chat "
@@ -97,7 +100,7 @@ class ChatFormat:
         self._fence = plain[0] if plain else ""
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
-        self.template = Template(tokenizer, self.control_ids)
+        self.template = template(tokenizer, self.control_ids)
         """The chat template, as `probe.py` compares it."""
         self.turn_end_id = self._end_before("user")
         """The control token after an assistant turn in the template: `<|im_end|>` for Qwen. For GLM

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ MEMORY_BYTES = 2**30
 """Memory of the process. Python with jinja2 takes some 30 MB."""
 TEXT_BYTES = 2**24
 """Longest answer. A context of a million tokens has some 4 MB."""
+MOST_ENDS = 3
+"""Processes of one template that may break a limit. A model's template is rendered a dozen times
+when it is opened, and each time would cost its seconds."""
 MOST_PROCESSES = 4
 """Processes that are kept. A run needs one, a comparison of two models two."""
 
@@ -56,14 +59,9 @@ class Renderer:
             env={},
             cwd="/",
         )
-        self._send(
-            {
-                "template": template,
-                "now": now.isoformat(),
-                "seconds": RENDER_S,
-                "bytes": MEMORY_BYTES,
-            }
-        )
+        self._template = template
+        first: dict[str, Any] = {"template": template, "now": now.isoformat()}
+        self._send(first | {"seconds": RENDER_S, "bytes": MEMORY_BYTES})
 
     @property
     def is_usable(self) -> bool:
@@ -94,12 +92,15 @@ class Renderer:
 
     def _ask(self, request: Any) -> dict[str, Any]:
         with self._lock:
+            if len(_ENDS[self._template]) >= MOST_ENDS:
+                raise RenderError(_ENDS[self._template][-1])
             try:
                 self._send(request)
                 answer = json.loads(self._read_line())
             except (OSError, ValueError) as error:
                 self.close()
-                raise RenderError(f"its process ended: {error}") from None
+                _ENDS[self._template].append(f"its process ended: {error}")
+                raise RenderError(_ENDS[self._template][-1]) from None
         if "error" in answer:
             raise RenderError(f"{answer['error']}: {answer['why']}")
         return answer
@@ -131,6 +132,8 @@ class Renderer:
 
 
 _RENDERERS: OrderedDict[tuple[str, datetime], Renderer] = OrderedDict()
+_ENDS: defaultdict[str, list[str]] = defaultdict(list)
+"""Template -> why its processes ended."""
 _LOCK = threading.Lock()
 
 
