@@ -49,7 +49,7 @@ from agent_r1.training.loop import train
 from agent_r1.training.parts import make_parts
 from agent_r1.training.settings import TinyModelConfig
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrate_rows, tokenizer_texts
-from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 
 pytest_plugins = ["cpu_seconds"]
 
@@ -609,7 +609,7 @@ def produced(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def agent_home(tmp_path_factory) -> Path:
-    """A home in which the shipped agent is the run `laptop-grpo`, as training leaves one: data,
+    """A home in which the agent of `laptop` is the run `laptop-grpo`, as training leaves one: data,
     index, a checkpoint in float32, an evaluation of twelve questions. Nothing is trained. Read it,
     never change it."""
     from agent_r1.app import stages
@@ -623,10 +623,10 @@ def agent_home(tmp_path_factory) -> Path:
     from agent_r1.workspace import Workspace
 
     def make(home: Path) -> None:
-        config, run = own_settings(DEMO_AGENT), RunDir(home / "runs" / "laptop-grpo")
+        config, run = own_settings(LAPTOP_AGENT), RunDir(home / "runs" / "laptop-grpo")
         run.path.mkdir(parents=True)
         run.config.write_text(to_yaml(config))
-        write = partial(write_model, model_files.load_model(DEMO_AGENT), load_chat(DEMO_AGENT))
+        write = partial(write_model, model_files.load_model(LAPTOP_AGENT), load_chat(LAPTOP_AGENT))
         saved = save_checkpoint(
             run.checkpoints, config.trainer.steps, write, {}, fingerprint(config), keep=1
         )

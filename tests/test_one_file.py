@@ -41,7 +41,7 @@ from agent_r1.training.batches import make_batch
 from agent_r1.training.learner import Learner
 from agent_r1.training.losses import token_ratios
 from agent_r1.training.parts import make_estimator
-from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 
 SOURCE = (ROOT / "one_file.py").read_text()
 CONFIG = load_config(
@@ -120,7 +120,7 @@ class RecordedPolicy:
 
 @pytest.fixture(scope="module")
 def chat():
-    return load_chat(DEMO_AGENT)
+    return load_chat(LAPTOP_AGENT)
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +153,7 @@ def by_the_loop(chat, env_of):
     estimate = make_estimator(CONFIG)
     batch = make_batch(asyncio.run(play()), estimate)
     batch.advantages_BT, batch.returns_BT = estimate(batch, CONFIG.advantage)
-    model = load_model(DEMO_AGENT)
+    model = load_model(LAPTOP_AGENT)
     soften(model.norm)
     gradient = copy.deepcopy(model)
 
@@ -194,7 +194,7 @@ def check_against_the_loop(one_file, chat, env_of, batch, gradient):
     torch.testing.assert_close(batch.to_tokens(advantages), batch.advantages_BT)
     assert len(set(advantages.tolist())) == 4  # two groups of two kinds: nothing here is trivial
 
-    model = load_transformers(DEMO_AGENT)
+    model = load_transformers(LAPTOP_AGENT)
     soften(model.model.norm)
     loss, ratio = one_file.compute_loss(model, episodes)
     clipped = (ratio < 1 - one_file.CLIP_LOW) | (ratio > 1 + one_file.CLIP_HIGH)

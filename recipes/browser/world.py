@@ -35,7 +35,7 @@ from agent_r1 import (
     make_loop,
 )
 from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrations
-from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 from agent_r1_recipes.laptop.tinyhop import make_questions, make_world
 from agent_r1_recipes.page import export
 
@@ -66,7 +66,7 @@ def read_start() -> export.Packed:
         return array
 
     # The demo agent has the same shape, whose names and sizes order the sections.
-    shapes = {name: tuple(w.shape) for name, w in _decoder(DEMO_AGENT).named_parameters()}
+    shapes = {name: tuple(w.shape) for name, w in _decoder(LAPTOP_AGENT).named_parameters()}
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     scales = {name: take(np.float32, shape[0], 1) for name, shape in matrices.items()}
     levels = {name: take(np.int8, *shape) for name, shape in matrices.items()}
@@ -76,7 +76,7 @@ def read_start() -> export.Packed:
 
 def start_model() -> Decoder:
     """Return the start model, in PyTorch."""
-    model = _decoder(DEMO_AGENT)
+    model = _decoder(LAPTOP_AGENT)
     weights: dict[str, Tensor] = read_start().state(0)
     model.load_state_dict(weights, strict=True)
     return model
@@ -94,8 +94,8 @@ def header(config: Config | None = None) -> dict[str, Any]:
     config = config or preset()
     workspace = Workspace(config)
     workspace.make_task()
-    model = _decoder(DEMO_AGENT)
-    header = export.header_of(config, DEMO_AGENT, [0], model, read_start())
+    model = _decoder(LAPTOP_AGENT)
+    header = export.header_of(config, LAPTOP_AGENT, [0], model, read_start())
     for split in ("train", "val", "test"):
         header[split] = [_question(row) for row in workspace.load_rows(split)]
     del header["questions"], header["first"]
@@ -145,7 +145,7 @@ def play_demonstrations(config: Config | None = None) -> tuple[list[Row], dict[s
     workspace = Workspace(world_config)
     workspace.make_task()
     questions = workspace.load_rows("cold")
-    chat = load_chat(DEMO_AGENT)
+    chat = load_chat(LAPTOP_AGENT)
     demonstrator = Demonstrator(chat, workspace.dialect)
     tools = workspace.load_tools()
     loop = make_loop(demonstrator, chat, tools, world_config.rollout, world_config.env)
@@ -169,7 +169,7 @@ def describe_plays(config: Config | None = None) -> dict[str, Any]:
     passages that it read. So a passage, which many plays read, is packed once.
     """
     questions, phases = play_demonstrations(config)
-    chat = load_chat(DEMO_AGENT)
+    chat = load_chat(LAPTOP_AGENT)
     passages: dict[str, int] = {}
     header: dict[str, Any] = {
         "questions": [row["prompt"][-1]["content"] for row in questions],

@@ -1,4 +1,4 @@
-"""The settings of TinyHop and of its demonstrator, and the folder of the shipped agent."""
+"""The settings of TinyHop and of its demonstrator, and the folders of the shipped agents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pydantic import AfterValidator, NonNegativeFloat
 from agent_r1 import ColdStartConfig, ConfigError, DataConfig, OutsideWhileDefault
 
 DEMO_AGENT = Path(__file__).with_name("agent")
-"""A trained agent; its model card is README.md."""
+"""An agent of the default preset; its model card is README.md."""
+LAPTOP_AGENT = Path(__file__).with_name("agent_laptop")
+"""An agent of the preset `laptop`. The lessons' recorded group is in its words, and train.html has
+its tokenizer and its shapes."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:

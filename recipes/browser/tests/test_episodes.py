@@ -9,7 +9,7 @@ from agent_r1_recipes.browser import world
 from agent_r1_recipes.browser.node import run_node
 from agent_r1_recipes.browser.page import learning_script
 from agent_r1_recipes.browser.tests.small_world import small_config, small_world
-from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 from agent_r1_recipes.page.tests import parity
 
 NUMBER = 16
@@ -40,7 +40,7 @@ def test_greedy_episodes_have_the_tokens_of_python_in_any_batch(small):
     assert [episode["ids"] for episode in played] == together
     episodes = [parity.episode(0, i) for i in range(NUMBER)]
     model = world.start_model()
-    trajectories = parity.play_python(model, load_chat(DEMO_AGENT), config, episodes)
+    trajectories = parity.play_python(model, load_chat(LAPTOP_AGENT), config, episodes)
     records = []
     for episode in played:
         row = {"input_ids": episode["ids"], "action_mask": episode["mask"]}

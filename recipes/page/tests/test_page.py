@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from agent_r1 import Workspace, load_any, load_chat, load_config
-from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 from agent_r1_recipes.page import export
 from agent_r1_recipes.page.tests import parity
 
@@ -39,7 +39,7 @@ def run(tmp_path_factory):
         noise = torch.Generator().manual_seed(0)
         for step, spoiled in ((10, 0.03), (20, 0.01), (140, 0.0)):
             model = home / "runs" / "mine" / "checkpoints" / f"step_{step:06d}" / "model"
-            shutil.copytree(DEMO_AGENT, model, ignore=shutil.ignore_patterns("eval*.json"))
+            shutil.copytree(LAPTOP_AGENT, model, ignore=shutil.ignore_patterns("eval*.json"))
             weights = load_file(model / "model.safetensors")
             for name, weight in weights.items():
                 weights[name] = (
@@ -71,7 +71,7 @@ def test_an_episode_has_the_tokens_that_python_gives_it(run, temperature):
     assert times["tokens"] == sum(sum(record["rows"][0]["action_mask"]) for record in records)
     for number, model in models_of(run):
         mine = [(e, r) for e, r in zip(episodes, records, strict=True) if e["checkpoint"] == number]
-        played = parity.play_python(model, load_chat(DEMO_AGENT), config, [e for e, _ in mine])
+        played = parity.play_python(model, load_chat(LAPTOP_AGENT), config, [e for e, _ in mine])
         found = parity.compare(model, played, [r for _, r in mine], greedy=temperature == 0)
         assert (
             found.episodes == len(asked) and found.different == 0 and found.equal >= len(asked) - 1
@@ -86,11 +86,11 @@ def test_another_weight_gives_another_episode(run):
     _, config, (data, _, header) = run
     episodes = [parity.episode(len(header["checkpoints"]) - 1, i) for i in range(4)]
     records, _ = parity.play_page(data, episodes)
-    model = load_any(DEMO_AGENT)
+    model = load_any(LAPTOP_AGENT)
     with torch.no_grad():
         model.norm.weight *= 1.01
     found = parity.compare(
-        model, parity.play_python(model, load_chat(DEMO_AGENT), config, episodes), records
+        model, parity.play_python(model, load_chat(LAPTOP_AGENT), config, episodes), records
     )
     assert found.largest_logprob_difference > 1e-4
 
@@ -113,7 +113,7 @@ TEXTS = [
 
 def test_the_tokenizer_gives_pythons_ids_and_no_text_becomes_a_control_token(run):
     _, _, (data, _, _) = run
-    chat = load_chat(DEMO_AGENT)
+    chat = load_chat(LAPTOP_AGENT)
     [ids, results, decoded] = parity.run_node(
         "(async () => { const job = JSON.parse(require('fs').readFileSync(0)); const { header } = "
         "await unpack(job.data);"
@@ -250,7 +250,7 @@ def test_the_page_begins_with_a_question_that_was_learned(run, tmp_path):
         (folder / "eval_before.json").write_text(json.dumps(before))
         (folder / "eval.json").write_text(json.dumps(after))
         described = export.header_of(
-            config, checkpoint / "model", [1], load_any(DEMO_AGENT), packed
+            config, checkpoint / "model", [1], load_any(LAPTOP_AGENT), packed
         )
         assert described["first"] == 2
         # Of two, the one that is right more often among samples.

@@ -34,11 +34,11 @@ class GuardedTemplate(Template):
         self, messages: list[Message], tools: Tools = None, calls: Sequence[str] = ()
     ) -> Skeleton:
         """Return the skeleton as `Template` does, with plain names of calls."""
-        named: list[Message] = []
+        copies: list[Message] = []
         for message in messages:
             has_name = "name" in message
-            named.append(message | {"name": self._plain(message["name"])} if has_name else message)
-        return super().continuation(named, tools, [self._plain(name) for name in calls])
+            copies.append(message | {"name": self._plain(message["name"])} if has_name else message)
+        return super().continuation(copies, tools, [self._plain(name) for name in calls])
 
     def _plain(self, name: Any) -> str:
         """Return a call's name without control tokens: a model may have made it up."""
@@ -77,10 +77,10 @@ class GuardedTemplate(Template):
         """Return the skeleton, and refuse tools whose words become control tokens in it."""
         parts, texts = super()._shape(messages, tools, calls)
         if tools:
-            marked: list[Message] = []
+            copies: list[Message] = []
             for number, message in enumerate(messages, len(texts)):
-                marked.append(message | {"content": placeholder(number)})
-            self._check_tools(marked, tools, calls, parts)
+                copies.append(message | {"content": placeholder(number)})
+            self._check_tools(copies, tools, calls, parts)
         return parts, texts
 
     def _check_tools(
@@ -122,10 +122,10 @@ def map_texts(value: Any, change: Callable[[str], str], keys: bool = True) -> An
     if isinstance(value, str):
         return change(value)
     if isinstance(value, dict):
-        changed: dict[str, Any] = {}
+        result: dict[str, Any] = {}
         for key, entry in value.items():
-            changed[change(str(key)) if keys else str(key)] = map_texts(entry, change, keys)
-        return changed
+            result[change(str(key)) if keys else str(key)] = map_texts(entry, change, keys)
+        return result
     if isinstance(value, list | tuple):
         return [map_texts(entry, change, keys) for entry in value]
     return value

@@ -132,31 +132,30 @@ class Pending:
 
         An agent reads the result before its next turn.
         """
-        taken = self._taken()
-        read = self.places[len(self.places) - taken :]
+        results = self.places[len(self.places) - self._count_results() :]
         for place, (_, name) in enumerate(self.calls):
-            if place not in read:
+            if place not in results:
                 raise ValueError(f"the call of {name} in the turn before it has no result")
 
     def result(self, key: str | None, name: str | None) -> None:
         """Find the call of a result. Raise ValueError for one that answers no call."""
-        taken = self._taken()
-        place = taken
-        if self.calls and taken >= len(self.calls):
+        count = self._count_results()
+        place = count
+        if self.calls and count >= len(self.calls):
             raise ValueError("more results than calls in the turn before it")
         if key is not None:
-            found = [n for n, (call_id, _) in enumerate(self.calls) if call_id == key]
-            if not found:
+            places = [n for n, (call_id, _) in enumerate(self.calls) if call_id == key]
+            if not places:
                 raise ValueError(f"tool_call_id {key!r} is of no call in the turn before it")
-            place = found[0]
-        called = self.calls[place][1] if self.calls else None
-        if name is not None and name != called:
-            raise ValueError(f"the result of {name!r} answers a call of {called!r}")
-        if place in self.places[len(self.places) - taken :]:
+            place = places[0]
+        tool = self.calls[place][1] if self.calls else None
+        if name is not None and name != tool:
+            raise ValueError(f"the result of {name!r} answers a call of {tool!r}")
+        if place in self.places[len(self.places) - count :]:
             raise ValueError("a second result of one call")
         self.places.append(place)
 
-    def _taken(self) -> int:
+    def _count_results(self) -> int:
         """Count the results since the latest turn."""
         count = 0
         for place in reversed(self.places):
@@ -167,16 +166,16 @@ class Pending:
 
     def in_order(self, messages: list[Message]) -> list[Message]:
         """Sort the results of each turn by their calls: an episode shows them so."""
-        ordered: list[Message] = []
+        order: list[Message] = []
         run: list[tuple[int, Message]] = []
         for place, message in zip(self.places, messages, strict=True):
             if place is None:
-                ordered += [result for _, result in sorted(run, key=lambda pair: pair[0])]
-                ordered.append(message)
+                order += [result for _, result in sorted(run, key=lambda pair: pair[0])]
+                order.append(message)
                 run = []
             else:
                 run.append((place, message))
-        return ordered + [result for _, result in sorted(run, key=lambda pair: pair[0])]
+        return order + [result for _, result in sorted(run, key=lambda pair: pair[0])]
 
 
 def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
@@ -194,10 +193,10 @@ def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
         return {"role": role, "content": content}
     calls = _calls(entry)
     text = _write_turn(content, _thought(entry), [call for _, call in calls], dialect)
-    parsed = dialect.calls(text, {})
-    if calls and any(call.error for call in parsed):
+    readable = dialect.calls(text, {})
+    if calls and any(call.error for call in readable):
         raise ValueError("its calls cannot be written in this dialect (env.name)")
-    calls = calls or [(None, call) for call in parsed]
+    calls = calls or [(None, call) for call in readable]
     pending.turn([(key, call.name) for key, call in calls])
     if not text.strip():
         raise ValueError("a turn of the agent without text and without a call")
@@ -324,8 +323,8 @@ def _check_tools(calls: list[tuple[str | None, str]], names: set[str]) -> None:
     """Raise ValueError for a call of a tool that the task lacks."""
     for _, name in calls:
         if name and name not in names:  # a call that cannot be parsed has no name
-            known = ", ".join(sorted(names)) or "none"
-            raise ValueError(f"it calls the tool {name!r}, which the task lacks (has: {known})")
+            tools = ", ".join(sorted(names)) or "none"
+            raise ValueError(f"it calls the tool {name!r}, which the task lacks (has: {tools})")
 
 
 def _check_unicode(text: str) -> None:
