@@ -125,10 +125,10 @@ def run_program(source: str) -> int:
     interpreter = code.InteractiveInterpreter(vars(main))
     failures: list[str] = []
 
-    def write(text: str) -> None:
+    def write(data: str) -> None:
         """Print a traceback, and remember that there was one."""
-        failures.append(text)
-        sys.stdout.write(text)
+        failures.append(data)
+        sys.stdout.write(data)
 
     interpreter.write = write
     try:

@@ -111,7 +111,13 @@ class AgentR1Loop(AgentLoopBase):
     """Run one episode; verl makes an object each, by the name in `agent_loops.yaml`."""
 
     def __init__(
-        self, trainer_config, server_manager, env_name: str, run: str, processor: Any = None, **_
+        self,
+        trainer_config: Any,
+        server_manager: Any,
+        env_name: str,
+        run: str,
+        processor: Any = None,
+        **_: Any,
     ):
         # Not AgentLoopBase.__init__: it builds a tokenizer wrapper for verl's own loops in each
         # episode.
@@ -188,7 +194,9 @@ class AgentR1Loop(AgentLoopBase):
         metrics = AgentLoopMetrics(
             generate_sequences=policy.seconds, tool_calls=seconds - policy.seconds
         )
-        outputs = [row_output(r, trajectory, metrics, extra, columns) for r in rows]
+        outputs: list[AgentLoopOutput] = [
+            row_output(r, trajectory, metrics, extra, columns) for r in rows
+        ]
         # verl makes pixels and positions of these pictures, and does not store them.
         for output, pictures in zip(outputs, trajectory.extra.get("pictures", ()), strict=False):
             output.multi_modal_data = {"images": list(pictures)}

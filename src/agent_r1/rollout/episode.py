@@ -172,9 +172,10 @@ class AgentEnvLoop(AgentFlowBase):
 
         It may fail because `reset` did, so that it has no row to score.
         """
+        # A fresh limit, so that an episode that timed out also gets its outcome.
+        deadline = asyncio.timeout(self.limits.timeout_s)
         try:
-            # A fresh limit, so that an episode that timed out also gets its outcome.
-            async with asyncio.timeout(self.limits.timeout_s) as deadline:
+            async with deadline:
                 outcome = await maybe_await(env.outcome(stop))
             check_reward(outcome.reward)
         except Exception as failure:
