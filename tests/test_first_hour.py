@@ -22,7 +22,7 @@ DOCS = ROOT / "docs"
 INDEX = (DOCS / "index.md").read_text()
 BEFORE_STOP = INDEX[: INDEX.index("**Stop here.**")]
 TABLE = BEFORE_STOP[BEFORE_STOP.index("## The first hour") :]
-MOST_WORDS, MOST_SETTINGS, MOST_LINKS = 6000, 5, 60
+MOST_WORDS, MOST_SETTINGS, MOST_LINKS = 6200, 5, 60
 """Before this page 17,200 words, 55 settings and 160 links stood before the twelve files."""
 
 
