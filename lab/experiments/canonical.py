@@ -1,6 +1,6 @@
 """Make the canonical run, whose figures every page quotes, and record them.
 
-.venv/bin/python -m lab.experiments.canonical HOME      about three minutes
+.venv/bin/python -m lab.experiments.canonical HOME      about six minutes
 
 The run is `bash speedrun-nodocker.sh grpo`: the default preset, grpo, seed 0, as many threads as
 the machine has cores. HOME is an empty folder, which keeps the run: README's pictures are made from

@@ -8,7 +8,6 @@ from api_servers import answer, scripted_api
 from runs import TINY, main
 
 from agent_r1 import Workspace, load_config
-from agent_r1.cold_start.demonstrate import read_episodes
 
 SETTINGS = [word for word in TINY if "=" in word and not word.startswith("--")]
 
@@ -97,11 +96,7 @@ def test_a_call_of_a_missing_tool_is_shown_and_not_cloned(indexed_home):
     [kept] = [json.loads(line) for line in out.read_text().splitlines()]
     turns = [m for m in kept["messages"] if m["role"] == "assistant"]
     assert "browse" in turns[0]["content"]
-    assert [turn.get("weight") for turn in turns] == [0, None]
-    config = load_config("small", SETTINGS)
-    tools = Workspace(config).load_tools()
-    [episode] = read_episodes(out, tools, config.env)
-    assert [m.get("given") for m in episode.messages if m["role"] == "assistant"] == [True, None]
+    assert [turn.get("weight") for turn in turns] == [0, None]  # test_recorded.py reads such a file
 
 
 def test_a_dialect_with_tools_in_its_prompt_is_refused(indexed_home):
