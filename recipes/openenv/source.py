@@ -133,10 +133,10 @@ def listed_tasks(url: str) -> dict[str, tuple[str, list[ListedTask]]]:
     place = quote(str(name), safe="")
     tasks = {}
     for split in _ask(url, "GET", f"{place}/splits", list):
-        its_name = split["name"] if isinstance(split, dict) and "name" in split else split
+        its_name = str(split["name"] if isinstance(split, dict) and "name" in split else split)
         kind = split.get("type") if isinstance(split, dict) else None
         ours = OUR_NAMES.get(str(kind or its_name), "val")
-        tasks[str(its_name)] = (ours, _tasks_of(url, place, its_name))
+        tasks[its_name] = (ours, _tasks_of(url, place, its_name))
     if not any(entries for _, entries in tasks.values()):
         raise AgentR1Error(f"data.source={url}: the server lists no task", code="no_tasks")
     return tasks
