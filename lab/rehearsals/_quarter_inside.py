@@ -50,6 +50,8 @@ def make_parts(out: Path, kind: str) -> list[Part]:
         # The first of verl's parts ends after a step, so that the other one has one to add.
         return [one_step(part) if part.name == "verl" else part for part in small]
     [local] = [part for part in parts if part.name == "local loop"]
+    # A run of its own: that of `parts` has ended, and is not begun again.
+    local = dataclasses.replace(local, files={"local.jsonl": f"runs/{kind}/metrics.jsonl"})
     return [reduce(local, [*SMALL, "trainer.steps=500", "--run", kind])]
 
 

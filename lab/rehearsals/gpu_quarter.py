@@ -173,6 +173,7 @@ def kill(root: Path, environment: dict[str, str]) -> str:
     """Kill everything in the middle of a step, as a machine that is taken back."""
     out = root / "long"
     shutil.rmtree(out)
+    shutil.rmtree(Path(environment["AGENT_R1_HOME"]) / "runs" / "long")  # it was not finished
     process = start(root, "long", environment, 600)
     while not (out / "local.jsonl").exists() and process.poll() is None:
         time.sleep(0.5)
