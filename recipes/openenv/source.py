@@ -11,7 +11,6 @@ file of questions is: no task is in two of train, val and test.
 from __future__ import annotations
 
 import json
-import random
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,6 @@ from agent_r1 import (
     SPLITS,
     AgentR1Error,
     Asked,
-    ConfigError,
     DataConfig,
     RecordSource,
     first_line,
@@ -87,23 +85,7 @@ class ServerTasks(RecordSource):
         parts = _by_part(listed_tasks(config.source or ""))
         if len(parts) < len(SPLITS):
             return parts
-        drawn: dict[str, list[ListedTask]] = {}
-        seen: set[str] = set()
-        # What is tested is in no other split, and what is validated is not trained on.
-        for split in reversed(SPLITS):
-            different = [task for task in parts[split] if task.key not in seen]
-            if len(different) < len(parts[split]):
-                omissions.append(f"{split}: {len(parts[split]) - len(different)} are held out")
-            seen.update(task.key for task in different)
-            count = getattr(config, split) or len(different)
-            if count > len(different):
-                raise ConfigError(
-                    f"{config.source} has {len(different)} tasks for {split}, and "
-                    f"data.{split}={count}; lower it",
-                    code="too_few_questions",
-                )
-            drawn[split] = random.Random(f"{seed}/{split}").sample(different, count)
-        return {split: drawn[split] for split in SPLITS}
+        return self.split_three(config, parts, seed, omissions)
 
     def asked(self, config: DataConfig, record: ListedTask) -> Asked:
         return Asked("", [], {"metadata": {"split": record.split, "index": record.index}})

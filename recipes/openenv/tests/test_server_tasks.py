@@ -91,7 +91,7 @@ def test_too_few_tasks_are_refused_with_counts_that_fit(server):
     few = config_of(f"{server}/tasks-one").data
     with fails_with("too_few_questions", "set data.train=7 data.val=1 data.test=2"):
         TASKS.check_settings(few, 0)  # as the plan of a run does
-    with fails_with("too_few_questions", "has 3 tasks for test, and data.test=9"):
+    with fails_with("too_few_questions", "has 3 questions and test take 9"):
         TASKS.make(config_of(f"{server}/tasks-three", "data.test=9").data, 0)
 
 

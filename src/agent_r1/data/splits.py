@@ -43,8 +43,24 @@ class RecordSource(Source):
         """Read records with `question`, `kind` and `paragraphs`; count others in `omissions`.
 
         One part is divided into the splits. Of two, the second is the test set. Three are train,
-        val and test.
+        val and test, as `split_three` draws them.
         """
+
+    def split_three(
+        self, config: DataConfig, parts: dict[str, list[Any]], seed: int, omissions: list[str]
+    ) -> dict[str, list[Any]]:
+        """Draw each split from its own part; 0 takes all of it.
+
+        What is tested is in no other split, and what is validated is not trained on.
+        """
+        splits: dict[str, list[Any]] = {}
+        held_out: list[Any] = []
+        for split in reversed(SPLITS):
+            records = different(parts[split], omissions, held_out)
+            count = getattr(config, split) or len(records)
+            splits[split] = _draw(records, count, f"{seed}/{split}", split)
+            held_out += records
+        return {split: splits[split] for split in SPLITS}
 
     @abstractmethod
     def asked(self, config: DataConfig, record: Any) -> Asked:
