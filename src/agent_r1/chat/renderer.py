@@ -7,6 +7,7 @@ tenth of a second, a rendering less than a millisecond.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -88,19 +89,23 @@ class Renderer:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                # A request that a dead process did not take is still in the pipe's buffer.
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
 
     def _ask(self, request: Any) -> dict[str, Any]:
         with self._lock:
-            if len(_ENDS[self._template]) >= MOST_ENDS:
-                raise RenderError(_ENDS[self._template][-1])
+            ends = _ENDS.get(self._template, [])
+            if len(ends) >= MOST_ENDS:
+                raise RenderError(ends[-1])
             try:
                 self._send(request)
                 answer = json.loads(self._read_line())
             except (OSError, ValueError) as error:
                 self.close()
-                _ENDS[self._template].append(f"its process ended: {error}")
-                raise RenderError(_ENDS[self._template][-1]) from None
+                why = f"its process ended: {error}"
+                _ENDS[self._template] = [*ends, why]
+                raise RenderError(why) from None
         if "error" in answer:
             raise RenderError(f"{answer['error']}: {answer['why']}")
         return answer
@@ -132,7 +137,7 @@ class Renderer:
 
 
 _RENDERERS: OrderedDict[tuple[str, datetime], Renderer] = OrderedDict()
-_ENDS: defaultdict[str, list[str]] = defaultdict(list)
+_ENDS: dict[str, list[str]] = {}
 """Template -> why its processes ended."""
 _LOCK = threading.Lock()
 
