@@ -4,8 +4,8 @@ Read it from top to bottom: the world, the rollout, the rows, the advantages, th
 The task is TinyHop, a made-up world. A language model with 0.43 million parameters is asked "In
 which city is the publisher of Sosnum based?". It may call a search tool, then it must answer. No
 single passage has the answer, so it must learn to search, read, and search again. A quarter of the
-questions are easier, and a quarter take three passages. The model has imitated plays that solve the
-easier ones only, so what it learns of the others it finds by itself (docs/discover.md).
+test questions are easier, and a quarter take three passages. The model has imitated plays that
+solve the easier ones only. So it finds by itself what it learns of the others (docs/discover.md).
 
     .venv/bin/python one_file.py [SEED]      # exact match .260 -> .555 (seed 0), .265 -> .595 (1)
 
@@ -35,9 +35,9 @@ PROMPTS, SAMPLES, STEPS = 12, 8, 24  # questions per step, attempts at each ques
 PRESET = "discover"
 # Its first stair in less time: always three passages in a result, and half as much to imitate.
 SETTINGS = {"search.min_k": 3, "search.top_k": 3, "data.cold": 2800, "cold_start.copy_steps": 450}
-MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a turn takes 11 to 15, a search result about 40
-# High, because the model is tiny; it falls to a tenth. Not higher: with 1e-3, seed 0 had a reward
-# of .84 in step 3 and .11 in step 12. After 30 steps its exact match was .270.
+MAX_TURN, MAX_CONTEXT = 48, 320  # tokens; a turn takes 12 to 16, a search result about 40
+# High, because the model is tiny; it falls to a tenth. Not higher: with 1e-3, seed 1 ended at an
+# exact match of .420 instead of .595. It forgot to answer after one search: 1.000 -> .698.
 LR = 3e-4
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # more room upwards: a rare good token may become likelier
 
@@ -68,14 +68,15 @@ class World:
 class Episode:
     """One attempt at a question: token ids, and for each token who wrote it.
 
-        read     In which city is the company that Lumlir works for based?       mask 0
-        sampled  <think>find the employer</think><tool_call>... "Lumlir" ...     mask 1
-        read     Lumlir from Pirdir works for Rospir and married Girfir. ...     mask 0
-        sampled  <think>find the headquarters</think> ... "Rospir" ...           mask 1
-        read     Rospir in Velnum was founded by Fosfax. ...                     mask 0
-        sampled  <think>answer</think><answer>Velnum</answer>                    mask 1, reward 1
+        read     Which city is the mayor of Pumfir from?                         mask 0
+        sampled  <think>plan/mayor/birthplace/answer: plan/mayor</think> ...     mask 1
+        read     Pumfir in Tanfir has mayor Ganros. ...                          mask 0
+        sampled  <think> has mayor Ganros/mayor/mayor</think> ... "Ganros" ...   mask 1
+        read     Ganros from Mumfax works for Paxfax and married Virdum. ...     mask 0
+        sampled  <think> from Mumfax/birthplace/answer</think> ... Mumfax ...    mask 1, reward 1
 
-    That is one list of 123 tokens, 28 of them sampled.
+    That is one list of 138 tokens, 42 of them sampled. It is of the model that this file trains
+    with seed 1. A thought quotes a fact. What follows it are notes (docs/discover.md).
     """
 
     def __init__(self, world, row):
