@@ -1,4 +1,4 @@
-"""The page of attacks by strangers names a test in each row, and each test is there."""
+"""The page of attacks by strangers names a test in each row, and has every case."""
 
 from __future__ import annotations
 
@@ -18,16 +18,13 @@ def rows_of(title: str) -> list[str]:
 
 
 @pytest.mark.parametrize("title", CASES)
-def test_each_row_names_a_test_that_exists(title):
+def test_each_row_names_a_test(title):
+    """test_docs.py finds each in its file."""
     rows = rows_of(title)
     assert len(rows) >= 10
     for row in rows:
         last = row.strip("| ").rpartition(" | ")[2]
-        named = NAMED.findall(last)
-        assert named or last == "the same" or last.startswith("none: "), row
-        for name, file in named:
-            text = (ROOT / file).read_text()
-            assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), (name, file)
+        assert NAMED.search(last) or last == "the same" or last.startswith("none: "), row
 
 
 def test_no_case_of_the_review_is_left_out():
