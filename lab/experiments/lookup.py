@@ -16,7 +16,10 @@ from pathlib import Path
 
 
 def draft(ids: list[int], end: int, n: int, most: int) -> list[int]:
-    """Return up to `most` tokens after the last occurrence of ids[end - n:end]."""
+    """Return up to `most` tokens after the last occurrence of ids[end - n:end].
+
+    The occurrence is before `end`.
+    """
     newest = ids[end - n : end]
     for start in range(end - 1, n - 1, -1):
         if ids[start - n : start] == newest:

@@ -31,7 +31,10 @@ WORDS = [
     "verl",
 ]
 APART = 0.05
-"""Largest mean difference of log-probabilities; verl rounds merged weights to bfloat16."""
+"""Largest mean difference of log-probabilities between vLLM and the trainer.
+
+verl rounds merged weights to bfloat16.
+"""
 
 
 def run() -> dict[str, float]:

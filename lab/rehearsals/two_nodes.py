@@ -134,7 +134,7 @@ def lose_a_node(
         )
     survivors = [pid for name in ("WorkerDict", "vllm") for pid in processes(head.mark, name)]
     if there != [1, 1] or survivors:
-        raise RuntimeError(f"ranks on the machines: {there}; left behind: {survivors}")
+        raise RuntimeError(f"ranks on the machines: {there}; still there: {survivors}")
     second = Node(2, environment, f"--address={environment['RAY_ADDRESS']}")
     stack.callback(second.lose)
     check_output([*command, "--resume"], environment)

@@ -46,7 +46,10 @@ class PythonTool(BaseTool):
             # The wait for a slot and the start of a process do not count as the program's time.
             self.timeout_s += sandbox.QUEUE_S + sandbox.SANDBOX_START_S
         self.within_s = 0.9 * within_s
-        """Time from the program's start, and time to end the process and return its output."""
+        """Time from the program's start, and time to end the process and return its output.
+
+        That is the output so far.
+        """
 
     def execute(self, args: dict[str, Any]) -> str:
         if "\0" in args["code"] or len(args["code"].encode("utf-8", "replace")) > MAX_SOURCE:

@@ -1,4 +1,6 @@
-"""Harmony, GPT-OSS's format (github.com/openai/harmony): messages with channels in own tokens.
+"""Harmony, the format of GPT-OSS (github.com/openai/harmony): messages with channels.
+
+Its control tokens are its own.
 
     <|channel|>analysis<|message|>I have to look it up.<|end|>
     <|start|>assistant<|channel|>commentary to=functions.search

@@ -274,7 +274,10 @@ class EstimatorRow:
     variance: float
     """Mean squared distance of one batch's direction from the mean, over the latter's square."""
     gains: dict[str, tuple[float, float]]
-    """By kind of question: the exact change of the mean reward after a step, and its error."""
+    """By kind of question: the exact change of the mean reward after a step, and its error.
+
+    The error is the standard error over batches.
+    """
 
     @property
     def is_biased(self) -> bool:

@@ -195,7 +195,7 @@ class GatewayEpisode:
             raise
         answer.generation = generation
         answer.turn = self.read_turn(generation, call.stop)
-        names = {call_name.name for _, call_name in answer.turn.calls}
+        names = {call.name for _, call in answer.turn.calls}
         if call.required and not (call.required == "any" and names or call.required in names):
             self.events["unmet_tool_choice"] += 1
 

@@ -198,8 +198,8 @@ async def _send_last(
             writer.write_eof()
             # At most one request: what goes on sending after its refusal is cut off.
             rest = MAX_BODY
-            while rest > 0 and (rubbish := await reader.read(65536)):
-                rest -= len(rubbish)
+            while rest > 0 and (chunk := await reader.read(65536)):
+                rest -= len(chunk)
 
 
 async def _read(

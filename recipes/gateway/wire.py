@@ -95,7 +95,10 @@ class Call:
     """One request for a completion."""
 
     messages: list[Message]
-    """role, content as text; of assistants `thought`, and `tool_calls` as (id, name, arguments)."""
+    """role, content as text; of assistants `thought`, and `tool_calls` as (id, name, arguments).
+
+    Arguments are text.
+    """
     tools: list[dict[str, Any]]
     stop: list[str]
     max_tokens: int | None
@@ -116,12 +119,12 @@ def parse_body(body: bytes) -> Any:
     waiting = [value]
     count = 0
     while waiting:
-        value_inside = waiting.pop()
+        inner = waiting.pop()
         count += 1
-        if isinstance(value_inside, dict):
-            waiting.extend(value_inside.values())
-        elif isinstance(value_inside, list):
-            waiting.extend(value_inside)
+        if isinstance(inner, dict):
+            waiting.extend(inner.values())
+        elif isinstance(inner, list):
+            waiting.extend(inner)
         if count + len(waiting) > MOST_VALUES:
             raise ValueError(f"more than {MOST_VALUES} values")
     return value

@@ -22,7 +22,10 @@ class Relation:
     asks: tuple[str, ...]
     """Questions for the value of {x}."""
     same: tuple[str, ...] = ()
-    """Yes-no questions whether {a} and {b} have the same value; none where that is always no."""
+    """Yes-no questions whether {a} and {b} have the same value; none where that is always no.
+
+    A city has a mayor of its own. Other questions would be odd.
+    """
     which: tuple[str, ...] = ()
     """Which of {a} and {b} has the value {v}?
 

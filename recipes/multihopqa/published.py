@@ -47,7 +47,7 @@ class Dataset(RecordSource):
     revision: str | None
     """Commit on the hub; None takes the newest."""
     files: dict[str, str]
-    """Split -> published file: the one to train on, and the held-out one, if any."""
+    """Split -> name of the published file: the one to train on, and the held-out one, if any."""
     counts: dict[str, int]
     """Split -> published number of records. Fewer are half a download."""
     form: type[BaseModel]

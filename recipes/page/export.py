@@ -55,7 +55,10 @@ SCRIPTS = (
 """Files of js/ in the order of the page."""
 QUESTIONS = 500
 MARK = "\ue0f0"
-"""Stands for a content in the exported chat template: a private-use character."""
+"""Stands for a content in the exported chat template: a private-use character.
+
+No template has it.
+"""
 
 
 @dataclass

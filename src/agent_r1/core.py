@@ -172,7 +172,10 @@ class StepResult:
     info: dict[str, Any] = field(default_factory=dict)
     """For humans and logs (tool calls, errors); the algorithm never reads it."""
     call_rewards: list[tuple[int, float]] = field(default_factory=list)
-    """Summands of `reward`, if calls are rewarded: (characters up to the call's end, reward)."""
+    """Summands of `reward`, if calls are rewarded: (characters up to the call's end, reward).
+
+    The characters are those of the turn.
+    """
 
 
 class ToolErrorKind(StrEnum):
@@ -238,7 +241,10 @@ class AgentEnv(ABC):
         return Outcome()
 
     asks: str | None = None
-    """A user message that asks for an answer in plain text; None: no such message."""
+    """A user message that asks for an answer in plain text; None: no such message.
+
+    The model then writes no turn with tags.
+    """
     episode_tools: Sequence[Any] = ()
     """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
@@ -303,7 +309,10 @@ class Trajectory:
 
     @property
     def reward(self) -> float:
-        """The return: all process rewards plus the outcome, which is in the last `reward`."""
+        """The return: all process rewards plus the outcome.
+
+        The outcome is in the last step's `reward`.
+        """
         return sum(step.reward for step in self.steps)
 
     @property

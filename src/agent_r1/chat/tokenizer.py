@@ -159,7 +159,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """Load a folder's tokenizer as in tokenizer.json, without the hub or code of the folder."""
+    """Load a folder's tokenizer exactly as in tokenizer.json.
+
+    The hub is not asked, and no code of the folder runs.
+    """
     if not (folder / "tokenizer.json").is_file():
         raise AgentR1Error(
             f"{folder} has no tokenizer.json; make or download the model again",

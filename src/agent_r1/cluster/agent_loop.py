@@ -108,7 +108,10 @@ class RowOutput(AgentLoopOutput):
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Run one episode; verl makes an object each, by the name in `agent_loops.yaml`."""
+    """Run one episode.
+
+    verl makes an object for each, by an environment's name in `agent_loops.yaml`.
+    """
 
     def __init__(
         self,
@@ -230,7 +233,10 @@ def row_output(
     extra: dict,
     columns: Sequence[Column] = (),
 ) -> RowOutput:
-    """Convert a training sequence: the prompt ends before the first action."""
+    """Convert a training sequence: the prompt ends before the first action.
+
+    The response follows.
+    """
     prompt_length = row.action_mask.index(1)
     return RowOutput(
         prompt_ids=row.input_ids[:prompt_length],

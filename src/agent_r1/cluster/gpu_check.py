@@ -73,7 +73,9 @@ SMALL_RUN = [
     "trainer.eval_every=2",
     "trainer.rollouts_every=1",
     "trainer.loggers=[]",
-    *("trainer.keep_checkpoints=2", "trainer.max_hours=0", "trainer.stop_on_collapse=false"),
+    "trainer.keep_checkpoints=2",
+    "trainer.max_hours=0",
+    "trainer.stop_on_collapse=false",
 ]
 REPORTED_PACKAGES = (
     "torch",

@@ -76,7 +76,10 @@ from agent_r1.watch.log import trackers
 from agent_r1.workspace import Workspace
 
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Head widths that vLLM 0.27 has CPU kernels for; others crash the first batch."""
+"""Head widths that vLLM 0.27 has CPU kernels for.
+
+Another width crashes the first batch, and not the start.
+"""
 POLL_S = 0.5
 UNVERIFIED_NOTE = (
     "this step's checkpoint is UNVERIFIED: its model is further from the trained one than rounding "

@@ -56,7 +56,10 @@ MANY_EPISODES, LEAST_STEP_S = 256, 2.7
 """The seconds above are guesses for so many episodes. For fewer they shrink in proportion, but not
 below a whole step of a tiny model, measured on one H100 (docs/lab/gpu.md, two steps of verl)."""
 SYNC_S, SYNC_RATE, HOST_RATE = 3.0, 5e9, 20e9
-"""Seconds to wake vLLM up; bytes per second of the weight sync, and to a GPU (PCIe 4)."""
+"""Seconds to wake vLLM up; bytes per second of the weight sync, and to a GPU (PCIe 4).
+
+It is woken after a step. What goes to a GPU comes from host memory.
+"""
 SLOWER = 4
 SLOWER_ON_HOPPER = 2
 """The plan's range is the computed time to so many times that (benchmarks/published_steps.json).
@@ -74,11 +77,17 @@ CONTEXT, VLLM_WORK = 3 * GIB, 2 * GIB
 Of vLLM's share: a long prompt, graphs.
 """
 RANK_HOST, HOST, SHM = 6 * GIB, 8 * GIB, 8 * GIB
-"""Host memory of a training process with vLLM; of Ray's head and the driver; of Ray's store."""
+"""Host memory of a training process with vLLM; of Ray's head and the driver; of Ray's store.
+
+vLLM's is its server of one process, and the store is Ray's object store.
+"""
 PASSAGE_DISK, PASSAGE_HOST, GRAPH = 340, 800, 300
 """Bytes of a BEIR passage as JSON, as a Python object, and of its node in an HNSW graph."""
 PACKAGES_BYTES, HUB_BYTES, KERNELS_BYTES = 11 * GIB, 2 * GIB, GIB
-"""Disk: requirements/verl-gpu.txt (measured); the hub's cache; compiled kernels of a program."""
+"""Disk: requirements/verl-gpu.txt (measured); the hub's cache; compiled kernels of a program.
+
+The cache has questions and the encoder.
+"""
 WIDTHS = {"small": 384, "base": 768, "large": 1024}
 """Vector widths of bge and e5."""
 INDEXED_PASSAGES, INDEX_HOURS = 5_233_329, (0.3, 1.5)

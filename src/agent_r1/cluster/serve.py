@@ -135,10 +135,8 @@ def options(
     return [
         *("--model", str(model), "--served-model-name", VllmServer.name),
         *("--host", "127.0.0.1", "--port", str(port), "--uvicorn-log-level", "warning"),
-        "--max-model-len",
-        str(rollout.max_context),
-        "--max-num-seqs",
-        str(rollout.max_concurrent_episodes),
+        *("--max-model-len", str(rollout.max_context)),
+        *("--max-num-seqs", str(rollout.max_concurrent_episodes)),
         # vLLM's default is half precision, also on a CPU; this is the training precision.
         *("--dtype", str(dtype).removeprefix("torch.")),
         *parser_options(model, dialect),

@@ -22,7 +22,7 @@ LEAST_SAMPLES = 4
 AGREED = 0.95
 """Share of groups with equal rewards from which a start is refused.
 
-It is not if one group of a step differs.
+It is not refused if, on average, at least one group of a step of RL differs.
 """
 FEW_DIFFER = 0.8
 """Share of groups with equal rewards from which a warning is due.

@@ -193,10 +193,10 @@ def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
         return {"role": role, "content": content}
     calls = _calls(entry)
     text = _write_turn(content, _thought(entry), [call for _, call in calls], dialect)
-    readable = dialect.calls(text, {})
-    if calls and any(call.error for call in readable):
+    calls_in_text = dialect.calls(text, {})
+    if calls and any(call.error for call in calls_in_text):
         raise ValueError("its calls cannot be written in this dialect (env.name)")
-    calls = calls or [(None, call) for call in readable]
+    calls = calls or [(None, call) for call in calls_in_text]
     pending.turn([(key, call.name) for key, call in calls])
     if not text.strip():
         raise ValueError("a turn of the agent without text and without a call")

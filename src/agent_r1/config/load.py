@@ -305,7 +305,7 @@ def all_code(config: Config) -> list[str]:
 
 
 def trusted_settings(config: Config) -> dict[str, str]:
-    """Return setting -> command or address, for `Trusted` settings without their default."""
+    """Return setting -> command or address, for `Trusted` settings that differ from the default."""
     places = {}
     for key, field in all_settings().trusted_fields.items():
         value = _value(config, key)

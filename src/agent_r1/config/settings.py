@@ -85,7 +85,10 @@ class Section(BaseModel):
         return ()
 
     def without_commands(self) -> Self:
-        """Return these settings without commands, for a downloaded model or run."""
+        """Return these settings without commands, for a downloaded model or run.
+
+        A command starts a program.
+        """
         return self
 
 

@@ -167,7 +167,10 @@ def passages_of_publisher(corpus: str, publishers: dict[str, str], count: int) -
 
 
 def read_folder(folder: Path) -> Iterator[Passage]:
-    """Yield the passages of a publisher's folder: parquet, or corpus.jsonl."""
+    """Yield the passages of a publisher's folder: parquet, or corpus.jsonl.
+
+    Parquet has the columns _id, title and text.
+    """
     import pyarrow as pa
 
     paths: list[Path] = []

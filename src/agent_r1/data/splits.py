@@ -40,7 +40,7 @@ class RecordSource(Source):
     def parts(
         self, config: DataConfig, files: dict[str, list[Path]], seed: int, omissions: list[str]
     ) -> dict[str, list[Any]]:
-        """Read records with `question`, `kind` and `paragraphs`; count others in `omissions`.
+        """Read records with `question`, `kind` and `paragraphs`; name others in `omissions`.
 
         One part is divided into the splits. Of two, the second is the test set. Three are train,
         val and test, as `split_three` draws them.

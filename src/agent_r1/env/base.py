@@ -226,7 +226,10 @@ def _record(call: ToolCall, result: ToolResult) -> dict:
 
 
 def _normalize(value: Any) -> Any:
-    """Normalise arguments: case, blanks, invisible characters and punctuation make no new call."""
+    """Normalise arguments: case, blanks and invisible characters make no new call.
+
+    Nor does surrounding punctuation.
+    """
     # "Paris?" and "paris " are one search: the index would return the same passages.
     if isinstance(value, dict):
         return {key: _normalize(element) for key, element in value.items()}

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 CPU = Path("/proc/cpuinfo")  # of Linux; elsewhere `fast` is float32 on a CPU
 LOGITS = 1 << 24
-"""Logits at a time in a training pass: all of a tiny model's, or 111 tokens of 150,000 words."""
+"""Logits at a time in a training pass: all of a tiny model's, or 111 tokens of 150,000 words.
+
+training/forward.py computes them.
+"""
 SAMPLING_HERE: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 """Event loops of this process's samplers.
 

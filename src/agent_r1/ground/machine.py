@@ -20,11 +20,17 @@ from agent_r1.ground.preflight import gpus_here
 from agent_r1.ground.units import GIB
 
 OPEN_FILES = 65536
-"""Limit that `raise_file_limit` asks for, as Ray does; with more, some programs are slow."""
+"""Limit that `raise_file_limit` asks for, as Ray does; with more, some programs are slow.
+
+They close every file that could be open.
+"""
 GPU_DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 """Device files of NVIDIA's driver, of Windows' driver inside WSL, and of AMD's driver."""
 ALLOCATOR = {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
-"""Hidden from vLLM, whose sleep mode they break (vllm#40812, trl#5794)."""
+"""Hidden from vLLM, whose sleep mode they break (vllm#40812, trl#5794).
+
+That mode has its own memory pool.
+"""
 VLLM_ON_CUDA = {"VLLM_USE_FLASHINFER_SAMPLER": "0"}
 """Defaults of vLLM's environment. FlashInfer compiles its sampler when vLLM starts, with nvcc. A
 rented machine has none: a driver is not a CUDA toolkit. vLLM's own sampler needs none."""

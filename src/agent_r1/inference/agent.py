@@ -163,7 +163,10 @@ def find_card(model: Path) -> dict[str, Any] | None:
 
 
 def describe(agent: Agent, backend: str, temperature: float | None = None) -> str:
-    """Describe model, tools, corpus, prompt and sampling in one line."""
+    """Describe model, tools, corpus, prompt and sampling in one line.
+
+    The default of `temperature` is that of training.
+    """
     c = agent.config
     workspace = Workspace(c)
     world = ""

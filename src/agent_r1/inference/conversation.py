@@ -63,7 +63,10 @@ class Exchange:
     known: bool
     """Whether the right answer is known, so that the reward has a meaning."""
     start: int
-    """Tokens of the conversation before this question; 0 for a new conversation."""
+    """Tokens of the conversation before this question; 0 for a new conversation.
+
+    The episode started with them.
+    """
 
 
 class Conversation(AgentEnvLoop):

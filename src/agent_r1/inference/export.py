@@ -292,7 +292,10 @@ CARD_KEYS = (
     "f1",
     "reward",
     "reward_ci95",
-    *("mean_tool_calls", "truncated_rate", "retriever", "hardware"),
+    "mean_tool_calls",
+    "truncated_rate",
+    "retriever",
+    "hardware",
 )
 """Keys of the eval card that the model card has, too."""
 

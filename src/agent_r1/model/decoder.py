@@ -200,7 +200,10 @@ def causal_attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def causal_attention_at(at_BA: Tensor) -> Attention:
-    """Attend as `causal_attention`; in the last layer, only from `at_BA`."""
+    """Attend as `causal_attention`; in the last layer, only from `at_BA`.
+
+    These are fewer than T positions.
+    """
 
     def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if q.shape[2] == k.shape[2]:
@@ -211,7 +214,10 @@ def causal_attention_at(at_BA: Tensor) -> Attention:
 
 
 def rope_tables(shape: DecoderShape) -> tuple[Tensor, Tensor]:
-    """Tabulate cos and signed sin of position x frequency: [max_position, head_dim]."""
+    """Tabulate cos and signed sin of position x frequency: [max_position, head_dim].
+
+    The layout is Hugging Face's.
+    """
     frequency = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
     if shape.rope_scaling is not None:
         frequency = shape.rope_scaling(frequency)

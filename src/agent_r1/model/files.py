@@ -46,7 +46,10 @@ LARGEST = {
 }
 """Upper bounds for config.json, above every published model."""
 MOST_ANGLES = 2**28
-"""Positions times a head's width: two tables of 1 GB, or 256 wide at a million positions."""
+"""Positions times the width of a head.
+
+Two tables of 1 GB: a million positions with heads of width 256.
+"""
 
 UNREADABLE = (OSError, KeyError, RuntimeError, SafetensorError)
 """What reading weights raises: a missing file or name, other sizes, a damaged header."""
@@ -112,7 +115,9 @@ def save_model(
     pad_token_id: int,
     start_generation: dict[str, Any] | None = None,
 ) -> None:
-    """Write config.json, generation_config.json and model.safetensors, as `transformers`.
+    """Write config.json, generation_config.json and model.safetensors.
+
+    The format is that of `transformers`.
 
     `start_generation`: the start model's generation_config.json. Its sampling fields become
     neutral, and are noted for the card. Raises OSError or SafetensorError if the folder cannot be

@@ -23,7 +23,10 @@ READ_TOKENS = 4096
 
 
 class KVCache:
-    """A model with keys and values of conversations: [layer][slot, kv head, position, head_dim]."""
+    """A model with keys and values of `slots` conversations.
+
+    Shape: [layer][slot, kv head, position, head_dim].
+    """
 
     def __init__(self, model: Decoder, slots: int, length: int):
         s = model.shape
@@ -181,7 +184,10 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 
 
 def _chunks(new: dict[int, list[int]]) -> Iterator[list[int]]:
-    """Group prompts of similar length into passes of at most READ_TOKENS, with padding."""
+    """Group prompts of similar length into passes of at most READ_TOKENS, with padding.
+
+    Prompts are given by number.
+    """
     chunk: list[int] = []
     for i in sorted(new, key=lambda i: len(new[i])):
         if chunk and (len(chunk) + 1) * len(new[i]) > READ_TOKENS:

@@ -31,7 +31,9 @@ def draw_noise(sampling: Sampling) -> list[float]:
 def sample_tokens(
     logits_BV: Tensor, temperature_B1: Tensor, uniform_B: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample from softmax(logits / temperature): invert its distribution at `uniform_B`, in [0, 1).
+    """Sample from softmax(logits / temperature) by inverting its cumulative distribution.
+
+    It is inverted at `uniform_B`, in [0, 1).
 
     Returns tokens [B], and their log-probabilities [B] and the entropy [B] under the *tempered*
     distribution, which the trainer recomputes. Temperature 0 takes the most likely token, with both

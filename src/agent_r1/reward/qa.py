@@ -42,7 +42,10 @@ def qa_outcome(
 
 
 async def sub_em_reward(answer: str, targets: list[str], row: Row, config: EnvConfig) -> float:
-    """Return `sub_em` as the reward, to compare with papers that train on it."""
+    """Return `sub_em` as the reward (`env.reward=sub_em`).
+
+    It is for comparisons with papers that train on it.
+    """
     return sub_em(answer, targets)
 
 

@@ -31,7 +31,10 @@ def normalize_answer(text: str) -> str:
 
 
 def exact_match(answer: str, targets: list[str]) -> float:
-    """Return 1.0 if the normalised answer equals any normalised target, else 0.0."""
+    """Return 1.0 if the normalised answer equals any normalised target, else 0.0.
+
+    Without targets it is 0.0.
+    """
     comparable_answer = _comparable(answer)
     return float(any(comparable_answer == _comparable(target) for target in targets))
 

@@ -110,7 +110,10 @@ class Rollouts:
         tasks: Callable[[int, int], list[Task]],
         rollout: RolloutConfig,
     ):
-        """`tasks(step, again)` lists a step's episodes; `again` counts rounds of new prompts."""
+        """`tasks(step, again)` lists a step's episodes; `again` counts rounds of new prompts.
+
+        The episodes come prompt by prompt.
+        """
         self.flow = flow
         self.policy = policy
         self.tasks = tasks

@@ -62,7 +62,10 @@ SPARE = {"Flat": 5, "approximate": 50}
 EXACT = 200_000
 """Passages up to which exact search takes about ten milliseconds, so it is not approximated."""
 ONE_THREAD_NUMBERS = 1 << 26
-"""Numbers in the index up to which one thread is best: PyTorch's other threads spin."""
+"""Numbers in the index up to which one thread is best.
+
+Starting more costs more, while PyTorch's threads spin.
+"""
 
 BY_COLUMN_NUMBERS = 1 << 24
 """Numbers in the index up to which a second copy, by column, is worth its memory (64 MB)."""
@@ -312,7 +315,9 @@ class PassageIndex:
         return results
 
     def nearest(self, queries: np.ndarray, top_k: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return positions (int64) and scores (float32): [len(queries), min(top_k, count)].
+        """Return positions and scores of the best passages: [len(queries), min(top_k, count)].
+
+        Positions are int64, and scores float32.
 
         FAISS uses BLAS, whose last digits depend on the batch size. Two passages with nearly equal
         scores could then swap because of other queries, and the same seed would give another run.

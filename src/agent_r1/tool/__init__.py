@@ -108,7 +108,9 @@ def make_tools(
 
 
 def own_tool(name: str, setting: str = "env.tools") -> BaseTool:
-    """Load a user-defined tool (`FILE.py:NAME`): a BaseTool, its class, or a typed function.
+    """Load a user-defined tool (`FILE.py:NAME`).
+
+    It is a BaseTool, its class, or a typed and documented function.
 
     Raises ConfigError for anything else.
     """

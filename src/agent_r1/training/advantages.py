@@ -65,6 +65,8 @@ class Estimator:
 def grpo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
     """Compare each trajectory with its group (GRPO, 2402.03300, section 4.1.2).
 
+    It is the form with outcome supervision.
+
         score_i = sum of all rewards of trajectory i
         A_i     = (score_i - mean_G) / (std_G + 1e-6)
 
@@ -110,7 +112,9 @@ def standardize(score_G: Tensor, normalize_std: bool) -> Tensor:
 
 @Estimator
 def ppo(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over a trajectory's action tokens.
+    """Generalised advantage estimation (GAE, 1506.02438, eq. 16) over action tokens a_1 ... a_L.
+
+    They are those of one trajectory.
 
         delta_t = r_t + gamma * V_{t+1} - V_t                V_{L+1} = 0: the episode is over
         A_t     = delta_t + gamma * lam * A_{t+1}            A_{L+1} = 0

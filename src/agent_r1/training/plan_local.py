@@ -23,7 +23,7 @@ EFFICIENCY = 0.55
 counted for each. At 266 GFLOP/s it predicts 0.36 s for GRPO's step of 16 x 8 and 0.73 s for PPO's
 of 128 x 1. Measured there, on two cores of an AMD EPYC in steps 4 to 23: 0.33 s and 0.77 s."""
 PROCESS_BYTES = GIB
-"""Bytes of Python, PyTorch, packages, a small encoder, and what the allocator loses."""
+"""Bytes of Python, PyTorch, packages, a small encoder, and what the allocator cannot reuse."""
 ITEMSIZE = {"float32": 4, "bfloat16": 2}
 LOGIT_COPIES = 6
 """Copies of a chunk's logits during backward: logits, log-probabilities, and their gradients."""

@@ -168,6 +168,8 @@ class Dashboard:
     def transcript(self, question: str, steps: Sequence[Mapping[str, Any]], reward: float) -> None:
         """Show one sampled episode; `steps` are those of a rollout line.
 
+        Such a step is {"text": ..., "info": {"tool_calls": ...}}.
+
         Plain output omits it; rollouts/ has the whole text.
         """
         self._transcript = [

@@ -85,7 +85,10 @@ def with_totals(
 def time_to(
     score: float, lines: Iterable[Mapping[str, Any]], rollout: RolloutConfig, algorithm: str
 ) -> dict[str, Any]:
-    """Return when validation first reached `score`: step, episodes, seconds; None: never."""
+    """Return when greedy validation first reached `score`: step, episodes, seconds.
+
+    None if it never did.
+    """
     for line, episodes, seconds in with_totals(lines, rollout, algorithm):
         if (line.get(VAL_EM) or 0.0) >= score:
             return {
