@@ -107,6 +107,18 @@ def test_a_template_that_writes_tags_around_names_refuses_only_those_that_are_to
         chat.prompt_ids([USER], [schema(think="v")])
 
 
+def test_a_tool_that_cannot_be_compared_is_refused():
+    """A template that takes one tool only may hide what it makes of this tool's words."""
+    only = (
+        "{% for tool in tools or [] %}{% if tool.function.description != 'd' %}"
+        "{{ raise_exception('another tool') }}{% endif %}{% endfor %}"
+    )
+    chat = make_studied_chat(tokenizer_of(QUOTED, only + OWN))
+    with pytest.raises(AgentR1Error) as refusal:
+        chat.prompt_ids([USER], [schema()])
+    assert refusal.value.code == "template_reads_tool"
+
+
 def test_a_harmless_token_in_a_description_is_read_as_it_is():
     """A quotation mark in a control token has a backslash in JSON."""
     chat = chat_of("own")

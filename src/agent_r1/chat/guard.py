@@ -9,7 +9,6 @@ message, the name of a call, the keys of a schema. Rows, models and servers of o
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -86,7 +85,7 @@ class GuardedTemplate(Template):
     def _check_tools(
         self, messages: list[Message], tools: Tools, calls: Calls, parts: list[int | str]
     ) -> None:
-        """Raise AgentR1Error if a tool's words become a control token or a tag.
+        """Raise AgentR1Error if a tool's words become a control token or a tag, or could.
 
         Templates write `<` and `>` around the name of a parameter, or a type in capitals. So
         `parts` are compared with those of a twin, in which numbers stand for all words but those
@@ -98,16 +97,21 @@ class GuardedTemplate(Template):
             is_ours = not text or text in SCHEMA_WORDS
             return text if is_ours else numbers.setdefault(text, f"-{len(numbers)}-")
 
-        for twin in (map_texts(tools, number_of), map_texts(tools, number_of, keys=False)):
-            with contextlib.suppress(ConfigError):  # a template may need a parameter's name
-                if self._signs(self._parts(messages, twin, calls)) == self._signs(parts):
-                    return
-                raise AgentR1Error(
-                    f"the chat template of {self.model} makes a control token or a tag of its own "
-                    "of a tool's words; rename the tool and its parameters, or leave it out of "
-                    "env.tools",
-                    code="template_reads_tool",
-                )
+        # A template may need a parameter's name: then only its other words are numbers.
+        for keys in (True, False):
+            try:
+                twin = self._parts(messages, map_texts(tools, number_of, keys), calls)
+            except ConfigError:
+                continue
+            if self._signs(twin) == self._signs(parts):
+                return
+            break
+        raise AgentR1Error(
+            f"the chat template of {self.model} makes a control token or a tag of its own of a "
+            "tool's words, or takes no other words for a comparison; rename the tool and its "
+            "parameters, or leave it out of env.tools",
+            code="template_reads_tool",
+        )
 
     def _signs(self, parts: list[int | str]) -> list[int | str]:
         """Return the control tokens of rendered parts, and the tags of the template."""
