@@ -15,9 +15,10 @@ import time
 import psutil
 import pytest
 import torch
-from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour
+from benchmarks.gpu import pack_vllm, packed_attention, quarter_hour, random_model
 from runs import ROOT, main
 
+from agent_r1.chat.tokenizer import load_chat, train_tokenizer
 from agent_r1.cluster.hardware import GPUS
 from agent_r1.config import load_config
 from agent_r1.workspace import Workspace
@@ -38,6 +39,20 @@ def test_machine_code_of_other_cards_becomes_zeros(tmp_path):
     pack_vllm.keep_hopper(library)
     kept = container.replace(b"ampere!!", bytes(8))
     assert library.read_bytes() == b"before" + kept + b"after"
+
+
+def test_random_weights_have_a_token_for_each_row(tmp_path):
+    """vLLM samples only the tokenizer's ids, so random weights must have no other rows."""
+    random_model.main("Qwen/Qwen3-1.7B", tmp_path)
+    chat = load_chat(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    ids = set(chat.tokenizer.get_vocab().values())
+    assert ids == set(range(config["vocab_size"]))
+    ours = train_tokenizer(["a question and an answer"], 300)
+    text = "an <unused 300> answer"
+    assert chat.tokenizer.encode(text) == ours.encode(text)
+    turn = "<answer>Rome</answer><|im_end|>"
+    assert chat.tokenizer.decode(chat.tokenizer.encode(turn)) == turn
 
 
 @pytest.mark.slow
