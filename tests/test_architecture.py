@@ -210,9 +210,10 @@ def test_no_circle():
 MOST_FILES = 27
 """Files with code that one has to be able to read to run the training loop. (30 when packages with
 only a docstring counted, of which there were three.)"""
-MOST_LINES = 2880
+MOST_LINES = 2895
 """Their code lines: what the formatter leaves, and 5 %. (2870 before pictures were refused, and an
-outcome was asked for in a function of its own.)"""
+outcome was asked for in a function of its own; 2880 before the ends of a turn had their own
+file.)"""
 PATH_LINES = 1550
 """Code lines of the twelve files that README.md lists for reading, and 5 %. (1545 before two tuples
 were written out.)"""

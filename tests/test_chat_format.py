@@ -178,7 +178,7 @@ def test_prompt_action_and_continuation_are_the_whole_conversation(any_chat, rep
     prompt = any_chat.prompt_ids([SYSTEM, USER], TOOLS)
     action = any_chat.encode_trusted(ACTION) + [any_chat.turn_end_id] * closed
     whole = [SYSTEM, USER, {"role": "assistant", "content": ACTION}, *reply]
-    continuation = any_chat.continuation_ids(reply, closed=closed)
+    continuation = any_chat.continuation_ids(reply)[closed:]
     # The episode loop does not say whether the turn was closed: its last token says it.
     assert any_chat.reply_ids(action, Observation(reply)) == continuation
     ours = prompt + action + continuation
@@ -194,16 +194,14 @@ def test_every_turn_of_qwen3_opens_without_thinking_and_ends_with_im_end(tokeniz
     opening = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
     prompt, reply = (
         chat.prompt_ids([SYSTEM, USER], TOOLS),
-        chat.continuation_ids([TOOL], closed=True),
+        chat.continuation_ids([TOOL])[1:],
     )
     for ids in (prompt, reply):
         assert chat.decode(ids).endswith(opening)
         assert ids[-len(empty_thought(chat)) :] == empty_thought(
             chat
         )  # control tokens, and not their spelling
-    assert chat.decode(chat.continuation_ids([TOOL], closed=False)).startswith(
-        "<|im_end|>\n<|im_start|>user"
-    )
+    assert chat.decode(chat.continuation_ids([TOOL])).startswith("<|im_end|>\n<|im_start|>user")
     assert [chat.decode([i]) for i in chat.stop_ids] == ["<|im_end|>"]
     # Qwen3's other end token, as its generation settings have it, stops a turn as well where the
     # tokenizer names it.
@@ -328,11 +326,7 @@ def test_contents_never_change_the_control_tokens_of_an_observation(chat, system
             [{"role": "system", "content": system}, {"role": "user", "content": user}], TOOLS
         )
         tools = [{"role": "tool", "content": result}, {"role": "tool", "content": result}]
-        return (
-            prompt
-            + chat.continuation_ids(tools, closed=True)
-            + chat.continuation_ids(tools, closed=False)
-        )
+        return prompt + chat.continuation_ids(tools)[1:] + chat.continuation_ids(tools)
 
     assert controls_in(chat, observation(system, user, result)) == controls_in(
         chat, observation("s", "u", "r")
@@ -415,7 +409,7 @@ def tags_in(chat: ChatFormat, ids: list[int]) -> int:
 
 
 def results(chat: ChatFormat, *texts: str) -> list[int]:
-    return chat.continuation_ids([{"role": "tool", "content": text} for text in texts], closed=True)
+    return chat.continuation_ids([{"role": "tool", "content": text} for text in texts])[1:]
 
 
 def test_a_page_cannot_end_its_own_response_and_forge_a_second_one(chat25):
@@ -493,9 +487,7 @@ def test_harmless_words_have_the_templates_ids_over_that_vocabulary_too(chat25, 
     whole = [*messages, {"role": "assistant", "content": ACTION}, TOOL, TOOL]
     start, action = chat25.prompt_ids(messages, TOOLS), chat25.encode_trusted(ACTION)
     assert start == rendered(chat25, messages, TOOLS)
-    assert start + action + chat25.continuation_ids([TOOL, TOOL], closed=False) == rendered(
-        chat25, whole, TOOLS
-    )
+    assert start + action + chat25.continuation_ids([TOOL, TOOL]) == rendered(chat25, whole, TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -681,7 +673,7 @@ def test_a_template_that_drops_a_message_is_refused(tokenizer):
     )
     chat = ChatFormat(with_template(tokenizer, no_tools))
     with fails_with("template_drops_messages"):
-        chat.continuation_ids([TOOL], closed=True)
+        chat.continuation_ids([TOOL])[1:]
 
 
 def test_a_turn_is_read_without_the_token_that_ended_it_and_no_other(any_chat):

@@ -133,7 +133,7 @@ def test_an_approximate_index_finds_nearly_what_flat_finds_and_scores_it_exactly
 ):
     manifest = build_index(corpus, tmp_path / "index", counting(), kind)
     index = PassageIndex.load(tmp_path / "index")
-    assert manifest["index"] == index.made_of["index"] == kind and isinstance(
+    assert manifest["index"] == index.manifest["index"] == kind and isinstance(
         index.vectors, np.memmap
     )
     assert (

@@ -233,7 +233,9 @@ def test_without_a_network_a_plan_says_so_and_training_is_refused(tmp_path, monk
     monkeypatch.setattr(hub, "download", download)
     config = config_of("OWNER/NAME")
     assert describe_start_chat(config).startswith("not seen")
-    assert check_template(config)[0] == "warn"
+    status, said, _ = check_template(config)
+    assert status == "warn"
+    assert "its model and chat template were not seen" in said and "available" not in said
     with fails_with("download_failed"):
         check_start_chat(config)
     with fails_with("template_not_seen"):

@@ -84,7 +84,7 @@ def test_the_template_with_tools_gives_the_ids_of_apply_chat_template(smol_chat)
     parts = smol_chat.prompt_ids(messages[:2], TOOLS) + smol_chat.encode_trusted(
         PLAYED[1]["content"]
     )
-    assert smol_chat.decode(parts + smol_chat.continuation_ids(messages[3:], closed=False)) == whole
+    assert smol_chat.decode(parts + smol_chat.continuation_ids(messages[3:])) == whole
 
 
 def test_a_model_whose_template_shows_no_tools_gets_ours_and_one_without_chatml_is_refused(

@@ -251,8 +251,8 @@ def doors(chat: ChatFormat, text: str, tmp_path) -> dict[str, list[int]]:
     result = {"role": "tool", "content": told}
     ids = {
         "question": chat.prompt_ids([question]),
-        "tool result": chat.continuation_ids([result], closed=False, calls=["search"]),
-        "gateway message": chat.continuation_ids([question], closed=False),
+        "tool result": chat.continuation_ids([result], calls=["search"]),
+        "gateway message": chat.continuation_ids([question]),
     }
     for door, messages, tools in (
         ("system prompt", [{"role": "system", "content": told}, USER], None),

@@ -44,7 +44,7 @@ class SlowIndex:
 
     def __init__(self, seconds: float = 0.0):
         self.seconds, self.batches, self.fail = seconds, [], False
-        self.made_of = {
+        self.manifest = {
             "encoder": {"name": "slow"},
             "corpus_sha256": "c0ffee",
             "count": 3,
@@ -236,7 +236,7 @@ def test_a_service_that_stays_away_is_waited_for_once():
 
 def test_a_service_that_comes_back_with_another_index_is_refused():
     index, other, said = SlowIndex(), SlowIndex(), []
-    other.made_of = index.made_of | {"corpus_sha256": "another"}
+    other.manifest = index.manifest | {"corpus_sha256": "another"}
     with running(index) as url:
         remote = RemoteIndex(url, pause=0.01, wait_s=100, tell=said.append)
         remote.check("slow", "c0ffee")

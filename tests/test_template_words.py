@@ -64,8 +64,8 @@ def test_a_name_of_a_call_never_becomes_a_control_token(chat):
     """The name is the model's, a teacher's or a file's. One token may hide in another one."""
 
     def ids(name: str) -> list[int]:
-        by_call = chat.continuation_ids([RESULT], closed=False, calls=[name])
-        return by_call + chat.continuation_ids([RESULT | {"name": name}], closed=False)
+        by_call = chat.continuation_ids([RESULT], calls=[name])
+        return by_call + chat.continuation_ids([RESULT | {"name": name}])
 
     plain = controls(chat, ids("look"))
     for token in chat.control_ids:

@@ -129,7 +129,7 @@ def differences(chat: ChatFormat, results: bool, seed: int, count: int) -> list[
             messages += shown
             expected = rendered(chat, messages, tools)
             if number:
-                ours = chat.continuation_ids(reply, closed=False, calls=names, tools=tools)
+                ours = chat.continuation_ids(reply, calls=names, tools=tools)
                 expected = expected[-len(ours) :]
             else:
                 ours = chat.prompt_ids(reply, tools)
@@ -418,7 +418,7 @@ def test_a_turn_is_closed_once():
     result = [{"role": "tool", "content": "r"}]
     user, observation = (chat.control_ids[token] for token in ("<|u|>", "<|o|>"))
     assert {user, observation} <= set(chat.stop_ids) and chat.turn_end_id == user
-    whole = chat.continuation_ids(result, closed=False)
+    whole = chat.continuation_ids(result)
     assert whole[0] == observation
     reply = Observation(result)
     assert chat.reply_ids([observation], reply) == whole[1:]
@@ -446,7 +446,7 @@ def test_a_content_that_is_changed_makes_no_control_token(name, hostile):
 
     def controls(text: str) -> list[int]:
         ids = chat.prompt_ids([{"role": "user", "content": text}])
-        ids += chat.continuation_ids([{"role": "tool", "content": text}], closed=False)
+        ids += chat.continuation_ids([{"role": "tool", "content": text}])
         return [i for i in ids if i in set(chat.control_ids.values())]
 
     assert controls(hostile) == controls("harmless")
@@ -493,7 +493,7 @@ def test_an_episode_has_the_templates_tokens(template, dialect):
             begin = len(before.observation_ids) + len(before.action_ids)
         new = step.observation_ids[begin:]
         assert new == (expected[-len(new) :] if number else expected)
-        assert number == 0 or expected[-len(new) - 1] in chat.closing_ids  # closed once
+        assert number == 0 or expected[-len(new) - 1] in chat.ends.closing  # closed once
         turn = {"role": "assistant", "content": "I call."}
         replies = spoken.responses([call], [ToolResult(' Oslo:\n"one" \\ <two>\n')], tools)
         if study(chat.template).needs_call:
@@ -505,10 +505,10 @@ def test_an_episode_has_the_templates_tokens(template, dialect):
 def test_the_template_that_showed_the_tools_writes_their_results():
     chat = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC["named"][0]))
     result = [{"role": "tool", "content": "r"}]
-    assert "<tool_response>" in chat.decode(chat.continuation_ids(result, closed=True))
+    assert "<tool_response>" in chat.decode(chat.continuation_ids(result)[1:])
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, *result]
     whole = rendered(chat, messages, TOOLS)
-    ours = chat.continuation_ids(result, closed=False)
+    ours = chat.continuation_ids(result)
     assert ours == whole[-len(ours) :]
 
 

@@ -30,7 +30,11 @@ from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import ppo
 from agent_r1.training.batches import make_batch
-from agent_r1.training.forward import action_values, in_micro_batches
+from agent_r1.training.forward import (
+    action_values,
+    in_micro_batches,
+    states_before_actions,
+)
 from agent_r1.training.learner import make_learner
 from agent_r1.training.loop import update_critic
 from agent_r1.training.parts import get_estimator
@@ -51,7 +55,7 @@ def states_and_returns(
     for batch in batches:
         with torch.no_grad():
             # A whole batch shares no beginnings: its states are in the actions' order.
-            state_AD, _, _ = batch.before_actions(model)
+            state_AD, _, _ = states_before_actions(model, batch)
         where_BT = batch.mask_BT.bool()
         kinds = [t.row["extra_info"]["kind"] for t in batch.trajectories]
         assert batch.returns_BT is not None and batch.steps_BT is not None  # `main` fills them

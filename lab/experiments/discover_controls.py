@@ -94,8 +94,9 @@ CONTROLS: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "no success at all": (drop_every_success, {}),
     "shuffled rewards": (shuffle_rewards, {}),
     "penalty of .2": (change_nothing, {"env.format_penalty": 0.2}),
-    "cloning twice as long": (change_nothing, {"cold_start.copy_steps": 900}),
-    "cloning four times as long": (change_nothing, {"cold_start.copy_steps": 1800}),
+    "cloning twice as long": (change_nothing, {"cold_start.copy_steps": 2000}),
+    "cloning four times as long": (change_nothing, {"cold_start.copy_steps": 4000}),
+    "ppo": (change_nothing, {}),
 }
 """Name -> what to exchange, and settings."""
 
@@ -107,7 +108,8 @@ def measure(name: str, seed: int) -> dict[str, Any]:
     quick = {"trainer.threads": 1, "trainer.eval_samples": 1, "cold_start.probe": 0}
     with tempfile.TemporaryDirectory() as home:
         os.environ["AGENT_R1_HOME"] = home
-        run = open_run("discover", "grpo", seed=seed, run="control", **quick, **settings)
+        algorithm = "ppo" if name == "ppo" else "grpo"
+        run = open_run("discover", algorithm, seed=seed, run="control", **quick, **settings)
         cards = {"before": run.evaluate(before=True).card}
         run.train()
         cards["after"] = run.evaluate().card

@@ -121,7 +121,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
         for i, (title, _) in enumerate(places[:1000])
     ]
     first = len(chat.prompt_ids(rows[0]["prompt"]))
-    frame = len(chat.continuation_ids([{"role": "tool", "content": ""}], closed=False))
+    frame = len(chat.continuation_ids([{"role": "tool", "content": ""}]))
     results = BASE["turns"] - 1
     result = (cell["context"] - first - BASE["turns"] * TURN) // results - frame
     longest = first + cell["turns"] * (TURN + frame + result) + 32

@@ -18,7 +18,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from agent_r1 import Batch, Decoder, Trajectory, collate, micro_batches_of, trajectory_rows
+from agent_r1 import (
+    Batch,
+    Decoder,
+    Trajectory,
+    collate,
+    micro_batches_of,
+    states_before_actions,
+    trajectory_rows,
+)
 from agent_r1_recipes.exact.tree import Tree
 
 MICRO_TOKENS = 6000
@@ -31,7 +39,7 @@ def action_logprobs(model: Decoder, part: Batch, temperature: float) -> Tensor:
     Training rounds logits to float32 before the softmax. A check by finite differences requires
     float64 throughout.
     """
-    hidden_AD, tokens_A, action_A = part.before_actions(model)
+    hidden_AD, tokens_A, action_A = states_before_actions(model, part)
     logprobs_AV = (model.logits(hidden_AD) / temperature).log_softmax(-1)
     logprobs_A = logprobs_AV.gather(1, tokens_A[:, None])[:, 0]
     where_BT = part.mask_BT.bool()

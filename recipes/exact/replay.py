@@ -108,11 +108,11 @@ class Replay(Policy):
         reason = finish_reason(ids, sampling, self.sampler.stop_ids)
         if reason is not None:
             return replace(opening, finish_reason=reason)
-        ends = sampling.ends
+        ends = sampling.is_turn_end
         rest_sampling = replace(
             sampling,
             max_tokens=sampling.max_tokens - len(ids),
-            ends=None if ends is None else lambda more: ends(ids + more),
+            is_turn_end=None if ends is None else lambda more: ends(ids + more),
         )
         rest = await self.sampler.generate(prompt_ids + ids, rest_sampling, session)
         return Generation(
@@ -128,7 +128,7 @@ class Replay(Policy):
 
 def finish_reason(ids: list[int], sampling: Sampling, stop_ids: frozenset[int]) -> str | None:
     """Return why a turn ends after these sampled ids; None: it goes on."""
-    if ids[-1] in stop_ids or (sampling.ends is not None and sampling.ends(ids)):
+    if ids[-1] in stop_ids or (sampling.is_turn_end is not None and sampling.is_turn_end(ids)):
         return "stop"
     return "length" if len(ids) == sampling.max_tokens else None
 

@@ -26,6 +26,7 @@ from agent_r1 import (
     Decoder,
     Estimator,
     collate,
+    states_before_actions,
     trajectory_rows,
 )
 from agent_r1_recipes.exact.gradient import (
@@ -149,7 +150,7 @@ def fit_critic(model: Decoder, plays: Plays, episodes: int, seed: int) -> tuple[
     with torch.no_grad():
         for first in range(0, len(batch), 128):
             part = batch[torch.arange(first, min(first + 128, len(batch)))]
-            states.append(part.before_actions(model)[0].double())
+            states.append(states_before_actions(model, part)[0].double())
     hidden_AD = torch.cat(states)
     hidden_AD = torch.cat((hidden_AD, torch.ones(len(hidden_AD), 1, dtype=torch.float64)), 1)
     weight_A = count_N[batch.trajectory_B][:, None].expand_as(mask_BT)[mask_BT].double()

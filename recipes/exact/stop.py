@@ -34,6 +34,7 @@ from agent_r1 import (
     TrainingRow,
     collate,
     load_config,
+    states_before_actions,
 )
 from agent_r1_recipes.exact.tree import Agent, Expansion, Tree
 
@@ -161,7 +162,7 @@ def _clone(agent: Agent, steps: int) -> None:
     target_V = torch.tensor([FREQUENCIES.get(name, other) for name in names])
 
     def loss() -> Tensor:
-        hidden_AD, _, _ = batch.before_actions(agent.model)
+        hidden_AD, _, _ = states_before_actions(agent.model, batch)
         return -(agent.model.logits(hidden_AD).log_softmax(-1) @ target_V).mean()
 
     minimize(agent.model, loss, steps)

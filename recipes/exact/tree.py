@@ -267,7 +267,7 @@ class Expansion:
         sampling = edge.history.state.prompt.sampling
         at_limit = edge.history.length + 1 == sampling.max_tokens
         # Only these need the whole turn, which is looked up token by token.
-        if not at_limit and edge.token not in self.stop_ids and sampling.ends is None:
+        if not at_limit and edge.token not in self.stop_ids and sampling.is_turn_end is None:
             return None
         turn = edge.turn()
         reason = finish_reason(turn.token_ids, sampling, self.stop_ids)

@@ -180,7 +180,8 @@ class GatewayEpisode:
             seed = derive_seed(self.task.seed, answer.number)
             if twins:  # a second sample of the same turn needs other noise
                 seed = derive_seed(self.task.seed, answer.number, len(twins))
-        turn = replace(self.sampling, max_tokens=limit, seed=seed, ends=self._ends(call.stop))
+        is_turn_end = self._ends(call.stop)
+        turn = replace(self.sampling, max_tokens=limit, seed=seed, is_turn_end=is_turn_end)
         try:
             generation = await self._generate(answer, turn)
             self.generations.append((answer.prompt_ids, generation))

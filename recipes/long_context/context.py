@@ -71,7 +71,7 @@ class Summary(Window):
     Such turns do not count against `env.max_turns`.
     """
 
-    asks = ASK
+    plain_request = ASK
     last_observation: Observation | None = None
     """The observation that the summary is about, while the next turn is a summary."""
 

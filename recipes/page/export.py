@@ -225,12 +225,12 @@ def chat_data(
     # A turn may have several calls, and the template writes one result other than three.
     continuations = []
     for count in range(1, config.env.max_tool_calls + 1):
-        continuations.append(skeleton(chat.continuation_ids([result] * count, closed=False)))
+        continuations.append(skeleton(chat.continuation_ids([result] * count)))
     return {
         "prompt": skeleton(chat.prompt_ids([*lead, question], [schema])),
         "continuations": continuations,
         "mark": MARK,
-        "closingIds": sorted(chat.closing_ids),
+        "closingIds": sorted(chat.ends.closing),
         "stopIds": sorted(chat.stop_ids),
         "opened": chat.turn_text([]),
     }

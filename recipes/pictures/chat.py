@@ -93,14 +93,13 @@ class PictureChat(ChatFormat):
         self,
         messages: list[Message],
         *,
-        closed: bool,
         calls: Sequence[str] = (),
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
         """Encode what follows a turn, as `ChatFormat` does."""
         flat = self._flatten(messages)
         safe_tools = _break_up_tools(tools)
-        ids = super().continuation_ids(flat, closed=closed, calls=calls, tools=safe_tools)
+        ids = super().continuation_ids(flat, calls=calls, tools=safe_tools)
         return self._expand(ids, messages)
 
     def count_tokens(self, picture: Image.Image) -> int:

@@ -24,7 +24,7 @@ class MismatchedPolicy(LocalPolicy):
     A resumed run has no old weights and begins with the newest. Evaluations keep the exact policy.
     """
 
-    exact = False
+    has_trainer_weights = False
 
     def __init__(self, actor: Decoder, stop_ids: tuple[int, ...], rollout: MismatchSettings):
         dial = rollout.mismatch

@@ -53,7 +53,7 @@ USERS = {
     "tool.batch": ("BatchTool",),
     "tool.search": ("SearchTool",),
     "training.advantages": ("grpo", "ppo"),
-    "training.forward": ("action_logprobs",),
+    "training.forward": ("action_logprobs", "states_before_actions"),
     "training.losses": ("aggregate_loss", "policy_loss"),
     "watch.tokens": ("TOKEN_CSS", "tokens_html"),
     "workspace": ("Workspace",),

@@ -22,6 +22,9 @@ Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
     S steps of a batch             (the group)                  C tokens of a chunk
 
 In formulas, A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
+
+What stands below a line "Skip at first" is for the users that the line names. No file of the
+reading path needs it to be understood.
 """
 
 from __future__ import annotations
@@ -86,7 +89,8 @@ class Sampling:
     """
     seed: int | None = None
     """Equal seed, prompt and weights give equal tokens, regardless of the rest of the batch."""
-    ends: Callable[[list[int]], bool] | None = None
+    # Skip at first (recipes/gateway).
+    is_turn_end: Callable[[list[int]], bool] | None = None
     """Whether the turn ends after these sampled ids, for stop strings.
 
     `LocalPolicy` asks it after each token.
@@ -111,9 +115,6 @@ class Policy(Protocol):
     The local sampler, verl's server client and a vLLM client implement it.
     """
 
-    on_token: Callable[[str | None, list[int]], None] | None = None
-    """Called with the session and each new stretch of ids, to show a turn while it grows."""
-
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
@@ -127,6 +128,10 @@ class Policy(Protocol):
     def release(self, session: str) -> None:
         """Free what the policy keeps for `session`: its episode is over."""
         ...
+
+    # Skip at first (chat and dashboard).
+    on_token: Callable[[str | None, list[int]], None] | None = None
+    """Called with the session and each new stretch of ids, to show a turn while it grows."""
 
 
 # --------------------------------------------------------------------------------- environment side
@@ -147,10 +152,11 @@ class Observation:
     messages: list[Message]
     tools: list[dict[str, Any]] | None = None
     """JSON schemas of the tools in OpenAI's form; only the first observation's are read."""
-    calls: Sequence[str] = ()
-    """Names of the calls that `messages` answer, for templates that write a result with them."""
     rewrite: bool = False
     """False: append `messages` to the context. True: replace the context with them."""
+    # Skip at first (templates of some model families; gigpo in recipes/credit).
+    calls: Sequence[str] = ()
+    """Names of the calls that `messages` answer, for templates that write a result with them."""
     extra: dict[str, Any] = field(default_factory=dict)
     """Values for estimators, by name.
 
@@ -171,6 +177,7 @@ class StepResult:
     stop_reason: StopReason | None = None  # set when `done`
     info: dict[str, Any] = field(default_factory=dict)
     """For humans and logs (tool calls, errors); the algorithm never reads it."""
+    # Skip at first (worlds that reward single calls).
     call_rewards: list[tuple[int, float]] = field(default_factory=list)
     """Summands of `reward`, if calls are rewarded: (characters up to the call's end, reward).
 
@@ -212,6 +219,7 @@ class Outcome:
 
     `sub_em` and `f1` also go on the evaluation card.
     """
+    # Skip at first (worlds whose score is not exact match; recipes/gym).
     score_name: str | None = None
     """The metric that evaluations report. None: `em` (0 or 1) if measured, otherwise the reward."""
     truncated: bool = False
@@ -240,14 +248,6 @@ class AgentEnv(ABC):
         """
         return Outcome()
 
-    asks: str | None = None
-    """A user message that asks for an answer in plain text; None: no such message.
-
-    The model then writes no turn with tags.
-    """
-    episode_tools: Sequence[Any] = ()
-    """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
-
     def close(self) -> Awaitable[None] | None:
         """Release the episode's resources.
 
@@ -255,6 +255,15 @@ class AgentEnv(ABC):
         """
         for tool in self.episode_tools:
             tool.close()
+
+    # Skip at first (recipes/long_context; tools with a state).
+    plain_request: str | None = None
+    """A user message that asks for an answer in plain text; None: no such message.
+
+    The model then writes no turn with tags.
+    """
+    episode_tools: Sequence[Any] = ()
+    """Tools of this episode alone (`BaseTool.for_episode`); `make_env` sets them."""
 
 
 async def maybe_await(value):
@@ -276,6 +285,7 @@ class Step:
     done: bool = False  # whether the episode ended with this step
     finish_reason: str = "stop"
     info: dict[str, Any] = field(default_factory=dict)
+    # Skip at first (gigpo in recipes/credit; rewards on the way).
     extra: dict[str, Any] = field(default_factory=dict)
     """`Observation.extra`, with `state` as a number that fits into an int64."""
     token_rewards: list[tuple[int, float]] = field(default_factory=list)
@@ -300,6 +310,7 @@ class Trajectory:
     """Unrewarded measurements (f1, tool_calls, ...); any of them may be missing."""
     error: str | None = None
     """The error that ended the episode; None unless `stop_reason.failed`."""
+    # Skip at first (see `Outcome`; recipes/credit; evaluation).
     score_name: str | None = None  # see `Outcome`
     truncated: bool = False  # see `Outcome`
     extra: dict[str, Any] = field(default_factory=dict)

@@ -65,10 +65,10 @@ class Workspace:
     @cached_property
     def data(self) -> Path:
         c = self.config
-        made_of = fingerprint(
+        key = fingerprint(
             c.data, c.seed, c.env.name, *code(c.data.name, *recipe_code({"data": [c.data.name]}))
         )
-        return self.root / "artifacts" / f"{c.data.data_source}-{made_of}"
+        return self.root / "artifacts" / f"{c.data.data_source}-{key}"
 
     @cached_property
     def index(self) -> Path:
@@ -241,21 +241,21 @@ class Workspace:
         """Describe how many of the passages that the test questions need the index finds."""
         from agent_r1.search.index import recall_at_k, title_recall
 
-        rows, top_k, made_of = self.load_rows("test"), self.config.search.top_k, index.made_of
+        rows, top_k, manifest = self.load_rows("test"), self.config.search.top_k, index.manifest
         recall = (
-            f"; of the exact 10 nearest it finds {made_of['recall_at_10']:.3f}"
-            if "recall_at_10" in made_of
+            f"; of the exact 10 nearest it finds {manifest['recall_at_10']:.3f}"
+            if "recall_at_10" in manifest
             else ""
         )
         if "lookups" in rows[0]["extra_info"]:  # the queries of an ideal agent are known
             share = recall_at_k(index, rows, top_k)
             return f"recall@{top_k} of a correct query on the test questions: {share:.3f}{recall}"
         if "supporting" not in rows[0]["extra_info"]:  # user-defined questions name no passages
-            return f"{made_of['index']} over {made_of['count']} passages{recall}"
+            return f"{manifest['index']} over {manifest['count']} passages{recall}"
         return (
-            f"{made_of['index']} over {made_of['count']} passages{recall}; the question itself as "
-            f"a query finds {title_recall(index, rows, top_k):.3f} of the needed titles among the "
-            f"first {top_k}"
+            f"{manifest['index']} over {manifest['count']} passages{recall}; the question itself "
+            f"as a query finds {title_recall(index, rows, top_k):.3f} of the needed titles among "
+            f"the first {top_k}"
         )
 
     def make_task(self) -> None:

@@ -130,7 +130,7 @@ def test_the_tokenizer_gives_pythons_ids_and_no_text_becomes_a_control_token(run
     assert ids == [chat.encode_data(text) for text in TEXTS]
     assert not {i for text in ids for i in text} & set(chat.control_ids.values())
     messages = [[{"role": "tool", "content": text}] * 2 for text in TEXTS]
-    assert results == [chat.continuation_ids(two, closed=False) for two in messages]
+    assert results == [chat.continuation_ids(two) for two in messages]
     assert decoded == [chat.decode([i, i + 1]) for i in range(300)]
 
 

@@ -225,7 +225,7 @@ def test_no_hostile_document_brings_a_control_token_into_an_episode(home):
         for ids, step in zip(results, episode["steps"], strict=False):
             calls = [{"role": "tool", "content": "a"} for _ in step["info"]["tool_calls"]]
             closed = ids[0] != chat.turn_end_id
-            assert controls(ids) == controls(chat.continuation_ids(calls, closed=closed))
+            assert controls(ids) == controls(chat.continuation_ids(calls)[closed:])
             read += sum(call["ok"] for call in step["info"]["tool_calls"])
     assert read >= 1
     assert main("report", "--run=grpo") == 0

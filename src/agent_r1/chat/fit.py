@@ -82,7 +82,7 @@ def render_call(chat: ChatFormat) -> str | None:
     if name not in text:
         return None
     # The turn without its end.
-    ends = [text.rfind(chat.decode([i])) for i in (*chat.stop_ids, *chat.closing_ids)]
+    ends = [text.rfind(chat.decode([i])) for i in (*chat.stop_ids, *chat.ends.closing)]
     return chat.turn_text([]) + text[: max(ends) if max(ends) >= 0 else len(text)]
 
 
@@ -209,7 +209,7 @@ def _check_results(chat: ChatFormat, name: str, dialect: Dialect) -> None:
     tool = _ProbeTool()
     results = dialect.responses([ToolCall(tool.name, {})], [ToolResult("")], {tool.name: tool})
     try:
-        chat.continuation_ids(results, closed=True, calls=[tool.name])
+        chat.continuation_ids(results, calls=[tool.name])
     except ConfigError as error:
         own = sys.modules[type(dialect).__module__]
         remedy = "use a model with another template"

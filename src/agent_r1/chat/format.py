@@ -32,17 +32,9 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from agent_r1.chat.template import PLACEHOLDER, Template, control_tokens
+from agent_r1.chat.turn_ends import find_turn_ends
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
-
-MESSAGE_ENDS = {"<|end|>": ("<|call|>", "<|return|>")}
-"""Control token that ends a message, if a turn may have several -> the tokens that end the turn.
-
-The vocabulary decides, not `env.name`: a model with these tokens was trained to end its turns with
-them.
-"""
-OTHER_ENDS = ("<|eom_id|>",)
-"""Control tokens that also end a turn, where the template writes another (Llama 3 after a call)."""
 
 
 class TurnForm(Protocol):
@@ -105,20 +97,13 @@ class ChatFormat:
         self.turn_end_id = self._end_before("user")
         """The control token after an assistant turn in the template: `<|im_end|>` for Qwen. For GLM
         it is the token that begins the user's turn."""
-        self.closing_ids = {self.turn_end_id}
-        """The template's end is not added to a turn that ends with one of these."""
+        template_ends = {self.turn_end_id}
         with contextlib.suppress(ConfigError):  # a template may take no results
-            self.closing_ids.add(self._end_before("tool"))
-        own_ends = [self._ids_of(tokens) for tokens in MESSAGE_ENDS.values()]
-        self._other_ends = self._ids_of(OTHER_ENDS).union(*own_ends)
-        self.closing_ids |= self._other_ends
-        # Not a stop: a token that closes one of several messages. The turn would stop after its
-        # thought.
-        only_close = self._ids_of(
-            token for token, ends in zip(MESSAGE_ENDS, own_ends, strict=True) if ends
-        )
-        ends = {tokenizer.eos_token_id, *end_ids} | self.closing_ids
-        self.stop_ids = tuple(sorted(ends - {None} - only_close))
+            template_ends.add(self._end_before("tool"))
+        model_ends = (tokenizer.eos_token_id, *end_ids)
+        self.ends = find_turn_ends(self.control_ids, template_ends, model_ends)
+        """All tokens that end a turn: one for Qwen, several for a few other families."""
+        self.stop_ids = self.ends.stop
         """Sampling one of these ends the turn, for every policy."""
         parts, _ = self.template.prompt([{"role": "user", "content": "?"}])
         opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in parts)
@@ -136,10 +121,6 @@ class ChatFormat:
             )
         return parts[0]
 
-    def _ids_of(self, tokens: Iterable[str]) -> set[int]:
-        """Return the ids of those `tokens` that are control tokens of the vocabulary."""
-        return {self.control_ids[token] for token in tokens if token in self.control_ids}
-
     # --------------------------------------------------------------------------------- observations
 
     def prompt_ids(
@@ -153,31 +134,23 @@ class ChatFormat:
         self,
         messages: list[Message],
         *,
-        closed: bool,
         calls: Sequence[str] = (),
         tools: list[dict[str, Any]] | None = None,
     ) -> list[int]:
-        """Encode what follows an assistant turn: `messages`, such as tool results, and the opening.
+        """Encode what follows a turn without its end: that, `messages`, and the next opening.
 
-        `closed`: the action already ends with the turn's end token, because the policy sampled it.
-        Otherwise that token is added here, as part of the observation. `calls`: names of the calls
-        that the messages answer. `tools`: as in the prompt.
+        `messages` are tool results or a user's message. The first token closes the assistant's
+        turn. `calls`: names of the calls that the messages answer. `tools`: as in the prompt.
         """
-        ids = self._fill(*self.template.continuation(messages, tools, calls))
-        # The first token closes the turn. If the policy sampled it, it is an action already: a
-        # second one would close an empty turn (lesson 3).
-        return ids[1:] if closed else ids
+        return self._fill(*self.template.continuation(messages, tools, calls))
 
     def reply_ids(self, action_ids: list[int], reply: Observation) -> list[int]:
         """Encode what follows the sampled turn `action_ids`."""
-        ids = self.continuation_ids(
-            reply.messages, closed=False, calls=reply.calls, tools=reply.tools
-        )
-        # A turn is closed once. GLM closes it with the next role's token: `<|observation|>` before
-        # a result, `<|user|>` before a question. If the other one was sampled, the right one
-        # follows.
-        is_closed = action_ids[-1:] == ids[:1] or not self._other_ends.isdisjoint(action_ids[-1:])
-        return ids[1:] if is_closed else ids
+        ids = self.continuation_ids(reply.messages, calls=reply.calls, tools=reply.tools)
+        # A turn is closed once. If the policy sampled its end, that is an action already: a second
+        # one would close an empty turn. Else it is added here, as part of the observation, because
+        # the policy did not choose it (lesson 3).
+        return ids[1:] if self.ends.is_closed(action_ids, ids[0]) else ids
 
     def encode_data(self, text: str, template_tags: frozenset[int] = frozenset()) -> list[int]:
         """Encode text without control tokens, and split any tag of the template inside it.

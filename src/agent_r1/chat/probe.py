@@ -140,7 +140,7 @@ def _compare(
         if number == 0:
             _same(chat, where, chat.prompt_ids(reply, tools), template_ids)
         else:
-            ours = chat.continuation_ids(reply, closed=False, calls=calls, tools=tools)
+            ours = chat.continuation_ids(reply, calls=calls, tools=tools)
             # It begins with the token that ends the turn, and with nothing of the turn itself.
             ends = ours[0] in chat.control_ids.values()
             _same(chat, where, ours, template_ids[-len(ours) :] if ends else [])

@@ -260,7 +260,7 @@ def play_demonstrations(
 
     def make_and_watch(row: Row) -> AgentEnv:
         world = make_env(row, tools, env)
-        requests.add(world.asks)
+        requests.add(world.plain_request)
         return world
 
     writer = make_writer(demonstrate)

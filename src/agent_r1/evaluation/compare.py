@@ -286,8 +286,8 @@ def _evaluate(
 ) -> tuple[Card, list[Trajectory]]:
     """Play the samples that `records` does not contain yet. The card covers all."""
     start = time.perf_counter()
-    if agent.lead is not None:
-        rows = [row | {"prompt": [*agent.lead, row["prompt"][-1]]} for row in rows]
+    if agent.leading_messages is not None:
+        rows = [row | {"prompt": [*agent.leading_messages, row["prompt"][-1]]} for row in rows]
     before = []
     if records:
         before = _restore(records, rows)

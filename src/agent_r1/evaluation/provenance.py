@@ -90,9 +90,9 @@ def _index(config: Config, workspace: Workspace, data_manifest: dict[str, Any]) 
         return {"service": config.search.url}
     if config.search.url:
         return facts | {"service": True}
-    made_of = _manifest(workspace.index)
-    digest = made_of.get("files", {}).get("vectors.faiss")
-    return facts | {"kind": made_of.get("index"), "sha256": digest}
+    manifest = _manifest(workspace.index)
+    digest = manifest.get("files", {}).get("vectors.faiss")
+    return facts | {"kind": manifest.get("index"), "sha256": digest}
 
 
 def _manifest(folder: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def open_agent(
     open_policy = tables.resolve("backend", backend, "the backend")
     with open_policy(model, config, chat.stop_ids, all_gpus) as (policy, max_concurrent):
         agent = Agent(policy, chat, tools, config, model, max_concurrent)
-        agent.lead = _leading_messages(agent, prompt)
+        agent.leading_messages = _leading_messages(agent, prompt)
         yield agent
 
 
@@ -93,7 +93,7 @@ def open_to_evaluate(
     """
     with open_agent(model, config, backend, tools, prompt=prompt, all_gpus=True) as agent:
         if as_trained and prompt is None:
-            agent.lead = None
+            agent.leading_messages = None
         say(describe(agent, backend, temperature))
         yield agent
 
@@ -129,7 +129,7 @@ def open_in_process(
 
 
 def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
-    """Return the messages of `Agent.lead`.
+    """Return the messages of `Agent.leading_messages`.
 
     Foreign models need instructions, unless their data set has them.
     """
@@ -172,13 +172,13 @@ def describe(agent: Agent, backend: str, temperature: float | None = None) -> st
     world = ""
     if tables.any_entry_has("tool", agent.tools, "index"):
         world = f" over {workspace.data.name}, {c.search.url or workspace.index.name}"
-    lead = agent.lead
-    if lead is None:
+    leading = agent.leading_messages
+    if leading is None:
         describes_format = dialect_of(c.env).describes_format
-        lead = messages(c.data.data_source, "", describes_format=describes_format)[:-1]
+        leading = messages(c.data.data_source, "", describes_format=describes_format)[:-1]
     prompt = "none"
-    if lead:
-        prompt = f'"{textwrap.shorten(lead[0]["content"], 80, placeholder="...")}"'
+    if leading:
+        prompt = f'"{textwrap.shorten(leading[0]["content"], 80, placeholder="...")}"'
     r = c.rollout
     tools = add_class_tools(agent.tools, c.env)
     if temperature is None:

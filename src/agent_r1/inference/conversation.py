@@ -92,8 +92,8 @@ class Conversation(AgentEnvLoop):
         self._rows_by_question = {row["prompt"][-1]["content"]: row for row in known_rows}
         # The same messages before the question as in training: a system message, if the task has
         # one.
-        if agent.lead is not None:
-            self._leading_messages = agent.lead
+        if agent.leading_messages is not None:
+            self._leading_messages = agent.leading_messages
         elif known_rows:
             self._leading_messages = known_rows[0]["prompt"][:-1]
         else:

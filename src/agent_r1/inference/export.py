@@ -235,7 +235,7 @@ def _conversation(folder: Path) -> list[list[int]]:
             ids.append(chat.prompt_ids([{"role": "user", "content": "Where is Oslo?"}], tools))
         with suppress(ConfigError):  # or take no results
             result = [{"role": "tool", "content": "In Norway."}]
-            ids.append(chat.continuation_ids(result, closed=False, tools=tools))
+            ids.append(chat.continuation_ids(result, tools=tools))
     return ids
 
 

@@ -77,7 +77,7 @@ class LocalPolicy(Policy):
     One instance serves all episodes of its event loop.
     """
 
-    exact = True
+    has_trainer_weights = True
     """Whether it samples from the trainer's weights with the trainer's arithmetic, apart from a
     smaller dtype's rounding."""
 
@@ -243,8 +243,11 @@ class LocalPolicy(Policy):
             request.logprobs.append(logprob)
             if self.on_token is not None:
                 self.on_token(request.session, [token])
-            ends = request.sampling.ends
-            if token in self.stop_ids or (ends is not None and ends(request.token_ids)):
+            is_turn_end = request.sampling.is_turn_end
+            ended = token in self.stop_ids
+            if not ended and is_turn_end is not None:
+                ended = is_turn_end(request.token_ids)
+            if ended:
                 self._finish(request, "stop")
             elif (
                 len(request.token_ids) == request.sampling.max_tokens

@@ -26,7 +26,7 @@ class Agent:
     model: Path
     max_concurrent: int = 1
     """Concurrent episodes: as many as all engines decode at a time."""
-    lead: list[Message] | None = None
+    leading_messages: list[Message] | None = None
     """Messages before each question, instead of those in the rows; None: those."""
 
     @property

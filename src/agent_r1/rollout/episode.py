@@ -211,18 +211,12 @@ class AgentEnvLoop(AgentFlowBase):
                     "earlier checkpoint, or train again with a smaller learning rate",
                     code="broken_weights",
                 )
-            # Estimators that compare equal states (gigpo) compare these numbers. Half of a 64-bit
-            # hash, so that it fits into an int64.
-            state = observation.extra.get("state")  # 0 is a state
-            if state is None:
-                state = str(observation.messages)
-            state = derive_seed(state) >> 1
             step = Step(
                 ids,
                 generation.token_ids,
                 generation.logprobs,
                 finish_reason=generation.finish_reason,
-                extra=observation.extra | {"state": state},
+                extra=observation.extra | {"state": number_of_state(observation)},
             )
             steps.append(step)
             # The only place where sampled ids become text: the environment reads it, and it is
@@ -338,6 +332,15 @@ def derive_seed(*parts: int | str) -> int:
     path = "/".join(str(part) for part in parts)
     digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
+
+
+def number_of_state(observation: Observation) -> int:
+    """Return an int64 that equal states share, for estimators that compare them (gigpo)."""
+    state = observation.extra.get("state")  # 0 is a state
+    if state is None:
+        state = str(observation.messages)
+    # Half of a 64-bit hash fits into an int64.
+    return derive_seed(state) >> 1
 
 
 def _error_text(failure: Exception) -> str:

@@ -23,7 +23,6 @@ from torch import Tensor
 
 from agent_r1.core import Trajectory
 from agent_r1.ground.errors import ConfigError
-from agent_r1.model.decoder import Decoder, causal_attention_at
 from agent_r1.rollout.columns import Column, Columns
 
 
@@ -175,22 +174,6 @@ class Batch:
         part = self._with(select)
         return replace(part, groups=[self.groups[i] for i in index.tolist()])
 
-    def before_actions(self, model: Decoder) -> tuple[Tensor, Tensor, Tensor]:
-        """Return hidden states [A, D], the action tokens after them [A], and each action's place.
-
-        A are the batch's action tokens, row by row, so the places are 0, 1, ... In a micro-batch
-        whose rows share beginnings (training/prefix_tree.py), A are the distinct ones.
-        """
-        B, T = self.ids_BT.shape
-        positions_BT = torch.arange(T, device=self.ids_BT.device).expand(B, T)
-        where_BT = self.mask_BT.bool()
-        # The state at position t - 1 predicts token t. The mask without its first column, read from
-        # position 0, is true exactly there. Position 0 itself is never an action.
-        before_BA, real_BA = places_of(where_BT[:, 1:])
-        hidden_BAD = model(self.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-        tokens_A = self.ids_BT[where_BT]
-        return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
-
     # ------------------------------------------------------------------------------- for estimators
 
     def number_trajectories(self) -> tuple[Tensor, int]:
@@ -256,30 +239,6 @@ class Batch:
 def scatter(values_A: Tensor, where_BT: Tensor) -> Tensor:
     """Put A values in their places in [B, T], with zeros elsewhere. Differentiable."""
     return torch.zeros(where_BT.shape, device=values_A.device).masked_scatter(where_BT, values_A)
-
-
-def select_rows(values_N: Tensor, index_A: Tensor) -> Tensor:
-    """Return `values_N[index_A]`: rows of the first dimension, some of them several times.
-
-    Differentiable.
-
-    The gradient of a row that was selected several times is a sum. With plain indexing, several
-    CPU threads add to it in any order, so that a run does not repeat to the bit. `index_select`
-    has one order, and is faster.
-    """
-    return values_N.index_select(0, index_A)
-
-
-def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Return [B, A], the places where each row is true; and bool [B, A].
-
-    The second is false for the unused places at the end of rows with fewer places.
-    """
-    counts_B = where_BT.sum(dim=1)
-    place_BA = where_BT.byte().argsort(dim=1, descending=True, stable=True)[
-        :, : int(counts_B.max())
-    ]
-    return place_BA, torch.arange(place_BA.shape[1], device=place_BA.device) < counts_B[:, None]
 
 
 def collate(

@@ -107,7 +107,7 @@ def build_index(
     if kind == "auto":
         kind = choose_kind(len(pairs), encoder.dim, memory)
     index = _empty_index(kind, encoder.dim, len(pairs))
-    made_of = {
+    inputs = {
         "encoder": encoder.settings,
         "dim": encoder.dim,
         "metric": METRIC,
@@ -116,11 +116,11 @@ def build_index(
     }
     # Relative, so that a run's folder may be moved.
     where = os.path.relpath(corpus.resolve(), out.resolve())
-    manifest = {"format": INDEX_FORMAT, **made_of, "corpus": where, "index": kind}
+    manifest = {"format": INDEX_FORMAT, **inputs, "corpus": where, "index": kind}
     # Named by the vectors' inputs: they survive an interrupted build, and serve an index of another
     # kind too.
-    inputs = json.dumps(made_of, sort_keys=True).encode()
-    name = f"vectors-{hashlib.sha256(inputs).hexdigest()[:16]}"
+    text = json.dumps(inputs, sort_keys=True).encode()
+    name = f"vectors-{hashlib.sha256(text).hexdigest()[:16]}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with hold_lock(out.parent / f".lock-{name}"):
@@ -256,7 +256,7 @@ class PassageIndex:
         self.encoder = encoder
         self.vectors = vectors
         """float32 [count, dim]: FAISS's with Flat, freed with this object; else a mapped file."""
-        self.made_of: dict[str, Any] = {}  # the manifest
+        self.manifest: dict[str, Any] = {}
         self._candidates = candidates
         flat = isinstance(candidates, faiss.IndexFlat)
         # A small corpus is stored again by column for sparse queries, whose zeros FAISS would
@@ -295,7 +295,7 @@ class PassageIndex:
         candidates, vectors = _read_vectors(folder, (len(passages), manifest["dim"]))
         encoder.load(folder)
         index = cls(passages, candidates, vectors, encoder)
-        index.made_of = manifest
+        index.manifest = manifest
         return index
 
     def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:

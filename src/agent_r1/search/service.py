@@ -159,13 +159,13 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
 
     @app.get("/health")
     async def health() -> dict:
-        made_of = {
-            key: index.made_of.get(key)
+        manifest = {
+            key: index.manifest.get(key)
             for key in ("encoder", "dim", "count", "corpus_sha256", "index")
         }
         return {
             "status": "ok",
-            **made_of,
+            **manifest,
             "waiting": searcher.waiting,
             "stats": asdict(searcher.stats),
         }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
@@ -45,8 +44,9 @@ class Estimator:
     credit: Credit
     columns: tuple[Column, ...] = ()
     """Inputs beyond those that every batch has."""
-    critic_mask: Callable[[Batch], Tensor] = attrgetter("mask_BT")
-    """[B, T]: the tokens that train the critic. By default, all action tokens."""
+    critic_mask: Callable[[Batch], Tensor] = lambda batch: batch.mask_BT
+    """[B, T]: the tokens that train the critic. By default, all action tokens; steppo of
+    recipes/credit takes the first of each turn."""
     groups: bool = False
     """It compares the samples of a prompt, so a group of one teaches nothing."""
     critic: bool = False

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from agent_r1.ground.device import LOGITS
-from agent_r1.model.decoder import Decoder
-from agent_r1.rollout.training_rows import Batch, scatter, select_rows
-from agent_r1.training.prefix_tree import micro_batches_of
+from agent_r1.model.decoder import Decoder, causal_attention_at
+from agent_r1.rollout.training_rows import Batch, scatter
+from agent_r1.training.prefix_tree import SharedRows, micro_batches_of, places_of, select_rows
 
 
 class Critic(nn.Module):
@@ -32,6 +32,26 @@ class Critic(nn.Module):
         nn.init.zeros_(self.value.bias)
 
 
+def states_before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the states that predict the action tokens [A, D], these tokens [A], and numbers.
+
+    A are the action tokens, row by row, numbered 0, 1, ... Rows that share beginnings share actions
+    too: then A are the distinct ones, and the numbers say which of them each action is.
+    """
+    action_BT = batch.mask_BT.bool()
+    if isinstance(batch, SharedRows):
+        return batch.tree.before_actions(model, action_BT)
+    B, T = batch.ids_BT.shape
+    positions_BT = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
+    # The state at position t - 1 predicts token t. The mask without its first column, read from
+    # position 0, is true exactly there. Position 0 itself is never an action.
+    before_BA, real_BA = places_of(action_BT[:, 1:])
+    # Only at these positions: in the eight episodes of lesson 3, that is 174 of 764.
+    hidden_BAD = model(batch.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
+    tokens_A = batch.ids_BT[action_BT]
+    return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
+
+
 def action_logprobs(
     model: Decoder, batch: Batch, temperature: float = 1.0, entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
@@ -41,9 +61,7 @@ def action_logprobs(
     recomputes what the sampler recorded. The entropy is None unless requested: it needs as much
     memory as the logits, and the sampler records it.
     """
-    # States at positions t - 1, which predict the tokens at t, and only for action tokens. In the
-    # eight episodes of lesson 3, that is 174 of 764 positions.
-    hidden_AD, tokens_A, action_A = batch.before_actions(model)
+    hidden_AD, tokens_A, number_A = states_before_actions(model, batch)
 
     def chunk_logprobs(hidden_CD: Tensor, tokens_C: Tensor) -> tuple[Tensor, Tensor | None]:
         # float32 before the softmax: bfloat16 keeps 8 bits, too few to compare two policies.
@@ -72,19 +90,19 @@ def action_logprobs(
         logprobs_A = torch.cat(logprobs)
         entropy_A = torch.cat(entropies) if entropy else None
     where_BT = batch.mask_BT.bool()
-    # `action_A` is 0, 1, 2, ... unless rows share actions (prefix_tree.py).
-    logprobs_BT = scatter(select_rows(logprobs_A, action_A), where_BT)
+    # Each action gets the log-probability of its number.
+    logprobs_BT = scatter(select_rows(logprobs_A, number_A), where_BT)
     entropy_BT = None
     if entropy_A is not None:
-        entropy_BT = scatter(select_rows(entropy_A, action_A), where_BT)
+        entropy_BT = scatter(select_rows(entropy_A, number_A), where_BT)
     return logprobs_BT, entropy_BT
 
 
 def action_values(critic: Critic, batch: Batch) -> Tensor:
     """Compute V(s_t), the value *before* token t is chosen: [B, T], 0 outside action tokens."""
     # The state at t - 1 has not read token t: V must not know the action that it is a baseline for.
-    hidden_AD, _, action_A = batch.before_actions(critic.trunk)
-    values_A = select_rows(critic.value(hidden_AD)[:, 0], action_A)
+    hidden_AD, _, number_A = states_before_actions(critic.trunk, batch)
+    values_A = select_rows(critic.value(hidden_AD)[:, 0], number_A)
     return scatter(values_A.float(), batch.mask_BT.bool())
 
 

@@ -83,9 +83,9 @@ class Parts:
     rollouts: Rollouts
     """Play the episodes of a step, with `policy`."""
     policy: LocalPolicy
-    """Samples the training episodes: `exact`, unless a setting selects another policy."""
-    exact: LocalPolicy
-    """Has the trainer's weights, and is evaluated."""
+    """Samples the training episodes: `evaluated`, unless a setting selects another policy."""
+    evaluated: LocalPolicy
+    """Has the trainer's weights."""
     estimate: Estimator
     """Computes the advantages: grpo, ppo or one of a recipe."""
     ratios: Ratios
@@ -133,7 +133,8 @@ def train(
 
         # 3  predict. Before the first update, because the clip and the critic's targets are
         # relative to what these weights say (lesson 7).
-        metrics = predict(learner, reference, batch, config, dtype, parts.policy.exact)
+        same_weights = parts.policy.has_trainer_weights
+        metrics = predict(learner, reference, batch, config, dtype, same_weights)
         clock.lap("values")
 
         # 4  credit. Needs the whole batch: grpo compares the eight attempts at a question, ppo
@@ -161,8 +162,8 @@ def train(
         metrics |= episodes.metrics | batch.metrics
         clock.lap("other")
         if trainer.eval_every and due(trainer.eval_every):
-            parts.exact.sync(learner.actor)
-            metrics |= evaluate(parts.exact)
+            parts.evaluated.sync(learner.actor)
+            metrics |= evaluate(parts.evaluated)
             clock.lap("testing")
         on_step(metrics | clock.seconds(), episodes.played, batch)
         if due(trainer.save_every):
@@ -175,25 +176,25 @@ def predict(
     batch: Batch,
     config: Config,
     dtype: torch.dtype,
-    exact: bool,
+    same_weights: bool,
 ) -> dict[str, float]:
     """Phase 3: predict log-probabilities and values before any update. The clipped ratio is
     relative to these values.
 
-    `exact`: the sampler has the trainer's weights. Then one row in GAP_ROW_STRIDE is recomputed to
+    `same_weights`: the sampler has the trainer's. Then one row in GAP_ROW_STRIDE is recomputed to
     check that the two agree. Otherwise the trainer's log-probabilities replace `logprobs_BT`.
     """
     micro_tokens = config.trainer.max_tokens_per_microbatch
     temperature = config.rollout.temperature
     rows_to_check = batch
-    if exact:
+    if same_weights:
         # 1 row in 32: enough to see that sampler and trainer agree, at 3 % of a forward pass.
         rows_B = torch.arange(0, len(batch), GAP_ROW_STRIDE, device=batch.ids_BT.device)
         rows_to_check = batch[rows_B]
     now_BT = batch_logprobs(learner.actor, rows_to_check, temperature, micro_tokens, dtype)
     # Measured before the recorded values are replaced, so that it always compares with them.
     gap = sampler_gap(rows_to_check, now_BT)
-    if not exact:
+    if not same_weights:
         batch.logprobs_BT = now_BT
     if learner.critic is not None:
 

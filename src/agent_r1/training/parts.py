@@ -41,18 +41,18 @@ def make_parts(
     _, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
     # In float32 the sampler shares the trainer's weights; otherwise it needs a rounded copy.
     sampler_model = actor if dtype is torch.float32 else copy.deepcopy(actor).to(dtype)
-    exact = LocalPolicy(
+    evaluated = LocalPolicy(
         sampler_model,
         chat.stop_ids,
         slots=config.rollout.max_concurrent_episodes,
         max_context=config.rollout.max_context,
     )
-    policy = make_policy(actor, chat, config, exact)
+    policy = make_policy(actor, chat, config, evaluated)
     estimator = make_estimator(config)
     return Parts(
         rollouts=make_rollouts(policy, chat, make_env, questions, config, estimator.greedy),
         policy=policy,
-        exact=exact,
+        evaluated=evaluated,
         estimate=estimator,
         ratios=get_ratios(config.actor.ratio_level),
     )
@@ -121,10 +121,10 @@ def _less_kl(inner: Estimator, config: Config) -> Estimator:
 
 
 def make_policy(
-    actor: Decoder, chat: ChatFormat, config: Config, exact: LocalPolicy
+    actor: Decoder, chat: ChatFormat, config: Config, evaluated: LocalPolicy
 ) -> LocalPolicy:
-    """Return the policy that plays a step's episodes: `exact`, unless a setting replaces it."""
-    policy = exact
+    """Return the policy that plays a step's episodes: `evaluated`, unless a setting replaces it."""
+    policy = evaluated
     for make in tables.for_changed_settings("policy", **dict(config)):
         policy = make(actor, chat.stop_ids, config.rollout)
     return policy

@@ -1,7 +1,7 @@
 """Compute equal beginnings of a batch's rows only once.
 
 In: a batch, and the rows of an update. Out: micro-batches (`micro_batches_of`), some of them
-`SharedRows`. Next: `forward.py` computes with them, and need not know which kind it has.
+`SharedRows`. Next: `forward.py` computes with both kinds.
 
 The samples of a prompt begin with the same tokens, and a trained agent often samples the same
 turns. In a causal model the state at a token depends on the tokens before it only, so equal
@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.model.decoder import Attention, Decoder, attend
-from agent_r1.rollout.training_rows import Batch, places_of, select_rows
+from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.batches import micro_batches
 
 WORTH_IT = 0.8
@@ -76,12 +76,16 @@ class PrefixTree:
     node_BT: Tensor  # int64, p * N + n: the node of each token of a row; any number on padding
 
     def before_actions(self, model: Decoder, where_BT: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return states at the parents of action nodes, the nodes' tokens, each action's node."""
-        nodes_A, action_A = self.node_BT[where_BT].unique(return_inverse=True)
+        """Return the states at the parents of action nodes [A, D], and their tokens [A].
+
+        The third result is each action's number among these nodes. Rows that share a node have the
+        same number there.
+        """
+        nodes_A, number_A = self.node_BT[where_BT].unique(return_inverse=True)
         # The state at a node's parent predicts the node, as position t - 1 predicts token t. Rows
         # that share a node share the parent, too, so they all write the same number here.
         parents_A = torch.empty_like(nodes_A)
-        parents_A[action_A] = self.node_BT[:, :-1][where_BT[:, 1:]]
+        parents_A[number_A] = self.node_BT[:, :-1][where_BT[:, 1:]]
         parents_PN = torch.zeros_like(self.ids_PN, dtype=torch.bool)
         parents_PN.view(-1)[parents_A] = True
         at_PA, _ = places_of(parents_PN)
@@ -93,7 +97,7 @@ class PrefixTree:
         # Its row among the states of all trees, of which each tree has as many as the fullest.
         state_A = tree_A * hidden_PAD.shape[1] + rank_A
         hidden_AD = select_rows(hidden_PAD.flatten(0, 1), state_A)
-        return hidden_AD, self.ids_PN.view(-1)[nodes_A], action_A
+        return hidden_AD, self.ids_PN.view(-1)[nodes_A], number_A
 
 
 @dataclass(kw_only=True)
@@ -102,16 +106,33 @@ class SharedRows(Batch):
 
     tree: PrefixTree
 
-    def before_actions(self, model: Decoder) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Batch.before_actions`.
-
-        A are the distinct nodes of actions, so that rows share actions, too.
-        """
-        return self.tree.before_actions(model, self.mask_BT.bool())
-
     def __getitem__(self, index: Tensor) -> Batch:
         """Return the rows at `index` as a plain batch: other rows have another tree."""
         return Batch(**{field.name: getattr(self, field.name) for field in fields(Batch)})[index]
+
+
+def select_rows(values_N: Tensor, index_A: Tensor) -> Tensor:
+    """Return `values_N[index_A]`: rows of the first dimension, some of them several times.
+
+    Differentiable.
+
+    The gradient of a row that was selected several times is a sum. With plain indexing, several
+    CPU threads add to it in any order, so that a run does not repeat to the bit. `index_select`
+    has one order, and is faster.
+    """
+    return values_N.index_select(0, index_A)
+
+
+def places_of(where_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Return [B, A], the places where each row is true; and bool [B, A].
+
+    The second is false for the unused places at the end of rows with fewer places.
+    """
+    counts_B = where_BT.sum(dim=1)
+    place_BA = where_BT.byte().argsort(dim=1, descending=True, stable=True)[
+        :, : int(counts_B.max())
+    ]
+    return place_BA, torch.arange(place_BA.shape[1], device=place_BA.device) < counts_B[:, None]
 
 
 def share_beginnings(batch: Batch) -> SharedRows:
