@@ -139,8 +139,8 @@ def sample_turns(world, contexts, greedy):
     lengths = torch.zeros(len(contexts), dtype=torch.long)
     cache = None  # keys and values of the columns so far; thrown away after the turn
     while running.any() and len(tokens) < MAX_TURN:
-        place = (visible.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]
-        out = world.model(new, attention_mask=visible, position_ids=place, past_key_values=cache)
+        at = (visible.cumsum(1) - 1).clamp(min=0)[:, -new.shape[1] :]  # positions
+        out = world.model(new, attention_mask=visible, position_ids=at, past_key_values=cache)
         cache = out.past_key_values
         logp = out.logits[:, -1].log_softmax(-1)
         # No top-p and no top-k: the ratio in the loss compares whole distributions.
