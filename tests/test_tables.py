@@ -6,10 +6,12 @@ import sys
 
 import pytest
 
-from agent_r1.config import plugins, tables
+from agent_r1.config import plugins, recipes, tables
+from agent_r1.config.settings import RolloutConfig
+from agent_r1.config.whole import all_settings
 from agent_r1.ground.errors import ConfigError
 
-KINDS = [kind for kind in tables._tables()]
+KINDS = [kind for kind in tables._tables() if kind != "setting"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -19,6 +21,49 @@ def test_every_name_of_a_table_is_code_that_exists(kind):
             "publishers" in tables.entries(kind)[name]
             or tables.resolve(kind, name, "here") is not None
         )
+
+
+def test_the_table_of_a_setting_names_code_for_known_parts():
+    settings = tables.entries("setting")
+    assert len(settings) > 6
+    for setting, code_of_part in settings.items():
+        assert setting in all_settings().fields
+        assert set(code_of_part) - {"tool_hint"} <= set(tables.PARTS)
+        for part, code in code_of_part.items():
+            assert part == "tool_hint" or plugins.import_object(code, setting) is not None
+    used = {part for code_of_part in settings.values() for part in code_of_part}
+    assert set(tables.PARTS) <= used  # no part without a user
+
+
+@pytest.mark.parametrize(
+    ("table", "code"),
+    [
+        ("flows = 'mine.py:Flow'", "unknown_name"),
+        ("flow = 'a sentence'", "names_no_code"),
+        ("flow = 3", "names_no_code"),
+    ],
+)
+def test_a_wrong_table_of_a_setting_is_refused(tmp_path, table, code):
+    file = tmp_path / "recipe.toml"
+    file.write_text(f"[setting.'rollout.flow']\n{table}\n")
+    with pytest.raises(ConfigError) as refused:
+        recipes.add(file)
+    assert refused.value.code == code
+
+
+def test_a_users_recipe_changes_what_a_setting_names(tmp_path, monkeypatch):
+    """Only if the setting is not at its default."""
+    (tmp_path / "my_flow.py").write_text("def flow(*_): return 'mine'\n")
+    (tmp_path / "recipe.toml").write_text(
+        "[setting.'rollout.temperature']\nflow='my_flow.py:flow'\n"
+    )
+    monkeypatch.setitem(tables.entries("setting"), "rollout.temperature", {})
+    del tables.entries("setting")["rollout.temperature"]
+    recipes.add(tmp_path / "recipe.toml")
+    changed = RolloutConfig(temperature=0.5)
+    made = [make() for make in tables.for_changed_settings("flow", rollout=changed)]
+    assert made == ["mine"]
+    assert not list(tables.for_changed_settings("flow", rollout=RolloutConfig()))
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

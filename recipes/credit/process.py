@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from agent_r1 import AdvantageConfig, Batch, Column, Config, Estimator
-from agent_r1_recipes.robustness.off_policy import truncated_weights
 
 PROCESS = Column.process()
 
@@ -46,24 +44,3 @@ def scale_process_rewards(
     most = process_BT.flip(1).cumsum(1).abs().max().item()
     scale = weight / (most + 1e-6) if most else 0.0
     return rewards_BT + (scale - 1) * process_BT, scale
-
-
-SAMPLER_LOGPROBS = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
-"""The sampler's own log-probabilities, while the trainer recomputes `logprobs_BT`."""
-
-
-def with_truncated_weights(inner: Estimator, config: Config) -> Estimator:
-    """Correct the advantages of `inner` for a modified sampler (`rollout.mismatch`)."""
-
-    def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
-        advantages_BT, returns_BT = inner(batch, advantage)
-        weights_BT, metrics = truncated_weights(
-            batch.columns[SAMPLER_LOGPROBS.name],
-            batch.logprobs_BT,
-            batch.mask_BT,
-            config.rollout.mismatch.tis_cap,
-        )
-        batch.metrics |= metrics
-        return weights_BT * advantages_BT, returns_BT
-
-    return replace(inner, credit=credit, columns=(*inner.columns, SAMPLER_LOGPROBS))

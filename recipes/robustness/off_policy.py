@@ -2,19 +2,20 @@
 
 Here, sampler and trainer run the same float32 arithmetic. In a real stack another program samples.
 It rounds to bfloat16 with its own kernels, cuts off unlikely tokens (top-p), or has weights of some
-steps ago. In: the trainer's model and the setting. Out: a `Policy`, and the weights that correct
-for it. docs/algorithms.md shows the cost of each.
+steps ago. In: the trainer's model and the setting. Out: a `Policy`, and an estimator with weights
+that correct for it. docs/algorithms.md shows the cost of each.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from agent_r1 import Decoder, LocalPolicy
+from agent_r1 import AdvantageConfig, Batch, Column, Config, Decoder, Estimator, LocalPolicy
 from agent_r1_recipes.robustness.settings import MismatchSettings
 
 
@@ -78,3 +79,24 @@ def truncated_weights(
         "training/rollout_ratio_max": ratio_BT[mask_BT].max().item(),
         "actor/rollout_is_weight": weights_BT[mask_BT].mean().item(),
     }
+
+
+SAMPLER_LOGPROBS = Column("sampled_BT", torch.float32, lambda step: step.action_logprobs)
+"""The sampler's own log-probabilities, while the trainer recomputes `logprobs_BT`."""
+
+
+def with_truncated_weights(inner: Estimator, config: Config) -> Estimator:
+    """Correct the advantages of `inner` for a modified sampler (`rollout.mismatch`)."""
+
+    def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
+        advantages_BT, returns_BT = inner(batch, advantage)
+        weights_BT, metrics = truncated_weights(
+            batch.columns[SAMPLER_LOGPROBS.name],
+            batch.logprobs_BT,
+            batch.mask_BT,
+            config.rollout.mismatch.tis_cap,
+        )
+        batch.metrics |= metrics
+        return weights_BT * advantages_BT, returns_BT
+
+    return replace(inner, credit=credit, columns=(*inner.columns, SAMPLER_LOGPROBS))

@@ -424,15 +424,15 @@ def _all_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
 
 
 def _resolve_auto(config: Config) -> Config:
-    """Replace `auto` in the settings that the table [auto] lists, and say by what.
+    """Replace `auto` in the settings that have a function for it, and say by what.
 
     Only the name that is found reaches rows, the names of artefacts, config.yaml and cards.
     """
-    for setting in tables.names("auto"):
-        if _value(config, setting) != AUTO:
+    for setting, code_of_part in tables.entries("setting").items():
+        if "auto" not in code_of_part or _value(config, setting) != AUTO:
             continue
         section, key = setting.split(".")
-        value = tables.resolve("auto", setting, setting)(config)
+        value = plugins.import_object(code_of_part["auto"], setting)(config)
         part = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: part})
         config.replaced_auto.append(setting)

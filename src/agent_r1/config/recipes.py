@@ -6,7 +6,7 @@ user's names in the tables. Next: `load.py` reads the presets.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from agent_r1.config import plugins, tables
@@ -102,8 +102,13 @@ def add(file: Path) -> None:
         others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
         tables.refuse_twice(file, kind, others & names.keys())
         for name, facts in names.items():
-            code = facts.get("code") if isinstance(facts, dict) else None
-            if not isinstance(code, str) or not plugins.is_user_code(code):
+            codes = []
+            if isinstance(facts, dict):
+                codes = [facts.get("code")]
+            if isinstance(facts, dict) and kind == "setting":
+                refuse_unknown_parts(file, name, facts)
+                codes = list(facts.values())
+            if not codes or not all(isinstance(c, str) and plugins.is_user_code(c) for c in codes):
                 raise ConfigError(
                     f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
                     code="names_no_code",
@@ -116,6 +121,17 @@ def add(file: Path) -> None:
             }
             plugins.trust(text for text in texts.values() if plugins.is_user_code(text))
             tables.entries(kind)[name] = facts | texts | {USER: True}
+
+
+def refuse_unknown_parts(file: Path, setting: str, parts: Iterable[str]) -> None:
+    """Raise ConfigError if the table of a setting names a part that nobody calls."""
+    for part in parts:
+        if part not in tables.PARTS:
+            raise ConfigError(
+                f"{file}: setting.{setting}: the part {part!r} is unknown"
+                f"{nearest(part, tables.PARTS)}; choose from {', '.join(tables.PARTS)}",
+                code="unknown_name",
+            )
 
 
 def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:

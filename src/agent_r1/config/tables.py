@@ -10,6 +10,9 @@ FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
     [estimator.rloo]    a separate table for facts that are needed before the code is imported
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
+
+    [setting."rollout.mismatch"]    what a setting changes, if it is not at its default
+    policy = "agent_r1_recipes.robustness.off_policy:MismatchedPolicy"
 """
 
 from __future__ import annotations
@@ -21,6 +24,18 @@ from typing import Any, Literal
 
 from agent_r1.config import plugins
 from agent_r1.ground.errors import ConfigError, nearest
+
+PARTS = {
+    "flow": "plays episodes, instead of the loop of `make_loop`",
+    "demonstrations": "plays those of `cold_start.demonstrator`",
+    "rollouts": "is put around the episodes of a step",
+    "policy": "samples the training episodes",
+    "credit": "is put around the estimator",
+    "around_env": "is put around each environment",
+    "tool_server": "brings servers of tools, by name",
+    "auto": "finds the value of a setting that is `auto`",
+}
+"""What the table of a setting may name, and when it is called."""
 
 
 @cache
@@ -116,14 +131,17 @@ def any_entry_has(kind: str, names: Iterable[str], fact: str) -> bool:
     return any(entries(kind).get(name, {}).get(fact) for name in names)
 
 
-def for_changed_settings(kind: str, **sections: Any) -> Iterator[Any]:
-    """Yield the objects of a kind for those settings that are not at their defaults."""
-    for setting in names(kind):
+def for_changed_settings(part: str, **sections: Any) -> Iterator[Any]:
+    """Yield what changed settings name for a part, such as `flow`.
+
+    Changed is a setting that is not at its default.
+    """
+    for setting, code_of_part in entries("setting").items():
         section, _, key = setting.partition(".")
         values = sections.get(section)
         field = type(values).model_fields.get(key) if values else None
-        if field and getattr(values, key) != field.default:
-            yield resolve(kind, setting, setting)
+        if part in code_of_part and field and getattr(values, key) != field.default:
+            yield plugins.import_object(code_of_part[part], setting)
 
 
 def resolve(kind: str, name: str, setting: str) -> Any:

@@ -81,7 +81,9 @@ def _environment_maker(
         return in_dialect(environment_class)
     if isinstance(environment_class, type) and issubclass(environment_class, AgentEnv):
         return environment_class
-    return tables.resolve("adapter", "methods", "env.name")(environment_class, name)
+    from agent_r1.env.class_env import as_environment
+
+    return as_environment(environment_class, name)
 
 
 def add_class_tools(tools: dict[str, BaseTool], config: EnvConfig) -> dict[str, BaseTool]:

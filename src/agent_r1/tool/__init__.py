@@ -86,8 +86,9 @@ def make_tools(
         else:
             choices = sorted([*tables.names("tool"), *servers])
             hints = [
-                ", " + entry["hint"].format(name=server)
-                for entry in tables.entries("tool_server").values()
+                ", " + entry["tool_hint"].format(name=server)
+                for entry in tables.entries("setting").values()
+                if "tool_hint" in entry
             ]
             raise ConfigError(
                 f"unknown tool {name!r}{nearest(name, choices)}; choose from "

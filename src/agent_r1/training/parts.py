@@ -2,8 +2,7 @@
 
 In: the configuration. Out: `Parts` for `loop.train`, which then reads no table; estimator and
 ratios for verl's workers, each in its own process. The names are in names.toml and recipe.toml. The
-tables `[rollouts]`, `[policy]` and `[credit]` there name wrappers for settings that differ from
-their defaults.
+tables `[setting.NAME]` there name wrappers for settings that differ from their defaults.
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def reward_less_kl(
 
 
 def with_settings(estimate: Estimator, config: Config) -> Estimator:
-    """Wrap `estimate` as the table `credit` says."""
+    """Wrap `estimate` as changed settings require."""
     for wrap in tables.for_changed_settings("credit", **dict(config)):
         estimate = wrap(estimate, config)
     return estimate
