@@ -124,7 +124,7 @@ def add(file: Path) -> None:
 
 
 def refuse_unknown_parts(file: Path, setting: str, parts: Iterable[str]) -> None:
-    """Raise ConfigError if the table of a setting names a part that nobody calls."""
+    """Raise ConfigError if the table of a setting names a part that no one calls."""
     for part in parts:
         if part not in tables.PARTS:
             raise ConfigError(
