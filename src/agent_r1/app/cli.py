@@ -436,22 +436,25 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
     temperature = a.temperature
     if temperature is None:
         temperature = float((a.samples or 1) > 1)  # several samples need one, and RL samples at 1
-    compare.evaluate_models(
-        models,
-        lambda folder, tools: agent.open_to_evaluate(
-            folder, config, backend, temperature, tools, a.prompt, as_trained=is_of_run
-        ),
+    questions = compare.Questions(
         config,
         rows[: a.limit],
         split,
         backend,
         temperature,
-        a.out,
+        a.samples or 1,
+        a.threshold,
         a.prompt,
         eval_condition(a),
-        samples=a.samples or 1,
-        threshold=a.threshold,
-        against=a.against,
+    )
+    compare.evaluate_models(
+        questions,
+        models,
+        lambda folder, tools: agent.open_to_evaluate(
+            folder, config, backend, temperature, tools, a.prompt, as_trained=is_of_run
+        ),
+        a.out,
+        a.against,
     )
 
 

@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -51,70 +51,77 @@ Card = dict[str, Any]
 OpenModel = Callable[[Path, dict[str, BaseTool] | None], AbstractContextManager[Agent]]
 
 
+@dataclass(frozen=True)
+class Questions:
+    """Questions, and how they are asked. Cards of equal ones can be compared."""
+
+    config: Config
+    rows: list[Row]
+    split: str
+    backend: str
+    temperature: float
+    samples: int = 1
+    """Of each question. From two on, the card has their `reliability`, and its other figures are
+    about the first of them."""
+    threshold: float | None = None
+    """See `reliability.is_right`."""
+    prompt: str | None = None
+    """The system message, instead of that of the model's training."""
+    condition: str | None = None
+    """See `condition_of`."""
+
+    def apply_condition(self) -> tuple[Questions, dict[str, BaseTool] | None]:
+        """Return the questions and tools under the condition; None: the configuration's tools."""
+        if not self.condition:
+            return self, None
+        load_tools = Workspace(self.config).load_tools
+        rows, tools = condition_of(self.condition).apply(self.config, self.rows, load_tools)
+        return replace(self, rows=rows), tools
+
+    def key(self, models: Sequence[Path]) -> str:
+        """Return the fingerprint of an evaluation: another one does not continue it."""
+        inputs: list[Any] = [[weights_hash(model) for model in models], self.config, self.rows]
+        inputs += [self.split, self.backend, self.temperature, self.prompt]
+        if self.condition:
+            inputs.append(self.condition)
+        if self.samples > 1:
+            inputs += [self.samples, self.threshold]
+        return fingerprint(*inputs)
+
+
 def evaluate_models(
+    questions: Questions,
     models: Sequence[Path],
     open_model: OpenModel,
-    config: Config,
-    rows: list[Row],
-    split: str,
-    backend: str,
-    temperature: float,
-    out: Path | None,
-    prompt: str | None = None,
-    condition: str | None = None,
-    samples: int = 1,
-    threshold: float | None = None,
+    out: Path | None = None,
     against: Path | None = None,
 ) -> list[Card]:
     """Evaluate each model, print its card, and compare two.
 
     Args:
         open_model: Opens the agent of a model with these tools (None: the configuration's).
-        samples: Samples of each question; from two on, the card has their `reliability`, and its
-        other figures are about the first of them.
-        threshold: See `reliability.is_right`.
         out: Folder for all results; an interrupted evaluation with the same settings continues
         there.
-        condition: See `condition_of`.
         against: The card of another evaluation of these questions, to compare each model with.
     """
-    if not rows:
+    if not questions.rows:
         raise AgentR1Error(
             "there are no questions; raise --limit or choose another split", code="no_records"
         )
     if len(models) > 2:
         raise ConfigError("--model: give one model, or two to compare", code="too_many_models")
-    check_samples(samples, temperature)
+    check_samples(questions.samples, questions.temperature)
     other = read_card(against) if against else None
-    tools = None
-    if condition:
-        load_tools = Workspace(config).load_tools
-        rows, tools = condition_of(condition).apply(config, rows, load_tools)
+    questions, tools = questions.apply_condition()
     if out is not None:
-        inputs = [
-            [weights_hash(model) for model in models],
-            config,
-            rows,
-            split,
-            backend,
-            temperature,
-            prompt,
-        ]
-        if condition:
-            inputs.append(condition)
-        if samples > 1:
-            inputs += [samples, threshold]
         names = [str(model) for model in models]
-        _claim(out, {"models": names, "evaluation": fingerprint(*inputs)})
+        _claim(out, {"models": names, "evaluation": questions.key(models)})
     cards: list[Card] = []
     trajectories: list[list[Trajectory]] = []
     for number, model in enumerate(models, 1):
         with open_model(model, tools) as agent:
-            facts = {"temperature": temperature}
-            if condition:
-                facts["condition"] = condition
             records = out / f"{number}.jsonl" if out else None
-            card, done = _evaluate(agent, rows, split, samples, threshold, records, facts)
+            card, done = _evaluate(agent, questions, records)
         before = f", {card['resumed']} of them done earlier" if card["resumed"] else ""
         say(
             f"{card['model']}\n  {score_line(card)}, {calls_line(card)}; {card['n']} "
@@ -137,8 +144,8 @@ def evaluate_models(
         second = [score_of(trajectory, name) for trajectory in first_samples(trajectories[1])]
         comparison = compare(first, second, name)
         print_comparison(comparison)
-        if samples > 1:
-            comparison["reliability"] = _compare_reliability(cards, samples)
+        if questions.samples > 1:
+            comparison["reliability"] = _compare_reliability(cards, questions.samples)
         _write(out and out / "comparison.json", comparison)
     return cards
 
@@ -276,16 +283,16 @@ def condition_of(text: str) -> Any:
 
 
 def _evaluate(
-    agent: Agent,
-    rows: list[Row],
-    split: str,
-    samples: int,
-    threshold: float | None,
-    records: Path | None,
-    facts: Card,
+    agent: Agent, questions: Questions, records: Path | None
 ) -> tuple[Card, list[Trajectory]]:
     """Play the samples that `records` does not contain yet. The card covers all."""
     start = time.perf_counter()
+    rows = questions.rows
+    samples = questions.samples
+    threshold = questions.threshold
+    facts: Card = {"temperature": questions.temperature}
+    if questions.condition:
+        facts["condition"] = questions.condition
     if agent.leading_messages is not None:
         rows = [row | {"prompt": [*agent.leading_messages, row["prompt"][-1]]} for row in rows]
     before = []
@@ -309,14 +316,15 @@ def _evaluate(
             name = trajectory.score_name or ("EM" if "em" in trajectory.metrics else "reward")
             advance(f"{name} {fmean(finished_scores):.2f}")
 
-        done = play_rows(agent, rows, facts["temperature"], on_done, before, samples)
+        done = play_rows(agent, rows, questions.temperature, on_done, before, samples)
     if samples > 1:
         name = scores(done)["score_name"]
-        facts["reliability"] = reliability(done, name, facts["temperature"], threshold)
+        facts["reliability"] = reliability(done, name, questions.temperature, threshold)
     usage = getattr(agent.policy, "usage", None)
     if usage:  # tokens and cost of a model that somebody else serves
         facts |= usage()
-    card = full_card(agent, first_samples(done), split, start, resumed=len(before), **facts)
+    facts["resumed"] = len(before)
+    card = full_card(agent, first_samples(done), questions.split, start, **facts)
     return card, done
 
 
