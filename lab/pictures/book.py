@@ -256,6 +256,47 @@ def masks() -> str:
     return d.done()
 
 
+def exact_turns() -> str:
+    """Draw the exact advantage of each turn of two episodes, next to GRPO's."""
+    record = json.loads((LESSONS / "exact_turns.json").read_text())
+    episodes = record["episodes"]
+    longest = max(abs(episode["grpo"]) for episode in episodes)
+    rows = sum(len(episode["turns"]) for episode in episodes)
+    d = Drawing(900, 96 + 44 * len(episodes) + 34 * rows, "The exact advantage of each turn")
+    d.text(14, 26, record["question"], 16)
+    columns = ((540, "exact", 1.0), (750, "GRPO", longest))
+    for middle, title, _ in columns:
+        d.text(middle, 56, title, 13, "dim", "middle")
+    y = 76
+    for episode in episodes:
+        d.text(14, y + 16, f"reward {episode['reward']:g}", 13, "dim")
+        y += 28
+        for turn in episode["turns"]:
+            d.rect(14, y, 420, 26, "sampled")
+            d.text(22, y + 18, write_short(turn["text"]), 12, "mono")
+            for (middle, _, scale), value in zip(
+                columns, (turn["A"], episode["grpo"]), strict=True
+            ):
+                width = 60 * abs(value) / scale
+                d.rect(middle - (width if value < 0 else 0), y + 4, width, 18, "reward", 2)
+                d.path([(middle, y), (middle, y + 26)], "line", 1)
+                d.text(middle + 66, y + 18, f"{value:+.3f}", 12)
+            y += 34
+        y += 16
+    return d.done()
+
+
+def write_short(turn: str) -> str:
+    """Write a turn as its thought's last two items, and what it does."""
+    thought = re.search("<think>(.*?)</think>", turn)
+    assert thought, turn
+    query = re.search('"query": "(.*?)"', turn)
+    answer = re.search("<answer>(.*?)</answer>", turn)
+    deed = f"search({query[1]})" if query else f"answer {answer[1] if answer else ''}"
+    _, colon, rest = thought[1].partition(": ")
+    return f"{(rest if colon else thought[1]).strip()}: {deed}"
+
+
 def clip() -> str:
     """Draw the clipped loss as `policy_loss` computes it."""
     d = Drawing(900, 330, "PPO's clipped loss over the ratio")
@@ -556,6 +597,7 @@ PICTURES = {
     "architecture": architecture,
     "row": row,
     "masks": masks,
+    "exact_turns": exact_turns,
     "clip": clip,
     "step": step,
     "verl": verl,
