@@ -23,7 +23,7 @@ from agent_r1.env.hermes import HermesToolEnv, parse_call
 from agent_r1.reward.qa import qa_outcome
 from agent_r1.rollout.training_rows import Batch, TrainingRow, collate
 from agent_r1.tool.base import ToolErrorKind, ToolResult
-from agent_r1.training.advantages import grpo, ppo
+from agent_r1.training.advantages import grpo, ppo, standardize
 from agent_r1.training.losses import aggregate_loss, kl_penalty, policy_loss, value_loss
 from agent_r1.training.parts import get_estimator, get_ratios
 from agent_r1.watch.sentinel import signs
@@ -120,6 +120,43 @@ def test_the_policy_gradient_of_two_actions():
     ratios = table(page, "action", "old probability")
     assert ratios.column("new probability") == near([moved, 1 - moved])
     assert ratios.column("ratio") == near([moved / 0.3, (1 - moved) / 0.7])
+
+
+# ----------------------------------------------------------------------------------------- lesson 5
+
+
+def test_the_exact_advantages_of_an_episode_add_up_to_its_surprise():
+    """Tools are deterministic, so V after a turn is Q of the turn."""
+    record = json.loads((LESSONS / "exact_turns.json").read_text())
+    assert record["share"] > 0.99
+    rewards = torch.tensor(record["rewards"])
+    grpo_of = dict(zip(record["rewards"], standardize(rewards, True).tolist(), strict=True))
+    text = (LESSONS / "05-advantages.md").read_text()
+    for episode in record["episodes"]:
+        first = episode["turns"][0]["V"]
+        assert f"The chance of success was {first:.3f}" in text
+        assert sum(turn["A"] for turn in episode["turns"]) == pytest.approx(
+            episode["reward"] - first
+        )
+        for turn, after in zip(episode["turns"], episode["turns"][1:], strict=False):
+            assert turn["A"] == pytest.approx(turn["Q"] - turn["V"])
+            assert turn["Q"] == pytest.approx(after["V"])
+        assert episode["grpo"] == pytest.approx(grpo_of[episode["reward"]])
+    assert f"+{record['episodes'][0]['turns'][1]['A']:.3f}" in text
+
+
+# ---------------------------------------------------------------------------------------- lesson 12
+
+
+def test_groups_that_agree():
+    rows = table("12-the-start.md", "p", "groups that agree")
+    agree = [float(p) ** 8 + (1 - float(p)) ** 8 for p in rows.column("p")]
+    assert rows.column("groups that agree") == near(agree)
+    text = (LESSONS / "12-the-start.md").read_text()
+    assert "one group in thirteen" in text and round(1 / (1 - agree[1])) == 13
+    assert "one in 125" in text and round(1 / (1 - agree[0]), -0) == 125
+    rare = 0.98**8 + 0.02**8
+    assert f"{rare:.4f}" in text and f"{32 * (1 - rare):.1f}$ groups" in text
 
 
 # ----------------------------------------------------------------------------------------- lesson 4
