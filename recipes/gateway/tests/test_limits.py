@@ -107,13 +107,44 @@ def test_what_has_no_one_meaning_is_refused(text):
         read_call(text)
 
 
-def test_a_body_of_many_small_values_is_refused():
+MANY = [
+    '{"messages": [' + "1," * 10**6 + "1]}",
+    '{"messages": [' + "[]," * 10**6 + "1]}",
+    '{"messages": [' + '{"a":1},' * 10**6 + "1]}",
+    '{"messages": [' + '"",' * 10**6 + "1]}",
+    '{"messages": [' + '""' * 10**6,
+    '{"messages": [' + '"\\"",' * 10**6 + "1]}",
+    "[" * 10**6,
+    json.dumps({str(n): n for n in range(2 * 10**5)}),
+]
+
+
+@pytest.mark.parametrize("text", MANY, ids=lambda text: text[13:25])
+def test_a_body_of_many_small_values_is_refused(text, monkeypatch):
     """Each is an object of Python, and the loop that makes it is the sampler's."""
+    monkeypatch.setattr(json, "loads", None)  # it is not parsed
+    with pytest.raises(Refusal, match="more than 100000 values"):
+        read_call(text.encode())
+
+
+def test_few_values_of_any_text_are_read():
+    """Commas, brackets and escaped quotation marks inside a text are no values."""
     messages = [{"role": "user", "content": ""}]
     assert read_call(body(messages=messages * 30_000)).messages
-    for more in ({"messages": messages * 34_000}, {"metadata": {str(n): n for n in range(10**5)}}):
-        with pytest.raises(Refusal, match="more than 100000 values"):
-            read_call(body(**more))
+    with pytest.raises(Refusal, match="more than 100000 values"):
+        read_call(body(messages=messages * 34_000))
+    for text in ("1," * 10**6, "[{" * 10**6, '"' * 10**6, '\\",' * 10**6, "\\", '\\\\"'):
+        assert read_call(body(messages=[messages[0] | {"content": text}])).messages[0][
+            "content"
+        ] == text
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+def test_only_utf_8_is_read(encoding):
+    """In UTF-16, a half of U+2200 has the byte of a quotation mark."""
+    text = '{"messages": [{"role": "user", "content": "\u00fc"}]}'
+    with pytest.raises(Refusal, match="not valid JSON"):
+        read_call(text.encode(encoding))
 
 
 def test_fields_that_a_client_made_up_are_few_metrics():
