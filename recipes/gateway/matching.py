@@ -236,9 +236,7 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
     return place.last.prompt_ids + action_ids + reply
 
 
-def fewest_tokens(
-    messages: list[Message], tools: list[dict[str, Any]], chat: ChatFormat
-) -> int:
+def fewest_tokens(messages: list[Message], tools: list[dict[str, Any]], chat: ChatFormat) -> int:
     """Return how many tokens a request has at least, without encoding it.
 
     To encode 8 MB of text took 13 to 19 s next to other work, and 30,000 messages took 146 s.

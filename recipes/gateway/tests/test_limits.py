@@ -134,9 +134,10 @@ def test_few_values_of_any_text_are_read():
     with pytest.raises(Refusal, match="more than 100000 values"):
         read_call(body(messages=messages * 34_000))
     for text in ("1," * 10**6, "[{" * 10**6, '"' * 10**6, '\\",' * 10**6, "\\", '\\\\"'):
-        assert read_call(body(messages=[messages[0] | {"content": text}])).messages[0][
-            "content"
-        ] == text
+        assert (
+            read_call(body(messages=[messages[0] | {"content": text}])).messages[0]["content"]
+            == text
+        )
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
@@ -169,7 +170,9 @@ def test_what_cannot_fit_is_refused_before_it_is_encoded(micro, chat, monkeypatc
             messages = {"messages": [{"role": "user", "content": "x"}]}
             replies.append(await client.post(messages | request_body))
 
-    flow = gateway_flow(policy, chat, agent, lambda row: HermesToolEnv(micro.tools, micro.config.env))
+    flow = gateway_flow(
+        policy, chat, agent, lambda row: HermesToolEnv(micro.tools, micro.config.env)
+    )
     [episode] = asyncio.run(run_episodes(flow, [Task(question_row(), "0", "s", 5)], Sampling(40)))
     assert replies[0].status_code == 400
     error = replies[0].json()["error"]

@@ -41,7 +41,7 @@ Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
 MOST_SKELETONS = 256
-"""Shapes of conversations that are kept. A run has one for each number of messages and set of tools."""
+"""Shapes of conversations that are kept: one for each number of messages, and set of tools."""
 OUR_SOURCES: set[str] = set()
 """Templates that came with this project (`tokenizer.py`). Any other is a stranger's program, and is
 rendered in a process of its own (`renderer.py`)."""

@@ -34,6 +34,7 @@ from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Sec
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.ui import clean
 
 ALGORITHMS = tables.names("estimator")
 ENGINES = get_args(Engine)
@@ -436,7 +437,7 @@ def _resolve_auto(config: Config) -> Config:
         part = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: part})
         config.replaced_auto.append(setting)
-        print(f"{setting}={AUTO}: {value}", file=sys.stderr)
+        print(clean(f"{setting}={AUTO}: {value}"), file=sys.stderr)
     return config
 
 
