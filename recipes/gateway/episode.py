@@ -352,20 +352,32 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
                 return one, words
             if typed is not None and typed in [call.arguments, *values]:
                 return one, words
+    for one in turns:
+        if _has_whole_words(_one_line(one.require_turn().content), words):
+            return one, None
+    return None, None
+
+
+def _has_whole_words(text: str, words: str) -> bool:
     # 5 is not in -5, 1,500 or 1.5.
     sign = "-" if words[:1].isdigit() else ""
     whole = re.compile(rf"(?<![\w.{sign}])(?<!\d,){re.escape(words)}(?!\w|[.,]\d)")
-    for one in turns:
-        if whole.search(_one_line(one.require_turn().content)):
-            return one, None
-    return None, None
+    for match in whole.finditer(text):
+        # An accent or a vowel sign belongs to the letter before it, and is no letter in `re`.
+        after = text[match.end() : match.end() + 1]
+        if not after or not unicodedata.category(after).startswith("M"):
+            return True
+    return False
 
 
 ANSWER_MARKS = re.compile(r"<answer>(.*?)(?:</answer>|$)")
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", text)).strip()
+    """Return the letters that a reader sees: one blank for many, and no character without width."""
+    text = unicodedata.normalize("NFC", text)
+    visible = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+    return re.sub(r"\s+", " ", visible).strip()
 
 
 def _typed(words: str) -> Any:

@@ -477,6 +477,11 @@ def conversations(*turns):
         ([("", {"answer": 5})], "5", 0),
         ([("", {"answer": "Marn"})], "Mar", None),
         (["C++ (a language)"], "C++", 0),
+        (["no\u200bw or k\u00adno\u2060w"], "no", None),
+        (["n\u200bo"], "no", 0),
+        (["The word no\u0328\u0336 has two accents."], "no", None),
+        (["\u0915\u0940"], "\u0915", None),  # a Hindi letter with its vowel sign
+        (["\u0915 \u0940"], "\u0915", 0),
     ],
 )
 def test_an_answer_is_marked_or_whole_words(turns, reported, number):

@@ -171,7 +171,7 @@ def _refuse_links_out(file: Path, folder: Path) -> None:
         inside.append(folder.parent.parent / "blobs")
     if not any(file.resolve().is_relative_to(place) for place in inside):
         raise AgentR1Error(
-            f"{file} is a link out of its folder, and an export would have a copy of what it names; "
+            f"{file} is a link out of its folder, and an export would copy what it names; "
             "if you trust it, copy the file there yourself",
             code="link_out",
         )
