@@ -15,6 +15,24 @@ import pytest
 import yaml
 from runs import ROOT
 
+from agent_r1.chat import renderer
+from agent_r1.data import json_files
+from agent_r1.ground import bounds
+from agent_r1.search import service as search
+from agent_r1_recipes.api import client
+from agent_r1_recipes.browser import record
+from agent_r1_recipes.code import sandbox
+from agent_r1_recipes.envcheck import command as envcheck
+from agent_r1_recipes.gateway import server as gateway
+from agent_r1_recipes.gateway import wire
+from agent_r1_recipes.harbor import env as harbor
+from agent_r1_recipes.harbor import tasks
+from agent_r1_recipes.judge import service as judge
+from agent_r1_recipes.mcp import client as mcp
+from agent_r1_recipes.openenv import environment as openenv
+from agent_r1_recipes.openenv import source as tasks_of_server
+from agent_r1_recipes.pictures import files
+
 DOORS = yaml.safe_load(Path(__file__).with_name("doors.yaml").read_text())
 """Row of the table -> file -> functions. OURS are no rows: no one else writes what they read."""
 OURS = {"our own file", "this machine"}
@@ -150,6 +168,86 @@ def test_each_row_says_who_names_it_and_has_a_test():
         assert re.match(" (data|code)\\b", cells[0]), name
         files = re.findall(r"\]\(\.\./([\w/.]+\.py)\)", cells[5])
         assert files and all((ROOT / file).is_file() for file in files), name
+
+
+def megabytes(count: int) -> str:
+    return f"{count >> 20} MB"
+
+
+def bounds_of_rows() -> dict[str, list[str]]:
+    """Row -> bounds as the code has them."""
+    levels = f"{bounds.MAX_JSON_DEPTH} levels"
+    a_file = megabytes(bounds.MAX_FILE)
+    headers_s, body_s = gateway.HEADERS_S, gateway.BODY_S
+    return {
+        "questions, corpora, episodes": [
+            f"{megabytes(json_files.MAX_RECORD)} a line",
+            f"gzip to {megabytes(json_files.ALWAYS)}, or {json_files.MAX_RATIO} times its size",
+        ],
+        "presets and settings": [a_file, f"{levels}, {bounds.MAX_ALIASES} aliases"],
+        "config.json and weights": [f"JSON {a_file}", levels],
+        "chat template": [
+            f"memory {renderer.MEMORY_BYTES >> 30} GB, answer {megabytes(renderer.TEXT_BYTES)}",
+            f"{renderer.RENDER_S} s of CPU",
+        ],
+        "data folder and index": [f"manifest {a_file}", levels],
+        "run folder, card, rollouts": [f"{a_file} a JSON file", levels],
+        "record of the board": [f"{record.LARGEST_FILE >> 10} kB", f"{record.CPU_SECONDS} CPU s"],
+        "model server": [f"{megabytes(client.MAX_BYTES)} from an API"],
+        "judge, retriever, SandboxFusion": [
+            f"{judge.MAX_ANSWER_BYTES >> 10} KB judge and reward model",
+            f"{megabytes(search.MAX_RESPONSE_BYTES)} retriever",
+            f"{megabytes(16 * sandbox.MAX_OUTPUT)} SandboxFusion",
+            levels,
+            f"{judge.SCORE_TIMEOUT_S:.0f} judge, {search.TIMEOUT_S:.0f} retriever",
+        ],
+        "MCP server": [
+            f"{megabytes(mcp.MAX_MESSAGE_BYTES)} over HTTP",
+            f"{mcp.OPEN_S:.0f} to start",
+        ],
+        "OpenEnv server": [
+            f"{megabytes(openenv.MAX_MESSAGE)} a message",
+            f"{megabytes(tasks_of_server.MAX_ANSWER)} a list of tasks",
+            f"{tasks_of_server.TIMEOUT_S:.0f} a list of tasks",
+        ],
+        "request of a client": [
+            f"{gateway.MAX_BODY // 10**6} MB and {wire.MOST_VALUES:,} values gateway and `serve`",
+            f"{megabytes(search.MAX_BODY)} search; {gateway.MAX_CONNECTIONS:,} connections",
+            f"{headers_s:.0f} headers, {body_s:.0f} body (gateway)",
+            f"{search.HEADERS_S:.0f}, {search.TIMEOUT_S:.0f} (search)",
+        ],
+        "program of a model": [
+            f"{megabytes(sandbox.MEMORY)} memory, {megabytes(sandbox.DISK)} files, "
+            f"{sandbox.MAX_OUTPUT >> 10} KB output"
+        ],
+        "task folder": [f"{megabytes(tasks.MAX_TEXT)} a text", f"{harbor.COMMAND_S:.0f} a command"],
+        "environment class": [megabytes(envcheck.MAX_OUTPUT), f"{envcheck.SETUP_S:.0f} to start"],
+        "picture": [
+            f"{megabytes(files.MAX_BYTES)}, {files.MAX_PIXELS // 10**6} million pixels, "
+            f"{files.MAX_SCANS} scans"
+        ],
+    }
+
+
+def test_bounds_of_the_table_are_those_of_the_code():
+    page = (ROOT / "docs/safety.md").read_text()
+    rows = dict(ROW.findall(page))
+    for name, texts in bounds_of_rows().items():
+        for text in texts:
+            assert text in rows[name], f"{name}: the code says {text}"
+
+
+def test_security_md_counts_what_safety_md_promises():
+    """A broken bound of the table is a fault there, and both pages link to each other."""
+    security = (ROOT / "SECURITY.md").read_text()
+    assert (
+        "docs/safety.md#what-comes-in" in security
+        and "SECURITY.md" in (ROOT / "docs/safety.md").read_text()
+    )
+    counted = re.search(r"\*\*What counts\.\*\*.*?\n\n(.*?)\n\n", security, re.DOTALL)[1]
+    for words in ("sandbox", "control token", "key or a password", "runs code when it is opened",
+                  "writes outside", "terminal", "other than its setting"):  # fmt: skip
+        assert words in counted, words
 
 
 READERS = [
