@@ -374,7 +374,7 @@ ANSWER_MARKS = re.compile(r"<answer>(.*?)(?:</answer>|$)")
 
 
 def _one_line(text: str) -> str:
-    """Return the letters that a reader sees: one blank for many, and no character without width."""
+    """Return the visible letters, with one blank for many."""
     text = unicodedata.normalize("NFC", text)
     visible = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
     return re.sub(r"\s+", " ", visible).strip()

@@ -42,7 +42,7 @@ KEY_FORMS = re.compile(
 
 
 def find_key(text: str) -> str | None:
-    """Return the name of what may hold a key in a command or an address, or None."""
+    """Return the name of what may hold a key in a text, or None."""
     for match in NAMED.finditer(text):
         if _holds_key(match):
             return match["dashes"] + match["name"]

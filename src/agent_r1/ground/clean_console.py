@@ -1,6 +1,6 @@
 """Print styled text whose words may be a stranger's.
 
-In: anything that rich renders. Out: the same on a terminal, with marks in the place of control
+In: anything that rich renders. Out: the same on a terminal, with marks instead of control
 characters.
 """
 
