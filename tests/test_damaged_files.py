@@ -17,7 +17,7 @@ from agent_r1.config import from_yaml, load_config, to_yaml
 from agent_r1.evaluation import compare, power
 from agent_r1.ground.bounds import MAX_FILE, open_file, read_file
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.ground.files import read_jsonl
+from agent_r1.ground.files import read_jsonl, sha256
 from agent_r1.watch.report import load_run
 from agent_r1.watch.tokens import print_trajectory
 from agent_r1_recipes.browser.record import read_record
@@ -123,6 +123,14 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path, name, kind):
     with pytest.raises((AgentR1Error, OSError)) as refused:
         READERS[name][1](file)
     assert "\n" not in str(refused.value)
+
+
+def test_only_regular_files_are_hashed(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for file in (Path("/dev/null"), tmp_path, pipe):  # /dev/zero would be hashed for ever
+        with pytest.raises((ValueError, OSError)):
+            sha256(file)
 
 
 def test_a_file_is_bounded_also_when_it_grows(tmp_path):

@@ -193,7 +193,15 @@ def test_samples_of_one_prompt_read_it_once(model):
 
 
 def test_pairs_of_twins_that_keep_beginnings_of_different_length(model):
-    """Two pairs of equal prompts, read together: one pair keeps 15 tokens, the other 3."""
+    """Two pairs of equal prompts, read together: one pair keeps 15 tokens, the other 3.
+
+    While twins sample the same tokens, only the first one's cache is read. A second turn, in which
+    they differ, reads all four.
+    """
+
+    async def ask(prompts):
+        calls = [policy.generate(ids, GREEDY, name) for name, ids in prompts.items()]
+        return dict(zip(prompts, await asyncio.gather(*calls), strict=True))
 
     async def main():
         for name in ("a", "b"):
@@ -202,13 +210,17 @@ def test_pairs_of_twins_that_keep_beginnings_of_different_length(model):
             await policy.generate(prompt(1, 20), GREEDY, name)
         long = prompt(0, 20)[:15] + prompt(2, 8)
         short = prompt(1, 20)[:3] + prompt(3, 20)
-        asked = {"a": long, "b": long, "c": short, "d": short}
-        calls = [policy.generate(ids, GREEDY, name) for name, ids in asked.items()]
-        return list(zip(asked.values(), await asyncio.gather(*calls), strict=True))
+        first = {"a": long, "b": long, "c": short, "d": short}
+        turns = await ask(first)
+        second = {}
+        for seed, name in enumerate(first):
+            second[name] = first[name] + turns[name].token_ids + prompt(seed, 5)
+        return [(first, turns), (second, await ask(second))]
 
     policy = make_policy(model)
-    for ids, generation in asyncio.run(main()):
-        assert_greedy(model, ids, generation)
+    for prompts, turns in asyncio.run(main()):
+        for name, ids in prompts.items():
+            assert_greedy(model, ids, turns[name])
 
 
 def test_recorded_logprobs_are_what_the_trainer_recomputes(micro, chat, cloned_model):

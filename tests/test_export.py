@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +25,7 @@ from agent_r1.evaluation.provenance import train_command
 from agent_r1.ground.hub import push
 from agent_r1.inference import export as room
 from agent_r1.inference.agent import find_model
-from agent_r1.inference.export import export
+from agent_r1.inference.export import TOKENIZER_PATTERNS, _copy, export
 from agent_r1.training.fsdp_merge import merge_shards
 
 
@@ -139,6 +141,41 @@ def test_an_export_that_computes_something_else_is_not_kept(home, monkeypatch, c
     else:
         assert code == 1 and "differ by" in capsys.readouterr().err
         assert not target.exists() and not list(home.rglob(".part*"))
+
+
+def test_an_export_copies_nothing_from_outside_of_its_folder(tmp_path):
+    """A downloaded model's merges.txt could be a link to a private key."""
+    private = tmp_path / "private"
+    private.write_text("-----BEGIN")
+    model, target = tmp_path / "model", tmp_path / "target"
+    target.mkdir()
+    for name, place in [("merges.txt", private), ("vocab.json", Path("/dev/zero"))]:
+        model.mkdir()
+        (model / name).symlink_to(place)
+        with fails_with("link_out", name):
+            _copy(model, target, TOKENIZER_PATTERNS)
+        shutil.rmtree(model)
+    model.mkdir()
+    os.mkfifo(model / "vocab.json")
+    with pytest.raises(ValueError, match="not a regular file"):
+        _copy(model, target, TOKENIZER_PATTERNS)
+    assert list(target.iterdir()) == []
+
+
+def test_an_export_copies_links_inside_and_those_of_the_hubs_cache(tmp_path):
+    cache = tmp_path / "models--a--b"
+    snapshot, target = cache / "snapshots/0123", tmp_path / "target"
+    for folder in (snapshot, cache / "blobs", target):
+        folder.mkdir(parents=True)
+    (cache / "blobs/4567").write_text("{}")
+    (snapshot / "vocab.json").symlink_to("../../blobs/4567")
+    (snapshot / "merges.txt").symlink_to("vocab.json")
+    _copy(snapshot, target, TOKENIZER_PATTERNS)
+    assert {file.name: file.read_text() for file in target.iterdir()} == {
+        "vocab.json": "{}",
+        "merges.txt": "{}",
+    }
+    assert not any(file.is_symlink() for file in target.iterdir())
 
 
 def test_upload(home, monkeypatch, capsys):

@@ -28,6 +28,7 @@ from agent_r1 import (
     Task,
     Trajectory,
     Workspace,
+    clean,
     command,
     derive_seed,
     load_config,
@@ -98,10 +99,12 @@ def demonstrate(a: Namespace) -> None:
         usage = client.usage()["usage"]
     scores = [trajectory.score for trajectory in trajectories]
     print(
-        f"{len(rows)} questions, {len(scores)} episodes, mean score "
-        f"{sum(scores) / max(1, len(scores)):.3f}; {usage['prompt_tokens']:,} + "
-        f"{usage['completion_tokens']:,} tokens"
-        + ("" if usage["usd"] is None else f", ${usage['usd']:.4f}")
+        clean(
+            f"{len(rows)} questions, {len(scores)} episodes, mean score "
+            f"{sum(scores) / max(1, len(scores)):.3f}; {usage['prompt_tokens']:,} + "
+            f"{usage['completion_tokens']:,} tokens"
+            + ("" if usage["usd"] is None else f", ${usage['usd']:.4f}")
+        )
     )
     if not best_episodes:
         raise AgentR1Error(
@@ -110,8 +113,8 @@ def demonstrate(a: Namespace) -> None:
             code="no_records",
         )
     write_whole(a.out, "".join(lines_of(flow, best_episodes)))
-    print(f"kept {len(best_episodes)} episodes in {a.out}; clone them with")
-    print(f"  agent-r1 cold-start --preset {a.preset} cold_start.episodes={a.out}")
+    print(clean(f"kept {len(best_episodes)} episodes in {a.out}; clone them with"))
+    print(clean(f"  agent-r1 cold-start --preset {a.preset} cold_start.episodes={a.out}"))
 
 
 def session_of(question: int, sample: int) -> str:

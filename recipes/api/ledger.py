@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error
+from agent_r1 import AgentR1Error, clean
 
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 MOST_TOKENS = 10**9
@@ -85,8 +85,10 @@ class Ledger:
                 self._enter(read_record(line))
             except (ValueError, RecursionError) as error:
                 print(
-                    f"{path}: line {number} cannot be read ({str(error)[:100]}) and is left out: "
-                    "its request is sent again, and what it cost is not counted",
+                    clean(
+                        f"{path}: line {number} cannot be read ({str(error)[:100]}) and is left "
+                        "out: its request is sent again, and what it cost is not counted"
+                    ),
                     file=sys.stderr,
                 )
         if content and not content.endswith(b"\n"):  # a kill in the middle of a line

@@ -35,6 +35,7 @@ from typing import Any
 from agent_r1 import (
     AgentR1Error,
     TooLongError,
+    clean,
     command,
     first_line,
     option,
@@ -376,9 +377,9 @@ def run_record(a: Namespace) -> None:
     if a.make:
         record = fill(record, header)
         write_whole(a.file, json.dumps(record, indent=1) + "\n")
-        print(f"record: {a.file} has hashes, scores and cost now; check it without --make")
+        print(clean(f"record: {a.file} has hashes, scores and cost now; check it without --make"))
         return
     sentence = check(record, header)
-    print(f"record: {record['name']} holds: {sentence}")
+    print(clean(f"record: {record['name']} holds: {sentence}"))
     for name in copies_of(record):
-        print(f"record: it is a copy of the record {name!r}, which has the same recipe")
+        print(clean(f"record: it is a copy of the record {name!r}, which has the same recipe"))

@@ -176,16 +176,18 @@ class Check:
             verdicts += judge(first.records, facts)
         title = clean(self.plan["name"] or self.plan["preset"])
         print(
-            f"{title}: {len(first.records)} episodes on {questions} questions in "
-            f"{time.monotonic() - start:.0f} s"
+            clean(
+                f"{title}: {len(first.records)} episodes on {questions} questions in "
+                f"{time.monotonic() - start:.0f} s"
+            )
         )
         if "late" in facts:
-            print(f"the time was over (--minutes) after {facts['late']} questions")
+            print(clean(f"the time was over (--minutes) after {facts['late']} questions"))
         for verdict in verdicts:
             print(f"{verdict.state:5} {verdict.name:14} {clean(verdict.text)}")
         for verdict in verdicts:
             if verdict.state == "fail" and verdict.transcript:
-                print(f"\n{verdict.name}:")
+                print(clean(f"\n{verdict.name}:"))
                 for line in verdict.transcript[:SHOWN_LINES]:
                     print(f"  {clean(' '.join(line.split()))[:WIDTH]}")
         if self.a.json:

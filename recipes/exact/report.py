@@ -14,7 +14,7 @@ from argparse import Namespace
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import ConfigError, Row, Workspace, find_model, write_whole
+from agent_r1 import ConfigError, Row, Workspace, clean, find_model, write_whole
 from agent_r1_recipes.exact.gradient import Plays, true_gradient
 from agent_r1_recipes.exact.rare import rare_chance
 from agent_r1_recipes.exact.tree import Agent, Tree, enumerate_plays
@@ -198,7 +198,8 @@ def show_values(agent: Agent, trees: list[Tree], number: int) -> None:
     tree = trees[number]
     values, choices = turn_values(tree.plays)
     play = max(tree.plays, key=lambda play: play.logprob)
-    print(f"\nquestion {number}: {tree.row['prompt'][-1]['content']}")
+    question = tree.row["prompt"][-1]["content"]
+    print(clean(f"\nquestion {number}: {question}"))
     print(f"its likeliest play has the probability {math.exp(play.logprob):.3f}")
     turns: tuple[tuple[int, ...], ...] = ()
     for number, step in enumerate(play.trajectory.steps):
@@ -210,5 +211,6 @@ def show_values(agent: Agent, trees: list[Tree], number: int) -> None:
             mark = ">" if key[-1] == tuple(step.action_ids) else " "
             text = " ".join(agent.chat.turn_text(list(key[-1])).split())
             share = here[key].chance / state.chance
-            print(f"  {mark} {share:.3f}  Q {here[key].value:.3f}  {text[:100]}")
+            line = f"  {mark} {share:.3f}  Q {here[key].value:.3f}  {text[:100]}"
+            print(clean(line))
         turns = (*turns, tuple(step.action_ids))

@@ -33,7 +33,7 @@ from agent_r1 import (
     derive_seed,
     first_line,
 )
-from agent_r1_recipes.gateway.matching import Answer, Conversations, prompt_of
+from agent_r1_recipes.gateway.matching import Answer, Conversations, fewest_tokens, prompt_of
 from agent_r1_recipes.gateway.server import Reply, Request
 from agent_r1_recipes.gateway.wire import (
     Call,
@@ -100,6 +100,10 @@ class GatewayEpisode:
         if self.over or self.reward is not None:
             self.events["late_calls"] += 1
             raise Refusal("this episode is over: its reward is known", 401, "episode_over")
+        # Before anything looks at the messages one by one: they hold the sampler's event loop.
+        least = fewest_tokens(call.messages, call.tools, self.chat)
+        if least >= self.max_context:
+            raise self._overflow(f"at least {least}")
         place = self.conversations.locate(call.messages, call.tools)
         key = json.dumps([place.digest, call.max_tokens, call.stop])
         answer = self._find_retry(key, request)
@@ -159,14 +163,18 @@ class GatewayEpisode:
             cause = f"{type(error).__name__}: {first_line(error)}"
             raise Refusal(f"these messages or tools cannot be written: {cause[:200]}") from None
         if len(ids) >= self.max_context:
-            self.has_overflow = True
-            self.events["refused_context"] += 1
-            raise Refusal(
-                f"this model's maximum context length is {self.max_context} tokens, and the "
-                f"messages have {len(ids)}",
-                code="context_length_exceeded",
-            )
+            raise self._overflow(str(len(ids)))
         return ids
+
+    def _overflow(self, tokens: str) -> Refusal:
+        """Count a request that does not fit, and return its refusal."""
+        self.has_overflow = True
+        self.events["refused_context"] += 1
+        return Refusal(
+            f"this model's maximum context length is {self.max_context} tokens, and the messages "
+            f"have {tokens}",
+            code="context_length_exceeded",
+        )
 
     async def _sample(self, answer: Answer, call: Call) -> None:
         """Sample a turn for `answer`, and keep it."""
@@ -345,20 +353,32 @@ def find_turn(answer: str, conversations: Conversations) -> tuple[Answer | None,
                 return one, words
             if typed is not None and typed in [call.arguments, *values]:
                 return one, words
+    for one in turns:
+        if _has_whole_words(_one_line(one.require_turn().content), words):
+            return one, None
+    return None, None
+
+
+def _has_whole_words(text: str, words: str) -> bool:
     # 5 is not in -5, 1,500 or 1.5.
     sign = "-" if words[:1].isdigit() else ""
     whole = re.compile(rf"(?<![\w.{sign}])(?<!\d,){re.escape(words)}(?!\w|[.,]\d)")
-    for one in turns:
-        if whole.search(_one_line(one.require_turn().content)):
-            return one, None
-    return None, None
+    for match in whole.finditer(text):
+        # An accent or a vowel sign belongs to the letter before it, and is no letter in `re`.
+        after = text[match.end() : match.end() + 1]
+        if not after or not unicodedata.category(after).startswith("M"):
+            return True
+    return False
 
 
 ANSWER_MARKS = re.compile(r"<answer>(.*?)(?:</answer>|$)")
 
 
 def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", unicodedata.normalize("NFC", text)).strip()
+    """Return the visible letters, with one blank for many."""
+    text = unicodedata.normalize("NFC", text)
+    visible = "".join(letter for letter in text if unicodedata.category(letter) != "Cf")
+    return re.sub(r"\s+", " ", visible).strip()
 
 
 def _typed(words: str) -> Any:

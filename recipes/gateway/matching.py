@@ -236,6 +236,17 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
     return place.last.prompt_ids + action_ids + reply
 
 
+def fewest_tokens(messages: list[Message], tools: list[dict[str, Any]], chat: ChatFormat) -> int:
+    """Return how many tokens a request has at least, without encoding it.
+
+    To encode 8 MB of text took 13 to 19 s next to other work, and 30,000 messages took 146 s.
+    """
+    letters = len(json.dumps(tools, ensure_ascii=False))
+    for message in messages:
+        letters += len(as_text(message))
+    return max(letters // chat.longest_token, len(messages))
+
+
 def as_text(message: Message) -> str:
     """Write a message as data. Thought and calls of a turn that was not sampled become text."""
     text = message["content"]

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error
+from agent_r1 import AgentR1Error, clean
 from agent_r1_recipes.code.confine import (
     STRANGER,
     Ran,
@@ -504,8 +504,10 @@ def check_container() -> None:
     if same_root:
         missing.insert(0, "processes between two looks, because root is root inside, too")
     print(
-        "Harbor tasks run in bubblewrap and seccomp, without Docker; not bounded here: "
-        f"{'; '.join(missing)}",
+        clean(
+            "Harbor tasks run in bubblewrap and seccomp, without Docker; not bounded here: "
+            f"{'; '.join(missing)}"
+        ),
         file=sys.stderr,
         flush=True,
     )

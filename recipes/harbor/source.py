@@ -134,10 +134,10 @@ def main(place: str, engine: str = "auto") -> None:
     # A word of the command line: `find_program` raises for one that is no engine here.
     tasks, refusals = read_tasks(Path(place), cast(Engine, engine))
     for task in tasks:
-        print(f"{task.folder.name}: runs")
+        print(clean(f"{task.folder.name}: runs"))
     for refusal in refusals:
-        print(refusal)
-    print(f"{len(tasks)} of {len(tasks) + len(refusals)} tasks run here")
+        print(clean(refusal))
+    print(clean(f"{len(tasks)} of {len(tasks) + len(refusals)} tasks run here"))
 
 
 if __name__ == "__main__":

@@ -35,6 +35,7 @@ from agent_r1 import (
     Decoder,
     Row,
     Workspace,
+    clean,
     load_any,
     load_chat,
     read_file,
@@ -376,4 +377,4 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         "RELIABILITY": describe_reliability(checkpoint),
     }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
-    print(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")
+    print(clean(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}"))

@@ -27,6 +27,7 @@ from agent_r1 import (
     Task,
     TrainingRow,
     Trajectory,
+    clean,
     command,
     trajectory_rows,
 )
@@ -194,9 +195,11 @@ def pictures(a: Namespace) -> None:
             differences = [name for name, equal in row.same.items() if not equal]
             verdict = f"differs in {', '.join(differences)}" if differences else "equal"
             print(
-                f"{title}: {row.tokens} tokens, {row.pictures} pictures; "
-                f"{', '.join(row.same)}: {verdict}; log-probabilities: sampled and recomputed "
-                f"differ by {row.rounding:.1e}, with another picture by {row.other:.2f}"
+                clean(
+                    f"{title}: {row.tokens} tokens, {row.pictures} pictures; "
+                    f"{', '.join(row.same)}: {verdict}; log-probabilities: sampled and recomputed "
+                    f"differ by {row.rounding:.1e}, with another picture by {row.other:.2f}"
+                )
             )
             if differences or row.rounding > ROUNDING or row.other < 100 * ROUNDING:
                 failures.append(title)

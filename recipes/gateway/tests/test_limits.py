@@ -25,7 +25,7 @@ from agent_r1 import (
 from agent_r1_recipes.gateway import server
 from agent_r1_recipes.gateway.episode import MOST_NAMES, count_names, find_turn
 from agent_r1_recipes.gateway.flow import stop_of
-from agent_r1_recipes.gateway.matching import Answer, Conversations
+from agent_r1_recipes.gateway.matching import Answer, Conversations, fewest_tokens
 from agent_r1_recipes.gateway.server import Reply, serving
 from agent_r1_recipes.gateway.wire import Refusal, Turn, read_call
 
@@ -107,13 +107,88 @@ def test_what_has_no_one_meaning_is_refused(text):
         read_call(text)
 
 
-def test_a_body_of_many_small_values_is_refused():
+MANY = [
+    '{"messages": [' + "1," * 10**6 + "1]}",
+    '{"messages": [' + "[]," * 10**6 + "1]}",
+    '{"messages": [' + '{"a":1},' * 10**6 + "1]}",
+    '{"messages": [' + '"",' * 10**6 + "1]}",
+    '{"messages": [' + '""' * 10**6,
+    '{"messages": [' + '"\\"",' * 10**6 + "1]}",
+    "[" * 10**6,
+    json.dumps({str(n): n for n in range(2 * 10**5)}),
+]
+
+
+@pytest.mark.parametrize("text", MANY, ids=lambda text: text[13:25])
+def test_a_body_of_many_small_values_is_refused(text, monkeypatch):
     """Each is an object of Python, and the loop that makes it is the sampler's."""
+    monkeypatch.setattr(json, "loads", None)  # it is not parsed
+    with pytest.raises(Refusal, match="more than 100000 values"):
+        read_call(text.encode())
+
+
+def test_few_values_of_any_text_are_read():
+    """Commas, brackets and escaped quotation marks inside a text are no values."""
     messages = [{"role": "user", "content": ""}]
     assert read_call(body(messages=messages * 30_000)).messages
-    for more in ({"messages": messages * 34_000}, {"metadata": {str(n): n for n in range(10**5)}}):
-        with pytest.raises(Refusal, match="more than 100000 values"):
-            read_call(body(**more))
+    with pytest.raises(Refusal, match="more than 100000 values"):
+        read_call(body(messages=messages * 34_000))
+    for text in ("1," * 10**6, "[{" * 10**6, '"' * 10**6, '\\",' * 10**6, "\\", '\\\\"'):
+        assert (
+            read_call(body(messages=[messages[0] | {"content": text}])).messages[0]["content"]
+            == text
+        )
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "latin-1"])
+def test_only_utf_8_is_read(encoding):
+    """In UTF-16, a half of U+2200 has the byte of a quotation mark."""
+    text = '{"messages": [{"role": "user", "content": "\u00fc"}]}'
+    with pytest.raises(Refusal, match="not valid JSON"):
+        read_call(text.encode(encoding))
+
+
+LONG = [
+    {"messages": [{"role": "user", "content": "a " * 10**6}]},
+    {"messages": [{"role": "user", "content": "x"}] * 1000},
+    {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * 10**6}]},
+    {"tools": [{"type": "function", "function": {"name": "x", "description": "d" * 10**6}}]},
+]
+
+
+@pytest.mark.parametrize("request_body", LONG)
+def test_what_cannot_fit_is_refused_before_it_is_encoded(micro, chat, monkeypatch, request_body):
+    """To encode megabytes holds the event loop for seconds, and 30,000 messages for minutes."""
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: "<answer>Marn</answer>")
+    replies = []
+
+    async def agent(client, task):
+        await client.ask([{"role": "user", "content": "x"}])
+        with monkeypatch.context() as patch:
+            patch.setattr(chat, "prompt_ids", None)
+            patch.setattr(Conversations, "locate", None)
+            messages = {"messages": [{"role": "user", "content": "x"}]}
+            replies.append(await client.post(messages | request_body))
+
+    flow = gateway_flow(
+        policy, chat, agent, lambda row: HermesToolEnv(micro.tools, micro.config.env)
+    )
+    [episode] = asyncio.run(run_episodes(flow, [Task(question_row(), "0", "s", 5)], Sampling(40)))
+    assert replies[0].status_code == 400
+    error = replies[0].json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "500 tokens, and the messages have at least " in error["message"]
+    assert len(episode.steps) == 1
+
+
+def test_no_request_that_fits_is_taken_for_too_long(chat):
+    """The bound is one: no token of the vocabulary covers more letters than the longest."""
+    vocabulary = chat.tokenizer.get_vocab()
+    words = sorted(vocabulary, key=len)[-30:]
+    texts = [chat.tokenizer.convert_tokens_to_string([word]) for word in words]
+    for text in ["", "x", *texts, " " * 500, "\n" * 500, "\u00fc\u4e2d\U0001f600" * 50, "a" * 500]:
+        messages = [{"role": "user", "content": text * 5}] * 3
+        assert fewest_tokens(messages, [], chat) <= len(chat.prompt_ids(messages, []))
 
 
 def test_fields_that_a_client_made_up_are_few_metrics():
@@ -402,6 +477,11 @@ def conversations(*turns):
         ([("", {"answer": 5})], "5", 0),
         ([("", {"answer": "Marn"})], "Mar", None),
         (["C++ (a language)"], "C++", 0),
+        (["no\u200bw or k\u00adno\u2060w"], "no", None),
+        (["n\u200bo"], "no", 0),
+        (["The word no\u0328\u0336 has two accents."], "no", None),
+        (["\u0915\u0940"], "\u0915", None),  # a Hindi letter with its vowel sign
+        (["\u0915 \u0940"], "\u0915", 0),
     ],
 )
 def test_an_answer_is_marked_or_whole_words(turns, reported, number):

@@ -15,8 +15,10 @@ import json
 import os
 import sys
 import time
+import traceback
 from argparse import Namespace
 from pathlib import Path
+from types import TracebackType
 
 from agent_r1.app.parser import (
     AGENT,
@@ -78,6 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if argv is None:
             argv = sys.argv[1:]
+            sys.excepthook = _print_traceback
         for words in _split(argv, "then"):
             code = run_command(words)
             if code:
@@ -124,6 +127,14 @@ def _split(argv: list[str], word: str) -> list[list[str]]:
         else:
             parts[-1].append(argument)
     return parts
+
+
+def _print_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """Print an error that no one expected, whose words may be a stranger's, too."""
+    text = "".join(traceback.format_exception(kind, error, trace))
+    print(clean(text), end="", file=sys.stderr)
 
 
 def _fail(message: str, code: int) -> int:
@@ -224,7 +235,7 @@ def doctor(a: Namespace) -> int:
     from agent_r1.ground.preflight import gpus_here, suggest_preset
 
     if a.suggest_preset:
-        print(suggest_preset(gpus_here()))
+        print(clean(suggest_preset(gpus_here())))
         return 0
     return print_checks(run_checks(config_of(a)))
 

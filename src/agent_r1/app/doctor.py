@@ -24,6 +24,7 @@ from agent_r1.app.checks import BY_TEST, Check, CheckRow, Facts, Finding, Status
 from agent_r1.app.engine import engine_of
 from agent_r1.config import Config
 from agent_r1.ground import machine, preflight
+from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error, first_line
 from agent_r1.ground.machine import (
     available_memory,
@@ -32,6 +33,7 @@ from agent_r1.ground.machine import (
     torch_sees_gpu,
 )
 from agent_r1.ground.preflight import GpuHere, gpus_here, suggest_preset
+from agent_r1.ground.ui import clean
 from agent_r1.ground.units import GIB
 
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
@@ -382,7 +384,7 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
     If a check failed, the code is 1 and the first failure is the last line on standard error.
     """
     if console is None:
-        console = Console(highlight=False)
+        console = CleanConsole(highlight=False)
     for check in checks:
         line = Text(f"{check.status:4}", STYLES[check.status])
         line.append(f"  {check.name}: {check.detail}", "default")
@@ -394,5 +396,5 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
         return 0
     console.file.flush()  # else the failure could come before the lines on standard output
     first = failures[0]
-    print(f"{first.name}: {first.detail}; {first.remedy}", file=sys.stderr)
+    print(clean(f"{first.name}: {first.detail}; {first.remedy}"), file=sys.stderr)
     return 1

@@ -123,6 +123,11 @@ class ChatFormat:
 
     # --------------------------------------------------------------------------------- observations
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the vocabulary's longest token. No token covers more of a text."""
+        return max(map(len, self._backend.get_vocab()))
+
     def prompt_ids(
         self, messages: list[Message], tools: list[dict[str, Any]] | None = None
     ) -> list[int]:

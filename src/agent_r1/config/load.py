@@ -20,7 +20,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -28,12 +28,14 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from agent_r1.config import plugins, recipes, tables
+from agent_r1.config.key_values import addresses, find_key
 from agent_r1.config.recipes import add, preset_names, recipe_code
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
 from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Section
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
+from agent_r1.ground.ui import clean
 
 ALGORITHMS = tables.names("estimator")
 ENGINES = get_args(Engine)
@@ -371,7 +373,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, or an impossible date
             raise ConfigError(
-                f"override {override!r} is not valid YAML after the =", code="bad_override"
+                f"the value of {key} is not valid YAML after the =", code="bad_override"
             ) from None
         table = ".".join(key.split(".")[:2]) in all_settings().tables and key.count(".") > 1
         dots = 2 if table else 1  # env.mcp.NAME=COMMAND sets one entry of a table
@@ -395,13 +397,14 @@ def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
 
 def _validate(values: Any, trains: bool = True) -> Config:
     """Build the configuration and check its conflicts. Raises ConfigError."""
+    _refuse_keys(addresses(values))  # before a message shows a value
     try:
         config = all_settings().config.model_validate(values)
     except ValidationError as error:
         raise _explain(error) from None
     config = _resolve_auto(config)
     _check_names(config)
-    _check_commands(config)
+    _refuse_keys(trusted_settings(config).items())
     for conflict in _all_conflicts(config, trains):
         if isinstance(conflict, ConfigError):
             raise conflict
@@ -436,7 +439,7 @@ def _resolve_auto(config: Config) -> Config:
         part = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: part})
         config.replaced_auto.append(setting)
-        print(f"{setting}={AUTO}: {value}", file=sys.stderr)
+        print(clean(f"{setting}={AUTO}: {value}"), file=sys.stderr)
     return config
 
 
@@ -524,33 +527,17 @@ def _without_folders(value: Any) -> Any:
     return f"{scheme}:{place}" if scheme else place
 
 
-SECRET_WORDS = re.compile(
-    r"""(?:^|[\s'"=]|\s-e)(?P<variable>[A-Z_][A-Z0-9_]*)=[^\s'"]  # env KEY=x, docker run -eKEY=x
-    |(?:^|[\s'"/])env\s+(?:-\S+\s+)*(?P<any>\w+)=[^\s'"]  # env key=x
-    |(?:^|[\s'"])(?P<option>--?(?:(?:api[-_]?)?key|bearer|(?:access[-_]|auth[-_])?token|password|secret))(?:=|\s+)[^-\s]
-    |[?&](?P<query>[\w-]*(?:key|token|secret|passw)[\w-]*)=[^&\s]
-    |(?P<header>(?i:(?:proxy-)?authorization|x-api-key|cookie))["']?\s*:\s*\S
-    |(?:^|[\s'"=])(?P<known>sk-|gh[opsu]_|github_pat_|glpat-|hf_|xox[abp]-|AKIA)[\w-]{16}
-    |://(?P<user>[^/\s@]*)@""",
-    re.VERBOSE,
-)
-"""Where a command or an address holds a value that may be a key."""
-
-
-def _check_commands(config: Config) -> None:
-    """Raise ConfigError for a command or an address that holds a key."""
-    for setting, place in trusted_settings(config).items():
-        match = SECRET_WORDS.search(place)
-        if match is None:
-            continue
-        kind = match.lastgroup
-        name = "the user" if kind == "user" else match[str(kind)]
-        raise ConfigError(
-            f"{setting} holds the value of {name}, which may be a key, and config.yaml would keep "
-            "it. Export it as a variable, and name the variable in env.mcp_variables, "
-            "env.mcp_tokens or rollout.agent_environment",
-            code="key_in_command",
-        )
+def _refuse_keys(places: Iterable[tuple[str, str]]) -> None:
+    """Raise ConfigError for a command or an address that holds a key. The key is not shown."""
+    for setting, place in places:
+        name = find_key(place)
+        if name is not None:
+            raise ConfigError(
+                f"{setting} holds the value of {name}, which may be a key, and config.yaml would "
+                "keep it. Export it as a variable, and name the variable in env.mcp_variables, "
+                "env.mcp_tokens or rollout.agent_environment",
+                code="key_in_command",
+            )
 
 
 def _explain(error: ValidationError) -> ConfigError:

@@ -135,8 +135,8 @@ def json_line(record: Any) -> str:
 
 
 def sha256(path: Path) -> str:
-    """Return the hex digest of a file."""
-    with path.open("rb") as file:
+    """Return the hex digest of a file. Raise ValueError for a pipe or a device."""
+    with open_file(path, most_bytes=None) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

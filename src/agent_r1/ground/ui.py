@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 @cache
 def console() -> Console:
     """Return the console of this process's standard output."""
-    from rich.console import Console
+    from agent_r1.ground.clean_console import CleanConsole
 
-    return Console(highlight=False, soft_wrap=True)
+    return CleanConsole(highlight=False, soft_wrap=True)
 
 
 def say(text: str) -> None:

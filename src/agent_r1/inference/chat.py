@@ -26,8 +26,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from rich.console import Console
-
 from agent_r1.config import Config, tables
 from agent_r1.core import Row, Step
 from agent_r1.data.names import NAME, names_in
@@ -35,8 +33,9 @@ from agent_r1.data.source import SPLITS
 from agent_r1.data.storage import read_corpus
 from agent_r1.evaluation.records import evaluation_records, question_of
 from agent_r1.evaluation.reliability import reliability_line
+from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.ground.ui import say
+from agent_r1.ground.ui import clean, say
 from agent_r1.inference.agent import (
     describe,
     find_card,
@@ -404,7 +403,7 @@ def run_chat(
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             return _type(repl, plain)
-        print(describe(agent, backend), file=sys.stderr)
+        print(clean(describe(agent, backend)), file=sys.stderr)
         if question is not None:
             repl.attempt(question, lambda: repl.ask(question.strip()))
         else:
@@ -416,7 +415,7 @@ def run_chat(
         raise AgentR1Error(repl.failure, code="chat_failed")
 
 
-class _PipeConsole(Console):
+class _PipeConsole(CleanConsole):
     """A console whose reader may leave, as in `agent-r1 chat | head`.
 
     rich raises SystemExit then. Inside the sampler's task, it ends the event loop with a traceback.

@@ -153,9 +153,28 @@ def _tokenizer_folder(source: Path, base: Path | None) -> Path:
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         for file in source.glob(pattern):
+            _refuse_links_out(file, source)
             place = target / file.relative_to(source)
             place.parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, place)
+            with bounds.open_file(file, most_bytes=None) as original, place.open("wb") as copy:
+                shutil.copyfileobj(original, copy, 1 << 20)
+
+
+def _refuse_links_out(file: Path, folder: Path) -> None:
+    """Raise AgentR1Error for a link out of `folder`: an export is given to others.
+
+    In the hub's cache, the files of `snapshots/REVISION` are links to `blobs`.
+    """
+    folder = folder.resolve()
+    inside = [folder]
+    if folder.parent.name == "snapshots":
+        inside.append(folder.parent.parent / "blobs")
+    if not any(file.resolve().is_relative_to(place) for place in inside):
+        raise AgentR1Error(
+            f"{file} is a link out of its folder, and an export would copy what it names; "
+            "if you trust it, copy the file there yourself",
+            code="link_out",
+        )
 
 
 # ------------------------------------------------------------------------------------------- parity

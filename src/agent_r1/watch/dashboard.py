@@ -27,6 +27,7 @@ from rich.text import Text
 
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
+from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.ui import clean, duration
 from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, validation_kinds, with_val_em
 from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
@@ -87,7 +88,7 @@ class Dashboard:
         self.about = about
         self.steps = steps
         self._parts = parts
-        self.console = screen = console or Console(highlight=False)
+        self.console = screen = console or CleanConsole(highlight=False)
         # Check isatty: FORCE_COLOR makes rich treat a pipe as a terminal, and cursor movements
         # would fill the log.
         terminal = screen.is_terminal and screen.file.isatty() and not screen.is_dumb_terminal
@@ -219,7 +220,7 @@ class Dashboard:
         # The reader may be gone (`| head`, a closed terminal). The run goes on, and metrics.jsonl
         # has the numbers.
         with suppress(OSError, ValueError):
-            print(line, file=self.console.file, flush=True)
+            print(clean(line), file=self.console.file, flush=True)
 
     # -------------------------------------------------------------------------------- the live view
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
 from agent_r1.ground.ui import clean
@@ -326,7 +326,7 @@ def print_trajectory(file: Path, index: int, table: bool) -> None:
     Raises AgentR1Error if there is none.
     """
     record = _read_trajectory(file, index)
-    console = Console()
+    console = CleanConsole()
     facts = (
         f"{record['question']}  expected {record['ground_truth']}  {record['stop_reason']}  "
         f"reward {record['reward']:.2f}"
