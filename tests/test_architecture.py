@@ -210,10 +210,10 @@ def test_no_circle():
 MOST_FILES = 27
 """Files with code that one has to be able to read to run the training loop. (30 when packages with
 only a docstring counted, of which there were three.)"""
-MOST_LINES = 2895
+MOST_LINES = 2905
 """Their code lines: what the formatter leaves, and 5 %. (2870 before pictures were refused, and an
-outcome was asked for in a function of its own; 2880 before the ends of a turn had their own
-file.)"""
+outcome was asked for in a function of its own; 2880 before the ends of a turn had their own file;
+2895 before long requests were refused by the length of the longest token.)"""
 PATH_LINES = 1550
 """Code lines of the twelve files that README.md lists for reading, and 5 %. (1545 before two tuples
 were written out.)"""
@@ -483,11 +483,12 @@ def test_only_one_place_imports_by_name():
     assert takers == {"ground.imports"}
 
 
-MOST_LOADED = 112
+MOST_LOADED = 115
 """Modules of the core that a training command imports, screen and files of a run included. It may
 only fall. Five came with the checks of chat templates and the probe before RL. Fifteen came on
 2026-11-29: six packages of the rooms, the interface of the engines, the renderer and checks of
-files and folders from outside."""
+files and folders from outside. Then three: the ends of a turn, keys in settings, cleaned
+consoles."""
 LISTED = """
 import sys
 from agent_r1.app import cli

@@ -57,7 +57,7 @@ def test_nothing_is_printed_that_was_not_cleaned():
         for file in sorted((ROOT / folder).rglob("*.py")):
             name = str(file.relative_to(ROOT))
             if not {"tests", "template"} & {*file.relative_to(ROOT).parts} and name not in OURS:
-                assert unclean(file.read_text()) == [], f"{name}: wrap it in agent_r1.clean"
+                assert unclean(file.read_text()) == [], f"{name}: use agent_r1.say"
 
 
 @pytest.mark.parametrize(

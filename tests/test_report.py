@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from agent_r1.ground.clean import clean
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
-from agent_r1.ground.ui import clean
 from agent_r1.watch import report as report_module
 from agent_r1.watch.report import charts, load_run, pick_group, pick_pairs, smooth, write_report
 from agent_r1.watch.tokens import token_cells, token_table, token_text, tokens_html

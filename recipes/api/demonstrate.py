@@ -28,7 +28,6 @@ from agent_r1 import (
     Task,
     Trajectory,
     Workspace,
-    clean,
     command,
     derive_seed,
     load_config,
@@ -36,6 +35,7 @@ from agent_r1 import (
     make_loop,
     option,
     run_episodes,
+    say,
     train_tokenizer,
     write_whole,
 )
@@ -98,13 +98,11 @@ def demonstrate(a: Namespace) -> None:
         best_episodes = best(trajectories, a.least, a.keep)
         usage = client.usage()["usage"]
     scores = [trajectory.score for trajectory in trajectories]
-    print(
-        clean(
-            f"{len(rows)} questions, {len(scores)} episodes, mean score "
-            f"{sum(scores) / max(1, len(scores)):.3f}; {usage['prompt_tokens']:,} + "
-            f"{usage['completion_tokens']:,} tokens"
-            + ("" if usage["usd"] is None else f", ${usage['usd']:.4f}")
-        )
+    say(
+        f"{len(rows)} questions, {len(scores)} episodes, mean score "
+        f"{sum(scores) / max(1, len(scores)):.3f}; {usage['prompt_tokens']:,} + "
+        f"{usage['completion_tokens']:,} tokens"
+        + ("" if usage["usd"] is None else f", ${usage['usd']:.4f}")
     )
     if not best_episodes:
         raise AgentR1Error(
@@ -113,8 +111,8 @@ def demonstrate(a: Namespace) -> None:
             code="no_records",
         )
     write_whole(a.out, "".join(lines_of(flow, best_episodes)))
-    print(clean(f"kept {len(best_episodes)} episodes in {a.out}; clone them with"))
-    print(clean(f"  agent-r1 cold-start --preset {a.preset} cold_start.episodes={a.out}"))
+    say(f"kept {len(best_episodes)} episodes in {a.out}; clone them with")
+    say(f"  agent-r1 cold-start --preset {a.preset} cold_start.episodes={a.out}")
 
 
 def session_of(question: int, sample: int) -> str:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, clean
+from agent_r1 import AgentR1Error, say
 
 COUNTS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 MOST_TOKENS = 10**9
@@ -84,12 +84,10 @@ class Ledger:
             try:
                 self._enter(read_record(line))
             except (ValueError, RecursionError) as error:
-                print(
-                    clean(
-                        f"{path}: line {number} cannot be read ({str(error)[:100]}) and is left "
-                        "out: its request is sent again, and what it cost is not counted"
-                    ),
-                    file=sys.stderr,
+                say(
+                    f"{path}: line {number} cannot be read ({str(error)[:100]}) and is left "
+                    "out: its request is sent again, and what it cost is not counted",
+                    sys.stderr,
                 )
         if content and not content.endswith(b"\n"):  # a kill in the middle of a line
             self._file.write(b"\n")

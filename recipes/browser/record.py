@@ -35,11 +35,11 @@ from typing import Any
 from agent_r1 import (
     AgentR1Error,
     TooLongError,
-    clean,
     command,
     first_line,
     option,
     read_file,
+    say,
     write_whole,
 )
 from agent_r1_recipes.browser.build import hashes
@@ -377,9 +377,9 @@ def run_record(a: Namespace) -> None:
     if a.make:
         record = fill(record, header)
         write_whole(a.file, json.dumps(record, indent=1) + "\n")
-        print(clean(f"record: {a.file} has hashes, scores and cost now; check it without --make"))
+        say(f"record: {a.file} has hashes, scores and cost now; check it without --make")
         return
     sentence = check(record, header)
-    print(clean(f"record: {record['name']} holds: {sentence}"))
+    say(f"record: {record['name']} holds: {sentence}")
     for name in copies_of(record):
-        print(clean(f"record: it is a copy of the record {name!r}, which has the same recipe"))
+        say(f"record: it is a copy of the record {name!r}, which has the same recipe")

@@ -33,7 +33,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from agent_r1 import AgentR1Error, clean, first_line
+from agent_r1 import AgentR1Error, first_line, say
 from agent_r1_recipes.code.confine import (
     OVERFLOW_USER,
     Ran,
@@ -247,11 +247,7 @@ def get_sandbox(unconfined: bool = False) -> Sandbox:
 @functools.cache
 def _make_sandbox(unconfined: bool) -> Sandbox:
     sandbox = Sandbox(unconfined)
-    print(
-        clean(f"model-written code runs under: {', '.join(sandbox.protections)}"),
-        file=sys.stderr,
-        flush=True,
-    )
+    say(f"model-written code runs under: {', '.join(sandbox.protections)}", sys.stderr)
     return sandbox
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from argparse import Namespace
 from pathlib import Path
 
-from agent_r1 import clean, command, option
+from agent_r1 import command, option, say
 
 CANNOT = (
     "a KL term that is computed and not applied, and updates that are too many without a collapse",
@@ -34,15 +34,15 @@ def diagnose(a: Namespace) -> None:
     from agent_r1_recipes.diagnose.files import read_evidence
 
     evidence = read_evidence(a.folder)
-    print(clean(f"{evidence.source}: {len(evidence.lines):,} steps, {evidence.episode_count}"))
+    say(f"{evidence.source}: {len(evidence.lines):,} steps, {evidence.episode_count}")
     for symptom in symptoms(evidence):
-        print(clean(f"  {symptom}"))
+        say(f"  {symptom}")
     causes = findings(evidence)
     for number, finding in enumerate(causes, 1):
         certainty = "certain" if finding.proof else "likely"
-        print(clean(f"\n{number}. {finding.cause} ({certainty})"))
-        print(clean(f"   seen: {finding.evidence}\n   try:  {finding.remedy}"))
+        say(f"\n{number}. {finding.cause} ({certainty})")
+        say(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
     if not causes:
         print("\nthese files show no known cause. They cannot show:")
         for limit in CANNOT:
-            print(clean(f"  - {limit}"))
+            say(f"  - {limit}")

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import ConfigError, clean, command, option, write_whole
+from agent_r1 import ConfigError, clean, command, option, say, write_whole
 
 SETUP_S = 300.0
 """Seconds to make rows and an index."""
@@ -175,19 +175,17 @@ class Check:
         if first.records and not first.broken:
             verdicts += judge(first.records, facts)
         title = clean(self.plan["name"] or self.plan["preset"])
-        print(
-            clean(
-                f"{title}: {len(first.records)} episodes on {questions} questions in "
-                f"{time.monotonic() - start:.0f} s"
-            )
+        say(
+            f"{title}: {len(first.records)} episodes on {questions} questions in "
+            f"{time.monotonic() - start:.0f} s"
         )
         if "late" in facts:
-            print(clean(f"the time was over (--minutes) after {facts['late']} questions"))
+            say(f"the time was over (--minutes) after {facts['late']} questions")
         for verdict in verdicts:
             print(f"{verdict.state:5} {verdict.name:14} {clean(verdict.text)}")
         for verdict in verdicts:
             if verdict.state == "fail" and verdict.transcript:
-                print(clean(f"\n{verdict.name}:"))
+                say(f"\n{verdict.name}:")
                 for line in verdict.transcript[:SHOWN_LINES]:
                     print(f"  {clean(' '.join(line.split()))[:WIDTH]}")
         if self.a.json:

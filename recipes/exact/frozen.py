@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from agent_r1 import AgentR1Error, clean, write_whole
+from agent_r1 import AgentR1Error, say, write_whole
 from agent_r1_recipes.exact.gradient import Plays, play_logprobs, push
 from agent_r1_recipes.exact.stop import BEST, minimize, stop_agent, stop_trees
 from agent_r1_recipes.exact.tree import Agent
@@ -100,7 +100,7 @@ def freeze() -> None:
         }
         facts |= truth_of(agent)[1]
         write_whole(FOLDER / f"{name}.json", json.dumps(facts, indent=1) + "\n")
-        print(clean(f"{name}: {facts['plays']:,} plays, mean reward {facts['reward']:.4f}"))
+        say(f"{name}: {facts['plays']:,} plays, mean reward {facts['reward']:.4f}")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from argparse import Namespace
 from statistics import fmean
 from typing import Any
 
-from agent_r1 import ConfigError, Row, Workspace, clean, find_model, write_whole
+from agent_r1 import ConfigError, Row, Workspace, find_model, say, write_whole
 from agent_r1_recipes.exact.gradient import Plays, true_gradient
 from agent_r1_recipes.exact.rare import rare_chance
 from agent_r1_recipes.exact.tree import Agent, Tree, enumerate_plays
@@ -199,7 +199,7 @@ def show_values(agent: Agent, trees: list[Tree], number: int) -> None:
     values, choices = turn_values(tree.plays)
     play = max(tree.plays, key=lambda play: play.logprob)
     question = tree.row["prompt"][-1]["content"]
-    print(clean(f"\nquestion {number}: {question}"))
+    say(f"\nquestion {number}: {question}")
     print(f"its likeliest play has the probability {math.exp(play.logprob):.3f}")
     turns: tuple[tuple[int, ...], ...] = ()
     for number, step in enumerate(play.trajectory.steps):
@@ -212,5 +212,5 @@ def show_values(agent: Agent, trees: list[Tree], number: int) -> None:
             text = " ".join(agent.chat.turn_text(list(key[-1])).split())
             share = here[key].chance / state.chance
             line = f"  {mark} {share:.3f}  Q {here[key].value:.3f}  {text[:100]}"
-            print(clean(line))
+            say(line)
         turns = (*turns, tuple(step.action_ids))

@@ -21,7 +21,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_r1 import AgentR1Error, Generation, Rollouts, Trajectory, clean, trajectory_rows
+from agent_r1 import AgentR1Error, Generation, Rollouts, Trajectory, say, trajectory_rows
 
 LOSSES = ("undelivered", "edited", "failed")
 
@@ -151,6 +151,6 @@ class Audited(Rollouts):
                     f"(now {self.rollout.agent_losses:g})",
                     code="tokens_lost",
                 )
-            print(clean(words))
+            say(words)
         episodes.metrics.update({name: float(count) for name, count in counts.items()})
         return episodes

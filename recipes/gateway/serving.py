@@ -21,7 +21,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, ConfigError, Generation, Hermes, Sampling, Task, clean, make_env
+from agent_r1 import AgentR1Error, ConfigError, Generation, Hermes, Sampling, Task, make_env, say
 from agent_r1_recipes.gateway.episode import GatewayEpisode
 from agent_r1_recipes.gateway.matching import Answer
 from agent_r1_recipes.gateway.server import Reply, Request, serving
@@ -173,12 +173,12 @@ def serve(agent: Any, port: int | None) -> None:
             file.unlink(missing_ok=True)
             file.touch(mode=0o600)
             file.write_text(key)
-            print(clean(f"serving {agent.model}; stop with Ctrl-C\n"), flush=True)
+            say(f"serving {agent.model}; stop with Ctrl-C\n")
             base = f"http://127.0.0.1:{number}"
             name = file.resolve()
             words = [f"OPENAI_BASE_URL={base}/v1", f'OPENAI_API_KEY="$(cat {name})"']
             words.append(f'AGENT_R1_TOOLS_URL="{base}/key/$(cat {name})/tools"')
-            print(clean("export " + " ".join(words)), flush=True)
+            say("export " + " ".join(words))
             try:
                 await over.wait()
             finally:

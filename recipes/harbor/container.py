@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, clean
+from agent_r1 import AgentR1Error, say
 from agent_r1_recipes.code.confine import (
     STRANGER,
     Ran,
@@ -503,11 +503,8 @@ def check_container() -> None:
     missing = [*list_gaps(), "memory of the kernel, such as buffers of pipes"]
     if same_root:
         missing.insert(0, "processes between two looks, because root is root inside, too")
-    print(
-        clean(
-            "Harbor tasks run in bubblewrap and seccomp, without Docker; not bounded here: "
-            f"{'; '.join(missing)}"
-        ),
-        file=sys.stderr,
-        flush=True,
+    say(
+        "Harbor tasks run in bubblewrap and seccomp, without Docker; not bounded here: "
+        f"{'; '.join(missing)}",
+        sys.stderr,
     )

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from agent_r1 import AgentR1Error, clean
+from agent_r1 import AgentR1Error, say
 from agent_r1_recipes.code.confine import Ran, converse, end, start
 from agent_r1_recipes.code.watch import MEMORY, PROCESSES
 from agent_r1_recipes.harbor.container import (
@@ -93,10 +93,9 @@ def find_program(engine: Engine) -> Program | None:
         )
     [program, *_] = programs
     root = "rootless" if program.rootless else "its daemon has the rights of root"
-    print(
-        clean(f"Harbor tasks run in {program.name} ({root}); not bounded here: bytes on the disk"),
-        file=sys.stderr,
-        flush=True,
+    say(
+        f"Harbor tasks run in {program.name} ({root}); not bounded here: bytes on the disk",
+        sys.stderr,
     )
     return program
 

@@ -23,8 +23,8 @@ from agent_r1 import (
     DataConfig,
     Made,
     Source,
-    clean,
     describe_counts,
+    say,
     share_out,
 )
 from agent_r1_recipes.harbor.docker import Engine, find_program
@@ -62,7 +62,7 @@ class HarborTasks(Source):
             not_read.update(task.not_read)
         if not_read:
             line = f"  {place.name}, task.toml: {describe_counts(not_read, HARMLESS)}"
-            print(clean(line), flush=True)
+            say(line)
         questions = [
             Asked(
                 task.instruction.strip(),
@@ -134,10 +134,10 @@ def main(place: str, engine: str = "auto") -> None:
     # A word of the command line: `find_program` raises for one that is no engine here.
     tasks, refusals = read_tasks(Path(place), cast(Engine, engine))
     for task in tasks:
-        print(clean(f"{task.folder.name}: runs"))
+        say(f"{task.folder.name}: runs")
     for refusal in refusals:
-        print(clean(refusal))
-    print(clean(f"{len(tasks)} of {len(tasks) + len(refusals)} tasks run here"))
+        say(refusal)
+    say(f"{len(tasks)} of {len(tasks) + len(refusals)} tasks run here")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import AgentR1Error, Row, Workspace, clean, load_chat, load_config
+from agent_r1 import AgentR1Error, Row, Workspace, load_chat, load_config, say
 from agent_r1_recipes.laptop.demonstrator import explores, mixture_questions, new_names
 from agent_r1_recipes.laptop.shown import Play, count, read_play
 
@@ -64,7 +64,7 @@ def main() -> None:
     if counts is None:
         parser.error(f"the demonstrator of {arguments.preset} is no explorer")
     for sentence in count_sentences(counts):
-        print(clean(sentence))
+        say(sentence)
 
 
 def count_sentences(counts: dict[str, Any]) -> Iterator[str]:

@@ -35,10 +35,10 @@ from agent_r1 import (
     Decoder,
     Row,
     Workspace,
-    clean,
     load_any,
     load_chat,
     read_file,
+    say,
 )
 from agent_r1_recipes.page.microscope import read_group, script, title_of, write_html
 
@@ -377,4 +377,4 @@ def write_page(checkpoint: Path, config: Config | None, file: Path) -> None:
         "RELIABILITY": describe_reliability(checkpoint),
     }
     length = write_html(file, "page.html", script(*SCRIPTS), facts)
-    print(clean(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}"))
+    say(f"page: checkpoints of steps {facts['STEPS']}, {length / 1e6:.1f} MB, in {file}")

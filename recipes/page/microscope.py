@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent_r1 import AgentR1Error, clean, command, episode_fault, json_records, option, write_whole
+from agent_r1 import AgentR1Error, command, episode_fault, json_records, option, say, write_whole
 
 if TYPE_CHECKING:
     from agent_r1 import Decoder  # PyTorch comes with it, and `agent-r1 --help` imports this file
@@ -177,4 +177,4 @@ def write_microscope(a: Namespace) -> None:
     }
     write_html(a.page, "group.html", script("quantities", "microscope", "group"), facts)
     group = records[0]["group_id"]
-    print(clean(f"microscope: group {group}, {len(records)} attempts, in {a.page}"))
+    say(f"microscope: group {group}, {len(records)} attempts, in {a.page}")

@@ -27,8 +27,8 @@ from agent_r1 import (
     Task,
     TrainingRow,
     Trajectory,
-    clean,
     command,
+    say,
     trajectory_rows,
 )
 from agent_r1_recipes.pictures.album import Album, album_row
@@ -194,12 +194,10 @@ def pictures(a: Namespace) -> None:
             title = f"keep={keep}, row {number}"
             differences = [name for name, equal in row.same.items() if not equal]
             verdict = f"differs in {', '.join(differences)}" if differences else "equal"
-            print(
-                clean(
-                    f"{title}: {row.tokens} tokens, {row.pictures} pictures; "
-                    f"{', '.join(row.same)}: {verdict}; log-probabilities: sampled and recomputed "
-                    f"differ by {row.rounding:.1e}, with another picture by {row.other:.2f}"
-                )
+            say(
+                f"{title}: {row.tokens} tokens, {row.pictures} pictures; "
+                f"{', '.join(row.same)}: {verdict}; log-probabilities: sampled and recomputed "
+                f"differ by {row.rounding:.1e}, with another picture by {row.other:.2f}"
             )
             if differences or row.rounding > ROUNDING or row.other < 100 * ROUNDING:
                 failures.append(title)

@@ -23,11 +23,11 @@ from agent_r1 import (
     AgentR1Error,
     Config,
     ConfigError,
-    clean,
     command,
     load_config,
     open_run,
     option,
+    say,
     student_quantile,
     write_whole,
 )
@@ -128,11 +128,9 @@ def equal_steps(
             steps_of_first: int = config.trainer.steps
             episodes = per_step * steps_of_first
         steps[arm.name] = max(1, round(episodes / per_step))
-        print(
-            clean(
-                f"{arm.name}: {steps[arm.name]} steps of {per_step} episodes, "
-                f"{steps[arm.name] * per_step:,} in all"
-            )
+        say(
+            f"{arm.name}: {steps[arm.name]} steps of {per_step} episodes, "
+            f"{steps[arm.name] * per_step:,} in all"
         )
     return steps
 
@@ -152,7 +150,7 @@ def run(arm: Arm, preset: str, seed: int, settings: list[str]) -> None:
     options = ["--preset", preset, "--seed", str(seed), "--run", name, arm.algorithm, *settings]
     options.append(f"trainer.eval_samples={SAMPLES}")
     for stage in (["train", "--plain", "--resume"], ["eval"]):
-        print(clean(f"{name}: {stage[0]}"), flush=True)
+        say(f"{name}: {stage[0]}")
         done = subprocess.run([sys.executable, "-m", "agent_r1", *stage, *options], check=False)
         if done.returncode:
             raise AgentR1Error(
@@ -222,11 +220,11 @@ def interval(differences: list[float]) -> dict[str, float]:
 def print_comparison(arms: list[Arm], figures: dict[str, Any]) -> None:
     """Print a line per arm and measure."""
     for measure in MEASURES:
-        print(clean(f"\n{measure}, and the paired difference from {arms[0].name}"))
+        say(f"\n{measure}, and the paired difference from {arms[0].name}")
         for arm in arms:
             values = figures[arm.name][measure]
             if not values:
-                print(clean(f"  {arm.name:32s} no finished run"))
+                say(f"  {arm.name:32s} no finished run")
                 continue
             difference = figures[arm.name][f"{measure} difference"]
             text = ""
@@ -236,4 +234,4 @@ def print_comparison(arms: list[Arm], figures: dict[str, Any]) -> None:
                     text += f" (95 % {difference['low']:+.3f} to {difference['high']:+.3f})"
                 else:
                     text += " (one pair has no interval)"
-            print(clean(f"  {arm.name:32s} {fmean(values):.3f}, {len(values)} seeds{text}"))
+            say(f"  {arm.name:32s} {fmean(values):.3f}, {len(values)} seeds{text}")

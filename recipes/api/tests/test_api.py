@@ -349,8 +349,14 @@ def test_a_torn_line_and_another_process(play, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "url", ["api.example.com", "https://user:pw@x.org/v1", "https://x.org/v1?key=1", "ftp://x.org"]
+    ("url", "code"),
+    [
+        ("api.example.com", "bad_address"),
+        ("https://user:pw@x.org/v1", "key_in_command"),
+        ("https://x.org/v1?key=1", "key_in_command"),
+        ("ftp://x.org", "bad_address"),
+    ],
 )
-def test_an_address_holds_no_key(url, tmp_path, chat):
-    with fails_with("bad_address"), api_flow(url, tmp_path, chat, None):
+def test_an_address_holds_no_key(url, code, tmp_path, chat):
+    with fails_with(code), api_flow(url, tmp_path, chat, None):
         pass

@@ -51,10 +51,11 @@ from agent_r1.config import (
     trusted_settings,
     user_code_names,
 )
+from agent_r1.ground.clean import clean
 from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import choose_waiting, cores, raise_file_limit
-from agent_r1.ground.ui import clean
+from agent_r1.ground.ui import say
 
 # Commands import their modules after they have read the configuration. So `agent-r1 --help`, the
 # error for a misspelt setting and `train --dry-run` do not wait for PyTorch.
@@ -235,7 +236,7 @@ def doctor(a: Namespace) -> int:
     from agent_r1.ground.preflight import gpus_here, suggest_preset
 
     if a.suggest_preset:
-        print(clean(suggest_preset(gpus_here())))
+        say(suggest_preset(gpus_here()))
         return 0
     return print_checks(run_checks(config_of(a)))
 

@@ -33,7 +33,7 @@ from agent_r1.ground.machine import (
     torch_sees_gpu,
 )
 from agent_r1.ground.preflight import GpuHere, gpus_here, suggest_preset
-from agent_r1.ground.ui import clean
+from agent_r1.ground.ui import say
 from agent_r1.ground.units import GIB
 
 REQUIREMENTS = Path(__file__).parents[3] / "requirements"
@@ -396,5 +396,5 @@ def print_checks(checks: list[Check], console: Console | None = None) -> int:
         return 0
     console.file.flush()  # else the failure could come before the lines on standard output
     first = failures[0]
-    print(clean(f"{first.name}: {first.detail}; {first.remedy}"), file=sys.stderr)
+    say(f"{first.name}: {first.detail}; {first.remedy}", sys.stderr)
     return 1

@@ -35,7 +35,7 @@ from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Sec
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
-from agent_r1.ground.ui import clean
+from agent_r1.ground.ui import say
 
 ALGORITHMS = tables.names("estimator")
 ENGINES = get_args(Engine)
@@ -439,7 +439,7 @@ def _resolve_auto(config: Config) -> Config:
         part = getattr(config, section).model_copy(update={key: value})
         config = config.model_copy(update={section: part})
         config.replaced_auto.append(setting)
-        print(clean(f"{setting}={AUTO}: {value}"), file=sys.stderr)
+        say(f"{setting}={AUTO}: {value}", sys.stderr)
     return config
 
 
@@ -535,7 +535,7 @@ def _refuse_keys(places: Iterable[tuple[str, str]]) -> None:
             raise ConfigError(
                 f"{setting} holds the value of {name}, which may be a key, and config.yaml would "
                 "keep it. Export it as a variable, and name the variable in env.mcp_variables, "
-                "env.mcp_tokens or rollout.agent_environment",
+                "env.mcp_tokens, rollout.agent_environment or rollout.api_key",
                 code="key_in_command",
             )
 

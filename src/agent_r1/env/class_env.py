@@ -53,7 +53,7 @@ from agent_r1.core import (
 )
 from agent_r1.env.stateful_env import WorldEnv
 from agent_r1.ground.errors import AgentR1Error, ConfigError
-from agent_r1.ground.ui import clean
+from agent_r1.ground.ui import say
 from agent_r1.tool.base import BaseTool, OneThread, ToolCall, ends_run
 from agent_r1.tool.function import FunctionTool
 
@@ -327,9 +327,8 @@ class MethodsEnv(WorldEnv):
                 async with asyncio.timeout(self.config.tool_timeout_s):
                     await self.call(close)
         except Exception as error:  # its reward is known already
-            print(
-                clean(f"warning: {self.owner}: close failed ({type(error).__name__}: {error})"),
-                file=sys.stderr,
+            say(
+                f"warning: {self.owner}: close failed ({type(error).__name__}: {error})", sys.stderr
             )
         finally:
             self.thread.end()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from agent_r1.ground.ui import clean
+from agent_r1.ground.clean import clean
 
 if TYPE_CHECKING:
     from rich.segment import Segment

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, TextIO
+
+from agent_r1.ground.clean import clean
 
 if TYPE_CHECKING:
     from rich.console import Console  # it takes longer to import than most lines take to print
@@ -23,9 +24,9 @@ def console() -> Console:
     return CleanConsole(highlight=False, soft_wrap=True)
 
 
-def say(text: str) -> None:
-    """Print one line on standard output, without control characters of others' words."""
-    print(clean(text), flush=True)
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a line (default: on standard output), without control characters of others' words."""
+    print(clean(text), file=stream, flush=True)
 
 
 class OnlyProgress(io.StringIO):
@@ -81,18 +82,6 @@ def progress(title: str, total: int) -> Iterator[Callable[..., None]]:
                 print(line, file=sys.stdout, flush=True)
 
     yield advance
-
-
-# Characters that control the terminal or reorder the line: C0 and C1 controls (ESC, CR), zero-width
-# and bidirectional marks. Lone surrogates are not valid UTF-8.
-_ACTING = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
-
-def clean(text: str) -> str:
-    """Make text safe to print: control characters become visible marks."""
-    return _ACTING.sub(lambda m: chr(0x2400 + ord(m[0])) if m[0] < " " else "\ufffd", text)
 
 
 def duration(seconds: float) -> str:

@@ -35,7 +35,7 @@ from agent_r1.evaluation.records import evaluation_records, question_of
 from agent_r1.evaluation.reliability import reliability_line
 from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.ground.ui import clean, say
+from agent_r1.ground.ui import say
 from agent_r1.inference.agent import (
     describe,
     find_card,
@@ -403,7 +403,7 @@ def run_chat(
             repl.suggest()
             screen.say("type a question, or /help", "dim")
             return _type(repl, plain)
-        print(clean(describe(agent, backend)), file=sys.stderr)
+        say(describe(agent, backend), sys.stderr)
         if question is not None:
             repl.attempt(question, lambda: repl.ask(question.strip()))
         else:

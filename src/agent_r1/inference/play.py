@@ -21,8 +21,9 @@ from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Generation, Observation, Policy, Row, Sampling, Step, StepResult
 from agent_r1.env import Dialect, dialect_of
+from agent_r1.ground.clean import clean
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
-from agent_r1.ground.ui import clean, console
+from agent_r1.ground.ui import console
 from agent_r1.rollout.episode import AgentEnvLoop, Limits, Task
 from agent_r1.rollout.training_rows import trajectory_rows
 from agent_r1.tool import BaseTool, ToolCall, call_tool

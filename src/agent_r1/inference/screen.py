@@ -17,7 +17,7 @@ from rich.text import Text
 
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Action, StepResult
-from agent_r1.ground.ui import clean
+from agent_r1.ground.clean import clean
 from agent_r1.inference.conversation import Exchange, Watcher, read_turn
 
 LABELS = {

@@ -27,8 +27,9 @@ from rich.text import Text
 
 from agent_r1.env.dialect import Part
 from agent_r1.env.hermes import split_turn
+from agent_r1.ground.clean import clean
 from agent_r1.ground.clean_console import CleanConsole
-from agent_r1.ground.ui import clean, duration
+from agent_r1.ground.ui import duration, say
 from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, validation_kinds, with_val_em
 from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
 
@@ -220,7 +221,7 @@ class Dashboard:
         # The reader may be gone (`| head`, a closed terminal). The run goes on, and metrics.jsonl
         # has the numbers.
         with suppress(OSError, ValueError):
-            print(clean(line), file=self.console.file, flush=True)
+            say(line, self.console.file)
 
     # -------------------------------------------------------------------------------- the live view
 

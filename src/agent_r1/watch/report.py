@@ -33,9 +33,10 @@ from matplotlib.ticker import MaxNLocator
 import agent_r1
 from agent_r1.config.renamed import translate_card
 from agent_r1.ground import bounds
+from agent_r1.ground.clean import clean
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, write_whole
-from agent_r1.ground.ui import clean, duration
+from agent_r1.ground.ui import duration
 from agent_r1.watch.log import STEP_KEY, VAL_EM, step_times, validation_kinds, with_val_em
 from agent_r1.watch.sentinel import Sign, signs, solved_step
 from agent_r1.watch.tokens import TOKEN_CSS, tokens_html

@@ -20,10 +20,10 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
+from agent_r1.ground.clean import clean
 from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl
-from agent_r1.ground.ui import clean
 
 # Text is encoded so that control tokens never result (chat/format.py), and a tokenizer's
 # ordinary pieces do not join brackets and letters. So a single token that reads like a whole tag
