@@ -25,6 +25,7 @@ from lab.experiments import (
     growth,
     pocket,
     race,
+    sharpened,
     ten_seeds,
 )
 from lab.experiments.agents_learn import share
@@ -239,6 +240,9 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "discover-controls.json": lambda: discover_controls.table(
             read_seeds(discover_controls.FILE)
         ),
+        "discover-controls-2.json": lambda: discover_controls.table(
+            read_seeds(LAB / "discover-controls-2.json")
+        ),
         "discover.json, passages": lambda: conditions(
             "passages", "passages in every result", (2, 3, 4, 6)
         ),
@@ -259,6 +263,9 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "smoke.json": lambda: ten_seeds.table(read_seeds(LAB / "smoke.json")),
     },
     "docs/lab/leaderboard.md": {"records": leaderboard},
+    "docs/lessons/12-the-start.md": {
+        "sharpened.json": lambda: sharpened.table(read_seeds(sharpened.FILE))
+    },
     "recipes/gateway/README.md": {
         "agents_learn.json": lambda: agents_learn.table(read_seeds(agents_learn.FILE))
     },
