@@ -18,7 +18,6 @@ import math
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -142,14 +141,14 @@ def check_ids(chat: ChatFormat, folder: Path) -> None:
 def compare_weights(chat: ChatFormat, folder: Path) -> str:
     """Compare log-probabilities with `transformers`, one model after the other.
 
-    Above LARGEST_COMPARED only names, shapes and kinds of the weights. Raises AgentR1Error for a
-    difference.
+    Before, and above LARGEST_COMPARED only, names, shapes and types of the weights. Raises
+    AgentR1Error for a difference.
     """
     files = sorted(folder.glob("*.safetensors"))
     sizes = model_files.sizes_in(files)
     count = sum(math.prod(size) for size in sizes.values())
+    model_files.check_weights(folder)
     if count > LARGEST_COMPARED:
-        model_files.check_weights(folder)
         return (
             f"log-probabilities not compared ({count / 1e9:.1f}e9 parameters); names, shapes and "
             "types of the weights are as config.json says"
@@ -163,7 +162,7 @@ def compare_weights(chat: ChatFormat, folder: Path) -> str:
     if not worst < TOLERANCE:
         raise AgentR1Error(
             f"{folder}: log-probabilities differ from those of transformers by {worst:.3g}; "
-            f"{_cause(folder, files, sizes)}",
+            f"{_cause(folder, files)}",
             code="other_weights",
         )
     return f"log-probabilities of {len(ids)} tokens differ by at most {worst:.0e}"
@@ -187,12 +186,13 @@ def _their_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
     except Exception as error:  # transformers raises many kinds
         raise AgentR1Error(
-            f"transformers cannot open {folder} ({first_line(error)}); make or download it again",
+            f"transformers cannot run {folder} ({first_line(error)}); make or download it again",
             code="damaged_model",
         ) from None
-    return model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return logits.float().log_softmax(-1)
 
 
 def _first_not_finite(files: list[Path]) -> str | None:
@@ -205,7 +205,7 @@ def _first_not_finite(files: list[Path]) -> str | None:
     return None
 
 
-def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
+def _cause(folder: Path, files: list[Path]) -> str:
     """Name what in a folder is read in two ways."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -217,7 +217,4 @@ def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
         return f"{files[0].name} and {files[1].name} have no index: delete the older one"
     if broken := _first_not_finite(files):
         return f"its weight {broken} has a value that is no number: download it again"
-    unread = sorted(set(sizes) - set(model_files.names_of(folder)))
-    if unread:
-        return f"the local loop does not read its weight {unread[0]}: choose another model"
     return "config.json has a key that the local loop does not compute: choose another model"
