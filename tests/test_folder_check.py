@@ -11,8 +11,11 @@ import pytest
 import torch
 from conftest import fails_with
 from safetensors.torch import load_file, save_file
+from transformers import AutoTokenizer
 
+from agent_r1.chat import fit
 from agent_r1.chat.tokenizer import load_chat
+from agent_r1.env.hermes import HERMES
 from agent_r1.training import folder_check
 from agent_r1.training.folder_check import check_folder
 
@@ -169,6 +172,31 @@ def test_other_ids_are_refused(folder):
     file.write_text(json.dumps(settings | {"tokenizer_class": "Qwen2Tokenizer"}))
     with fails_with("other_ids"):
         check_folder(folder, weights=False)
+
+
+def test_an_added_token_that_another_class_finds_otherwise_is_refused(folder, monkeypatch):
+    """It takes the blanks before it. No text without that token shows the difference."""
+    other = shutil.copytree(folder, folder.parent / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    for token in tokenizer["added_tokens"]:
+        token["lstrip"] = token["content"] == "<|im_end|>"
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    theirs = AutoTokenizer.from_pretrained(other)
+    monkeypatch.setattr(AutoTokenizer, "from_pretrained", lambda *_, **__: theirs)
+    with fails_with("other_ids"):
+        check_folder(folder, weights=False)
+
+
+@pytest.mark.parametrize("name", ["added_tokens.json", "tokenizer_config.json"])
+def test_a_changed_tokenizer_forces_a_new_comparison_of_the_template(folder, name):
+    def key():
+        return fit._cache_file(load_chat(folder), "hermes", HERMES, True)
+
+    before = key()
+    assert key() == before
+    text = (folder / name).read_text() if (folder / name).exists() else "{}"
+    (folder / name).write_text(text + "\n")
+    assert key() != before
 
 
 @pytest.mark.parametrize(

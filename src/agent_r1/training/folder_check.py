@@ -40,7 +40,14 @@ TOLERANCE = 0.02
 """Largest difference of a log-probability. Equal arithmetic in float32 differs by 1e-5."""
 LONG_TEXT = "Who founded the city of Tulo in 1930, and why? " * 60
 """About 700 tokens: longer than a `max_length` of 512 in a tokenizer's file."""
-KEPT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+KEPT_FILES = (
+    "*.json",
+    "*.jinja",
+    "chat_templates/*.jinja",
+    "*.model",
+    "*.txt",
+    "*.safetensors",
+)
 """What of a folder decides how it is read."""
 _CODE = (
     cpu_products.__file__,
@@ -102,7 +109,10 @@ def _cache_file(folder: Path, weights: bool) -> Path:
 
 
 def check_ids(chat: ChatFormat, folder: Path) -> None:
-    """Raise AgentR1Error if texts have other ids than in `transformers`, or ids have no row."""
+    """Raise AgentR1Error if texts have other ids than in `transformers`, or ids have no row.
+
+    Also for a rendered question, because a class may read the same added token in another way.
+    """
     from transformers import AutoTokenizer
 
     rows = model_files.read_config(folder).get("vocab_size")
@@ -121,7 +131,10 @@ def check_ids(chat: ChatFormat, folder: Path) -> None:
             "again with transformers 5",
             code="damaged_tokenizer",
         ) from None
-    for text in (*CONTENTS.values(), LONG_TEXT):
+    question = {"role": "user", "content": CONTENTS["plain words"]}
+    # With the vocabulary's control tokens, and with each added token between blanks.
+    added = " and \n".join(sorted(chat.tokenizer.get_added_vocab()))
+    for text in (*CONTENTS.values(), LONG_TEXT, chat.template.render([question]), added):
         our_ids = chat.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         # Here and there, the tokenizer is switched to neither cut nor fill.
         their_ids = theirs(text, add_special_tokens=False, truncation=False, padding=False)
