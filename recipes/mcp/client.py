@@ -194,7 +194,9 @@ async def _list_tools(client: Client) -> list[types.Tool]:
             cursors: set[str] = set()
             while page.next_cursor and len(tools) <= MAX_TOOLS:
                 if page.next_cursor in cursors:
-                    raise ValueError(f"its list of tools has the page {page.next_cursor!r:.40} twice")
+                    raise ValueError(
+                        f"its list of tools has the page {page.next_cursor!r:.40} twice"
+                    )
                 cursors.add(page.next_cursor)
                 page = await client.list_tools(cursor=page.next_cursor)
                 tools += page.tools
@@ -257,7 +259,7 @@ def _holds(texts: list[str], json_content: Any) -> bool:
 
 
 def _forms(json_value: str) -> set[str]:
-    """Return what a text may write for a value: as JSON, without its quotes, and as Python."""
+    """Return the forms of a value in a text: JSON, JSON without quotes, and Python."""
     value = json.loads(json_value)
     if isinstance(value, str):
         return {value, json_value[1:-1], json.dumps(value)[1:-1]}
@@ -279,7 +281,7 @@ def _count_words(text: str, *forms: str) -> int:
 
 
 def _is_word(form: str, before: str, after: str) -> bool:
-    """Return whether nothing continues a word: 12 is neither in 112 nor in 12.5 or -12."""
+    """Return whether nothing continues a word: 12 is not in 112, 12.5 or -12."""
     if re.search(r"\w\Z", before) or re.match(r"\w", after):
         return False
     is_number = form[-1:].isdigit()

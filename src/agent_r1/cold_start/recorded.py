@@ -197,7 +197,9 @@ def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
     if calls and any(call.error for call in calls_in_text):
         raise ValueError("its calls cannot be written in this dialect (env.name)")
     if calls and len(calls_in_text) > len(calls):
-        raise ValueError(f"{len(calls)} calls in tool_calls, and with its text {len(calls_in_text)}")
+        raise ValueError(
+            f"{len(calls)} calls in tool_calls, and with its text {len(calls_in_text)}"
+        )
     calls = calls or [(None, call) for call in calls_in_text]
     pending.turn([(key, call.name) for key, call in calls])
     if not text.rpartition("</think>")[2].strip():  # a thought alone answers nothing

@@ -213,7 +213,7 @@ def _split_by_groups(
 def _deal_groups(
     groups: dict[str, list[Any]], sizes: dict[str, int], rng: random.Random
 ) -> dict[str, list[Any]]:
-    """Give each group, in random order, to the split that lacks the largest share of its size."""
+    """Give each group, in random order, to the split that lacks the largest share."""
     order = sorted(groups)
     rng.shuffle(order)
     splits: dict[str, list[Any]] = {split: [] for split in sizes}
