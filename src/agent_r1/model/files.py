@@ -388,7 +388,7 @@ def names_of(folder: Path) -> set[str]:
 def check_weights(folder: Path) -> None:
     """Compare names, shapes and types of the weights with config.json, and read none.
 
-    A weight that nobody reads, such as a scale or an adapter, would change the model. One that is
+    An unread weight, such as a scale or an adapter, would change the model. One that is
     in two files is read by one program from the first, and by another from the second. Raises
     AgentR1Error for a difference.
     """
