@@ -106,3 +106,21 @@ def test_a_row_of_the_readme_is_the_mean_over_its_seeds(name):
     lines = (ROOT / "README.md").read_text().splitlines()
     [row] = [line for line in lines if re.match(rf"\| two CPU cores \| \[?`{name}`", line)]
     assert f"| {figures} {interval} | {count} |" in row
+
+
+def test_the_figures_of_smoke_are_its_means_or_say_their_seed():
+    """Three pages once gave three starts of it, each of another run."""
+    before, after = seeds_of("smoke")
+    means = (share(statistics.mean(before)), share(statistics.mean(after)))
+    laptop = (DOCS / "laptop.md").read_text()
+    start = f"mean {means[0]} before RL (at most {share(max(before))})"
+    assert f"{start} and {means[1]} after (at least {share(min(after))})" in laptop
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "lessons").glob("*.md")]
+    lines = [line for page in pages for line in page.read_text().splitlines()]
+    rows = [line for line in lines if re.match(r"\|.*(`smoke`|--preset smoke)", line)]
+    figures = [pair for row in rows for pair in re.findall(r"(\.\d{3}) → (\.\d{3})", row)]
+    assert figures.count(means) == 2  # README and the page of presets
+    [seed_0] = [pair for pair in figures if pair != means]
+    table = laptop.partition(f"{seed_0[0]} → {seed_0[1]}")[0]
+    assert "test EM, seed 0 |" in table.rpartition("\n\n")[2]
+    assert "smoke" not in (ROOT / "one_file.py").read_text()

@@ -70,6 +70,29 @@ def test_a_small_gzip_that_unfolds_to_a_large_file_takes_little_memory(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("text", ['{"a": 1}\n{"a": 1}\n', '[{"a": 1},\n{"a": 1}]'])
+def test_a_mark_of_utf_8_at_the_beginning_is_no_text(tmp_path, text):
+    (tmp_path / "x.json").write_text(text, encoding="utf-8-sig")
+    assert [value for _, value in json_records(tmp_path / "x.json")] == [{"a": 1}] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.jsonl", b"PAR1\x15\x04", "is a parquet file; let its name end in .parquet"),
+        ("x.jsonl", b"PK\x03\x04\x14", "a zip or Excel file"),
+        ("x.jsonl.zst", b"\x28\xb5\x2f\xfd\x24", "zstd"),
+        ("x.jsonl", '{"a": 1}\n'.encode("utf-16"), "UTF-16 text; write it as UTF-8"),
+        ("x.csv", b"question;answer\nA?;x\n", "a table in text"),
+        ("x.TSV", b"question\tanswer\nA?\tx\n", "a table in text"),
+    ],
+)
+def test_a_file_of_another_form_is_named(tmp_path, name, content, says):
+    (tmp_path / name).write_bytes(content)
+    with fails_with("other_form", says):
+        list(json_records(tmp_path / name))
+
+
 def test_a_file_of_nothing_but_corrupt_records_is_given_up(monkeypatch):
     monkeypatch.setattr("agent_r1.data.json_files.MAX_CORRUPT", 100)
     endless = ((f"line {n}", ValueError("no JSON")) for n in range(10**9))

@@ -10,10 +10,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import fails_with, question_row
+from other_values import is_harmless, with_other_values
 
+from agent_r1.app.plan import print_plan
 from agent_r1.config import load_config
+from agent_r1.data.build import build
 from agent_r1.data.names import count_new_names, describe_new_names, names_in
 from agent_r1.data.own_rows import HARMLESS, ROWS, give_metadata_one_type, read_questions
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.workspace import refuse_long_context, words_that_exact_match_drops
 
 
@@ -65,6 +69,31 @@ def test_split_by_keeps_groups_apart(tmp_path):
              "data.split_by=item")  # fmt: skip
 
 
+def test_a_large_group_goes_where_it_fits(tmp_path):
+    """... in one of several orders: in most of them it lands in val or test."""
+    records = [
+        {"question": f"{n}?", "answer": "x", "metadata": {"item": "all" if n < 60 else str(n)}}
+        for n in range(80)
+    ]
+    sizes = ("data.train=60", "data.val=10", "data.test=10", "data.split_by=item")
+    assert len(made(write(tmp_path, *records), *sizes)["train"]) == 60
+
+
+def test_split_by_divides_one_file_only(tmp_path):
+    """In a folder, and of a recipe's questions, the splits are made already."""
+    record = {"question": "y?", "answer": "1", "metadata": {"item": 1}}
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.jsonl").write_text(json.dumps(record | {"question": split}))
+    sizes = ["data.train=1", "data.val=1", "data.test=1", "data.split_by=item"]
+    sizes.append("rollout.prompts_per_step=1")
+    folder = load_config("small", ["data.name=rows", f"data.source={tmp_path}", *sizes])
+    for config in (folder, load_config("small", ["data.split_by=item"])):
+        with fails_with("splits_are_made", "divides one file of questions"):
+            build(config.data, 0, tmp_path / "made")
+        with fails_with("splits_are_made"):
+            print_plan(config, "run")
+
+
 @pytest.mark.parametrize("ending", ["", "list"])
 def test_a_repeated_key_is_named_by_its_line(tmp_path, ending):
     path = tmp_path / "q.jsonl"
@@ -87,8 +116,37 @@ def test_columns_of_pandas_are_counted_and_others_refused(tmp_path, capsys):
 def test_a_column_called_index_is_a_row_number_only_with_numbers(tmp_path):
     record = {"question": "y?", "answer": "1"}
     assert read_questions(write_path(tmp_path, record | {"index": 3.0}), False, [], {})
-    with fails_with("bad_records", match="index"):
-        read_questions(write_path(tmp_path, record | {"index": "S&P 500"}), False, [], {})
+    for value in ("S&P 500", True):
+        with fails_with("bad_records", match="index"):
+            read_questions(write_path(tmp_path, record | {"index": value}), False, [], {})
+
+
+PUBLISHED = {
+    "question": "What is six times seven?", "answer": ["42", 42.5], "context": "c", "kind": "k",
+    "system": "s", "tools": ["calculator"], "supporting": ["Six"], "metadata": {"level": 1.5},
+    "passages": [{"title": "Six", "text": "A number."}],
+    "__index_level_0__": 1, "Unnamed: 0": 2, "index": 3,
+}  # fmt: skip
+"""A question with every key, and with the columns that pandas adds."""
+
+
+def test_each_value_of_a_question_is_read_refused_or_harmless(tmp_path):
+    data = load_config("small").data
+
+    def read(record):
+        [question] = read_questions(write_path(tmp_path, record), False, [], {})
+        return ROWS.asked(data, question), question.paragraphs
+
+    before = read(PUBLISHED)
+    named = set()
+    for name, other in with_other_values(PUBLISHED):
+        try:
+            seen = read(other) != before
+        except AgentR1Error:
+            seen = True
+        assert seen or is_harmless(name, HARMLESS), name
+        named.update(key for key in HARMLESS if is_harmless(name, [key]))
+    assert named == set(HARMLESS)
 
 
 @pytest.mark.parametrize(

@@ -90,7 +90,7 @@ def test_a_folder_with_splits_is_taken_as_it_is(tmp_path):
      (json.dumps(GOOD[2] | {"question": GOOD[2]["question"].replace(" ", "  ")}), "the same "
          "question as q.jsonl, line 3"),
      ('{"question": "q", "answer": "1", "level": 2}', "(level: extra inputs are not permitted"),
-     (b'{"question": "\xff"}', "line 11 (no JSON)"),
+     (b'{"question": "\xff"}', "line 11 (no UTF-8 text)"),
      ('{"question": "?", "answer": NaN}', "nan or infinity"),
      (f'{{"question": "?", "answer": "1", "metadata": {{"x": {2**63}}}}}', "more than 64 bits"),
      (f'{{"question": "?", "answer": "1", "metadata": {{"x": {"[" * 70 + "]" * 70}}}}}', "line 11 "

@@ -90,6 +90,16 @@ FORMS = {
         of({"role": "assistant", "content": "<think>\nso\n</think>\n\n<answer>A</answer>"}),
         "<think>\nso\n</think>\n\n<answer>A</answer>",
     ),
+    "weights and names": (
+        of(
+            {**VLLM, "weight": 1},
+            {**RESULT, "name": "search"},
+            {"role": "assistant", "content": "No.", "weight": 0},
+            {"role": "developer", "content": [{"type": "text", "text": "Again."}]},
+            ANSWER,
+        ),
+        f"<think>\nlook\n</think>{CALL_TEXT}",
+    ),
     "legacy": (
         of(
             {"role": "assistant", "content": "", "function_call": call()["function"]},
@@ -162,6 +172,8 @@ def test_only_a_line_break_ends_a_line(tmp_path, character):
 REFUSED = {
     "without text and without a call": of({"role": "assistant", "content": ""}),
     "a turn of the agent without text": of({"role": "assistant"}),
+    "and without a call": of({"role": "assistant", "content": "", "reasoning_content": "so"}),
+    "with its text 2": of({**VLLM, "content": CALL_TEXT}, RESULT, ANSWER),
     "browse": of({"role": "assistant", "tool_calls": [call(name="browse")]}),
     "'browse'": of({"role": "assistant", "content": Hermes.call("browse", x=1)}),
     "arguments of the call of search": of({"role": "assistant", "tool_calls": [call("{")]}),

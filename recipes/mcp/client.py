@@ -30,6 +30,7 @@ import re
 import shlex
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
@@ -52,10 +53,18 @@ if TYPE_CHECKING:  # the SDK takes a second to import
 MAX_MESSAGE_BYTES = 4 * 2**20
 """Of one answer over HTTP. A program that we start is as trusted as its command."""
 MAX_TOOLS = 1000
+MAX_SEARCHED = 100
+"""Values of a structured result that are searched in the text. More are appended as they are."""
 OPEN_S = 60.0
 """Until a server is ready, and then lists its tools; `npx` and `uvx` download it first."""
 EXIT_S = 5.0
 """For all servers to end at our end. The SDK closes their input, and terminates them after 2 s."""
+HTTP_CAUSES = {
+    404: ", nothing answers at this address",
+    405: ", this address takes no messages",
+    429: ", too many calls at once",
+}
+"""Causes of a refusal by its status. Others say enough by their number."""
 
 HARMLESS = {
     "_meta": "for programs",
@@ -106,7 +115,7 @@ class McpTool(BaseTool):
             raise InvalidArgumentsError(f"the server wants more: {result.result_type}")
         texts = [_text(part) for part in result.content]
         json_content = result.structured_content
-        if json_content is not None and not _holds("\n".join(texts), json_content):
+        if json_content is not None and not _holds(texts, json_content):
             texts.append(json.dumps(json_content, ensure_ascii=False))
         text = "\n".join(texts)
         if result.is_error:  # by the protocol the agent reads this, to correct itself
@@ -182,7 +191,13 @@ async def _list_tools(client: Client) -> list[types.Tool]:
         async with asyncio.timeout(OPEN_S):
             page = await client.list_tools()
             tools = page.tools
+            cursors: set[str] = set()
             while page.next_cursor and len(tools) <= MAX_TOOLS:
+                if page.next_cursor in cursors:
+                    raise ValueError(
+                        f"its list of tools has the page {page.next_cursor!r:.40} twice"
+                    )
+                cursors.add(page.next_cursor)
                 page = await client.list_tools(cursor=page.next_cursor)
                 tools += page.tools
     except TimeoutError:
@@ -211,36 +226,68 @@ def _text(part: types.ContentBlock) -> str:
     return f"[{part.type}, which cannot be shown]"
 
 
-def _holds(text: str, json_content: Any) -> bool:
-    """Return whether a text has every value of a structured result.
+def _holds(texts: list[str], json_content: Any) -> bool:
+    """Return whether the texts of a result say what its structured result says.
 
-    Servers are advised to write such a text. One that only sums up would hide the rest.
+    Servers are advised to write it as JSON. Other texts must have each value, as often as it is
+    there. With several values they must have the keys, too, because values alone do not say whose
+    they are.
     """
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            if json.loads(text) == json_content:
+                return True
+    if isinstance(json_content, dict) and json_content.keys() == {"result"}:
+        json_content = json_content["result"]  # the SDK's key around what is no object
+    keys: set[str] = set()
+    counts: Counter[str] = Counter()
     queue = [json_content]
     while queue:
         value = queue.pop()
         if isinstance(value, dict):
+            keys.update(value)
             queue += value.values()
         elif isinstance(value, list):
             queue += value
-        else:
-            forms = {str(value), json.dumps(value), json.dumps(value, ensure_ascii=False)[1:-1]}
-            if not isinstance(value, str):
-                forms = {str(value), json.dumps(value)}
-            if not any(_has_word(text, form) for form in forms):
-                return False
-    return True
+        elif value != "":
+            counts[json.dumps(value, ensure_ascii=False)] += 1
+    if counts.total() > MAX_SEARCHED:
+        return False
+    whole = "\n".join(texts)
+    has_keys = counts.total() == 1 or all(_count_words(whole, key) for key in keys)
+    return has_keys and all(_count_words(whole, *_forms(n)) >= counts[n] for n in counts)
 
 
-def _has_word(text: str, word: str) -> bool:
-    """Return whether a text has a word that no further letter or digit continues."""
-    start = text.find(word)
-    while start >= 0:
-        around = text[start - 1 : start] + text[start + len(word) : start + len(word) + 1]
-        if not any(letter.isalnum() for letter in around):
-            return True
-        start = text.find(word, start + 1)
-    return False
+def _forms(json_value: str) -> set[str]:
+    """Return the forms of a value in a text: JSON, JSON without quotes, and Python."""
+    value = json.loads(json_value)
+    if isinstance(value, str):
+        return {value, json_value[1:-1], json.dumps(value)[1:-1]}
+    return {json_value, str(value)}
+
+
+def _count_words(text: str, *forms: str) -> int:
+    """Count a word in a text, in the form that is there most often."""
+    most = 0
+    for form in forms:
+        count = 0
+        start = text.find(form)
+        while start >= 0:
+            end = start + len(form)
+            count += _is_word(form, text[max(0, start - 2) : start], text[end : end + 2])
+            start = text.find(form, end)
+        most = max(most, count)
+    return most
+
+
+def _is_word(form: str, before: str, after: str) -> bool:
+    """Return whether nothing continues a word: 12 is not in 112, 12.5 or -12."""
+    if re.search(r"\w\Z", before) or re.match(r"\w", after):
+        return False
+    is_number = form[-1:].isdigit()
+    return not is_number or not (
+        before.endswith("-") or re.search(r"\d[.,]\Z", before) or re.match(r"[.,]\d", after)
+    )
 
 
 def _variable(name: str, setting: str) -> str:
@@ -271,7 +318,7 @@ class McpSession:
         self.variables = variables
         self.token = token
         self._refusal = ""
-        """Status of the last answer over HTTP that asked for a token."""
+        """Why the last answer over HTTP was a refusal, in words; "" if it was none."""
         self.is_closed = False
         self._client: asyncio.Future[Client] | None = None
         self._over = asyncio.Event()
@@ -316,11 +363,14 @@ class McpSession:
                 f"MCP server {self.name!r} failed: {first_line(error)}", code="bad_answer"
             ) from None
         except MCPError as error:
+            told = error.message
+            if error.data:
+                told = f"{told}: {json.dumps(error.data, ensure_ascii=False)}".removeprefix(": ")
             if error.code == INVALID_PARAMS:
-                raise InvalidArgumentsError(error.message) from None
+                raise InvalidArgumentsError(told) from None
             # A server over HTTP was started anew. It has done nothing yet, so asking again is safe.
             server_is_new = error.message == "Session terminated"
-            reason = self._refusal or error.message or f"error {error.code}, without a word"
+            reason = self._refusal or told or f"error {error.code}, without a word"
             if error.code == CONNECTION_CLOSED:
                 reason = self._read_last_message() or error.message
             if server_is_new or error.code == CONNECTION_CLOSED:
@@ -391,7 +441,8 @@ class McpSession:
         from mcp.client.streamable_http import streamable_http_client
 
         async def bound(response: httpx2.Response) -> None:
-            self._refusal = self._why_refused(response.status_code)
+            if response.request.method == "POST":  # a GET asks for a stream, which few servers have
+                self._refusal = self._why_refused(response.status_code)
             body: Any = response.stream
 
             class Bounded(httpx2.AsyncByteStream):
@@ -431,8 +482,10 @@ class McpSession:
 
     def _why_refused(self, status: int) -> str:
         """Return why an answer over HTTP is a refusal, in words; "" if it is none."""
-        if status not in (401, 403):
+        if status < 400:
             return ""
+        if status not in (401, 403):
+            return f"HTTP {status}{HTTP_CAUSES.get(status, '')}"
         remedy = f"export a bearer token and name it: env.mcp_tokens.{self.name}=VARIABLE"
         if self.token:
             remedy = f"it does not accept the token in {self.token}"

@@ -4,6 +4,7 @@ written by hand, because it lies.
 python -S mcp_servers.py KIND [FILE]      the one by hand, over standard input and output
 """
 
+import io
 import json
 import os
 import signal
@@ -67,7 +68,8 @@ LIES = {  # what `tools/list` brings
         "tools": [{"name": "a", "inputSchema": OBJECT}, {"name": "a", "inputSchema": OBJECT}]
     },
     "novel": {"tools": [{"name": "a", "description": "word " * 5000, "inputSchema": OBJECT}]},
-    "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 200, "nextCursor": "more"},
+    "same-page": {"tools": [{"name": "a", "inputSchema": OBJECT}], "nextCursor": "more"},
+    "endless": {"tools": [{"name": "a", "inputSchema": OBJECT}] * 1001},
     "no-answer": None,
     "deep-schema": {"tools": [{"name": "a", "inputSchema": OBJECT}]},
 }
@@ -157,6 +159,34 @@ def with_token(token: str):
             self.send_error(401)
 
     server.RequestHandlerClass = Guarded
+    return server
+
+
+def with_failing_calls(kind: str, error):
+    """A server over HTTP whose calls fail, by a status ("http") or in JSON-RPC ("data")."""
+    server = with_sessions(set())
+    inner = server.RequestHandlerClass
+
+    class Failing(inner):
+        def do_POST(self):
+            size = int(self.headers["content-length"])
+            body = self.rfile.read(size)
+            request = json.loads(body)
+            if request.get("method") != "tools/call":
+                self.rfile = io.BytesIO(body)
+                super().do_POST()
+            elif kind == "http":
+                self.send_error(error)
+            else:
+                answer = {"jsonrpc": "2.0", "id": request["id"], "error": error}
+                body = json.dumps(answer).encode()
+                self.send_response(200)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+    server.RequestHandlerClass = Failing
     return server
 
 

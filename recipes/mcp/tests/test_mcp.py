@@ -283,6 +283,7 @@ def test_two_hundred_calls_of_which_ten_hang(opened):
         ("twins", "both have a tool called 'a'"),
         ("novel", "its description and schema have 2"),
         ("endless", "it lists more than 1000 tools"),
+        ("same-page", "its list of tools has the page 'more' twice"),
         (
             "deep-schema",
             "tool a: parameters is not a JSON schema (JSON nested deeper than 64 levels)",
@@ -328,6 +329,14 @@ def test_a_result_is_checked_within_bounds(opened):
         ('{"names": ["K\\u00e4the \\"K\\""], "n": null, "ok": true}',
          {"names": ['Käthe "K"'], "n": None, "ok": True}, False),
         ("done", {"ok": {"all": [{"stock": 4}]}}, True),
+        ("It costs 12.5 euros, or -12, or 12,000.", {"price": 12}, True),
+        ("It costs 12.", {"price": 12}, False),
+        ("count 2", {"count": 2, "stock": 2}, True),
+        ("red, blue", {"sky": "red", "sea": "blue"}, True),
+        ("sky red, sea blue", {"sky": "red", "sea": "blue"}, False),
+        ('{\n  "sky": [1.0, 1.0]\n}', {"sky": [1.0, 1.0]}, False),
+        ("Here they are.", {"items": []}, True),
+        ("0 " * 200, {"n": [0] * 101}, True),
     ],
 )  # fmt: skip
 def test_a_text_that_sums_up_hides_no_structured_result(opened, text, structured, shown):
@@ -372,6 +381,31 @@ def test_a_server_that_wants_a_token(monkeypatch):
     monkeypatch.setenv("SHOP_TOKEN", "t-4711")
     tools = tools_of("shop", env=guarded)
     assert ask(tools, "pid").content == "pid"
+    tools["pid"].session.close()
+    server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "told"),
+    [
+        ("http", 403, "HTTP 403, the server asks for authorisation"),
+        ("http", 405, "HTTP 405, this address takes no messages"),
+        ("http", 429, "HTTP 429, too many calls at once"),
+        ("http", 500, "HTTP 500"),
+        ("data", {"code": -32603, "message": "", "data": "disk full"}, ': "disk full"'),
+        ("data", {"code": -32603, "message": ""}, "error -32603, without a word"),
+        ("data", {"code": -32602, "message": "bad", "data": ["x"]}, 'bad: ["x"]'),
+        ("data", {"code": -32602, "message": "Unknown tool: pid"}, "Unknown tool: pid"),
+    ],
+)
+def test_a_failed_call_is_told_with_its_cause(kind, error, told):
+    """... also of a tool that has gone since the server listed it."""
+    server = mcp_servers.with_failing_calls(kind, error)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    place = f"http://127.0.0.1:{server.server_port}/mcp"
+    tools = tools_of("shop", env=McpSettings(mcp={"shop": place}))
+    result = ask(tools, "pid")
+    assert not result.ok and told in result.content, result.content
     tools["pid"].session.close()
     server.shutdown()
 

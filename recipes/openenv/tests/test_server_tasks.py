@@ -4,8 +4,11 @@ number."""
 from __future__ import annotations
 
 import asyncio
+import json
 
+import httpx
 import pytest
+import runs
 from conftest import ScriptedPolicy, call, fails_with, make_env_loop
 from openenv_server import serving
 
@@ -98,3 +101,42 @@ def test_too_few_tasks_are_refused_with_counts_that_fit(server):
 def test_tasks_and_episodes_have_one_address(server):
     with fails_with("address_without_name", "give both the same address"):
         config_of(f"{server}/tasks-one", "env.url=http://127.0.0.1:1")
+
+
+PLAY = """
+from agent_r1 import Hermes
+
+
+def play(row, history, rng):
+    if history[-1]["role"] == "tool":
+        return Hermes.answer("done")
+    return Hermes.call("step", number=rng.randrange(10))
+"""
+
+
+def test_a_run_is_evaluated_on_tasks_that_it_did_not_train_on(server, tmp_path, monkeypatch):
+    """Two steps and their evaluation; the server tells which tasks were begun."""
+
+    def begun() -> list[int]:
+        told = httpx.get(f"{server}/told", trust_env=False).json()["told"]
+        return [data["index"] for data in told if "index" in data]
+
+    (tmp_path / "player.py").write_text(PLAY)
+    monkeypatch.setenv("AGENT_R1_HOME", str(tmp_path))
+    url = f"{server}/tasks-one"
+    tiny = [word for word in runs.TINY if not word.startswith(("data.", "env."))]
+    words = [
+        "grpo", *tiny, "--run=tasks", "--plain", "env.name=openenv", f"env.url={url}",
+        "env.tools=[]", "env.max_turns=3", "data.name=openenv", f"data.source={url}", *SHARED,
+        f"cold_start.demonstrator={tmp_path / 'player.py'}:play", "cold_start.copy_steps=10",
+        "cold_start.mix_steps=0", "trainer.steps=2", "critic.warmup_steps=1",
+    ]  # fmt: skip
+    before = len(begun())
+    assert runs.main("train", *words) == 0
+    trained = begun()[before:]
+    assert runs.main("eval", "--run=tasks", "--trust-run") == 0
+    tested = begun()[before + len(trained) :]
+    assert len(set(trained)) == 8 and len(set(tested)) == 2  # 7 to train on, and 1 to validate
+    assert not set(trained) & set(tested)
+    card = json.loads((tmp_path / "runs/tasks/eval.json").read_text())
+    assert card["n"] == 2 and card["questions"] == {"all": 10, "for_training": 7}

@@ -42,6 +42,14 @@ QUESTION = {"role": "user", "content": "Where is Oslo?"}
 ARGUMENTS = {"query": "007", "count": 12}
 """Arguments of the call that is compared: a text that looks like a number, and a number."""
 
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "special_tokens_map.json",
+)
+"""What a tokenizer is read from. Its settings may add tokens, or change how they are found."""
+
 
 @dataclass(frozen=True)
 class Result:
@@ -230,9 +238,11 @@ def _cache_file(chat: ChatFormat, name: str, dialect: Dialect, tools: bool) -> P
     parts += [list(chat.stop_ids), *_code(type(dialect).__module__)]
     parts += [metadata.version(package) for package in ("transformers", "tokenizers", "jinja2")]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
-    vocabulary = Path(chat.tokenizer.name_or_path or "", "tokenizer.json")
-    if chat.tokenizer.name_or_path and vocabulary.is_file():
-        digest.update(vocabulary.read_bytes())
+    folder = Path(chat.tokenizer.name_or_path or "")
+    if chat.tokenizer.name_or_path and (folder / "tokenizer.json").is_file():
+        for name in TOKENIZER_FILES:
+            if (folder / name).is_file():
+                digest.update((folder / name).read_bytes())
     else:
         digest.update(chat.tokenizer.backend_tokenizer.to_str().encode())
     root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()

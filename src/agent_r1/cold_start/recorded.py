@@ -196,9 +196,13 @@ def _message(entry: Fields, dialect: Dialect, pending: Pending) -> Message:
     calls_in_text = dialect.calls(text, {})
     if calls and any(call.error for call in calls_in_text):
         raise ValueError("its calls cannot be written in this dialect (env.name)")
+    if calls and len(calls_in_text) > len(calls):
+        raise ValueError(
+            f"{len(calls)} calls in tool_calls, and with its text {len(calls_in_text)}"
+        )
     calls = calls or [(None, call) for call in calls_in_text]
     pending.turn([(key, call.name) for key, call in calls])
-    if not text.strip():
+    if not text.rpartition("</think>")[2].strip():  # a thought alone answers nothing
         raise ValueError("a turn of the agent without text and without a call")
     message: Message = {"role": role, "content": text}
     # OpenAI's form for fine-tuning: 0 is a turn that is shown and not trained.

@@ -7,6 +7,7 @@ read whole.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
@@ -29,6 +30,15 @@ MAX_CORRUPT = 100_000
 MAX_RECORD = 16 << 20
 """Bytes of one line: a thousand times one of HotpotQA's, with its ten paragraphs."""
 MAX_RATIO = 100
+OTHER_FORMS = {
+    b"PAR1": "a parquet file; let its name end in .parquet",
+    b"PK\x03\x04": "a zip or Excel file; write its rows as JSONL",
+    b"\x28\xb5\x2f\xfd": "packed with zstd; unpack it",
+    codecs.BOM_UTF16_LE: "UTF-16 text; write it as UTF-8",
+    codecs.BOM_UTF16_BE: "UTF-16 text; write it as UTF-8",
+}
+"""First bytes of what users bring instead of JSON -> what it is, with a remedy."""
+TABLES = (".csv", ".tsv")
 ALWAYS = 64 << 20
 """Largest expansion of a gzip (text: ten times), and the bytes that are always allowed."""
 
@@ -37,8 +47,9 @@ def _parse_line(line: bytes) -> Any:
     """Parse one line. The value of a broken line is the error."""
     try:
         return json.loads(line, object_pairs_hook=bounds.unique_keys)
-    # Broken JSON, broken UTF-8, or thousands of brackets.
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+    except UnicodeDecodeError:
+        return ValueError("no UTF-8 text")
+    except (json.JSONDecodeError, RecursionError):  # broken, or thousands of brackets
         return ValueError("no JSON")
     except ValueError as error:
         return error
@@ -68,6 +79,19 @@ def _list_records(text: bytes) -> Iterator[tuple[str, Any]]:
         yield f"record {number}", (error_in(value) if errors else None) or value
 
 
+def _refuse_other_forms(path: Path, beginning: bytes) -> None:
+    """Raise AgentR1Error for a table, or a packed file, where JSON is expected."""
+    for first_bytes, form in OTHER_FORMS.items():
+        if beginning.startswith(first_bytes):
+            raise AgentR1Error(f"{path} is {form}", code="other_form")
+    if path.suffix.lower() in TABLES:
+        raise AgentR1Error(
+            f"{path} is a table in text; write it as JSONL, in Python with pandas: "
+            "`pandas.read_csv(FILE).to_json('rows.jsonl', orient='records', lines=True)`",
+            code="other_form",
+        )
+
+
 def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield (place, value) of each record of a JSON list, or each line of JSONL.
 
@@ -76,7 +100,9 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
     """
     try:
         with open_file(path, most_bytes=None) as raw:
-            is_gzip = raw.read(2) == b"\x1f\x8b"
+            beginning = raw.read(4)
+            is_gzip = beginning.startswith(b"\x1f\x8b")
+            _refuse_other_forms(path, beginning)
             most = max(ALWAYS, MAX_RATIO * os.fstat(raw.fileno()).st_size)
             if not is_gzip:
                 most = -1  # no limit
@@ -89,6 +115,8 @@ def json_records(path: Path) -> Iterator[tuple[str, Any]]:
                 if not line:
                     break
                 number += 1
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
                 is_list = not has_record and line.lstrip().startswith(b"[")
                 if is_list:
                     line += file.read(most)

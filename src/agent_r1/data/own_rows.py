@@ -264,8 +264,9 @@ def read_questions(
             raise record
         if isinstance(record, dict):
             for column in HARMLESS.keys() & record.keys():
-                # A column `index` of texts means something, and is refused.
-                if isinstance(_whole_numbers(record[column]), int | None):
+                # A column `index` of texts or truth values means something, and is refused.
+                number = _whole_numbers(record[column])
+                if isinstance(number, int | None) and not isinstance(number, bool):
                     counts[column] += record.pop(column) is not None
         question = OwnQuestion.model_validate(record)
         if question.key in places:
@@ -274,7 +275,7 @@ def read_questions(
         places[question.key] = question.place
         return question
 
-    values = _parquet(path) if path.suffix == ".parquet" else json_records(path)
+    values = _parquet(path) if path.suffix.lower() == ".parquet" else json_records(path)
     keys = ", ".join(OwnQuestion.model_fields)
     remedy = f"fix the file (a question is a line such as {QUESTION_EXAMPLE}; its keys are {keys})"
     values_with_places = ((place, (place, value)) for place, value in values)

@@ -26,6 +26,9 @@ from agent_r1.data.spellings import question_key
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.files import sha256
 
+MAX_SHUFFLES = 100
+"""Random orders in which groups are dealt out. A large group fits into train, and not into val."""
+
 
 class RecordSource(Source):
     """A data set that reads records, from files or from the hub, and splits them."""
@@ -108,6 +111,18 @@ class RecordSource(Source):
         )
 
 
+def check_split_by(source: Source, config: DataConfig) -> None:
+    """Raise ConfigError if `data.split_by` would have no effect: only one file is divided."""
+    if config.split_by == "auto":
+        return
+    if not isinstance(source, RecordSource) or not source.is_one_file(config):
+        raise ConfigError(
+            f"data.split_by={config.split_by} divides one file of questions, and the splits of "
+            f"{config.source or config.name} are made already; leave it out, or give one file",
+            code="splits_are_made",
+        )
+
+
 def different(records: list[Any], omissions: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
     """Keep records whose questions are new, here and in `held_out`; name the others in `omissions`.
 
@@ -180,23 +195,31 @@ def _split_by_groups(
                 code="missing_column",
             )
         groups.setdefault(json.dumps(metadata[key], sort_keys=True), []).append(record)
-    order = sorted(groups)
     rng = random.Random(f"{seed}/groups")
+    splits: dict[str, list[Any]] = {}
+    for _ in range(MAX_SHUFFLES):
+        splits = _deal_groups(groups, sizes, rng)
+        if all(len(splits[split]) >= count for split, count in sizes.items()):
+            return {split: rng.sample(splits[split], count) for split, count in sizes.items()}
+    counts = ", ".join(f"{split} {len(records)}" for split, records in splits.items())
+    raise ConfigError(
+        f"data.split_by={key}: {len(groups)} values, dealt out {MAX_SHUFFLES} times, never gave "
+        f"each split its questions (at last {counts}); lower data.train, data.val or data.test, or "
+        "name a key with more values",
+        code="too_few_questions",
+    )
+
+
+def _deal_groups(
+    groups: dict[str, list[Any]], sizes: dict[str, int], rng: random.Random
+) -> dict[str, list[Any]]:
+    """Give each group, in random order, to the split that lacks the largest share."""
+    order = sorted(groups)
     rng.shuffle(order)
     splits: dict[str, list[Any]] = {split: [] for split in sizes}
     for group in order:
-        # The split that lacks the largest share of its size gets the next group.
         split = min(splits, key=lambda name: len(splits[name]) / sizes[name])
         splits[split] += groups[group]
-    for split, count in sizes.items():
-        if len(splits[split]) < count:
-            raise ConfigError(
-                f"data.split_by={key}: {len(groups)} values give {split} "
-                f"{len(splits[split])} questions, and data.{split}={count}; lower data.train, "
-                "data.val and data.test, or name a key with more values",
-                code="too_few_questions",
-            )
-        splits[split] = rng.sample(splits[split], count)
     return splits
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
-from agent_r1.model.decoder import Decoder, DecoderShape
+from agent_r1.model.decoder import Decoder, DecoderShape, rope_tables
 from agent_r1.model.rope_scaling import RopeScaling
 
 FAMILIES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -53,8 +53,11 @@ Two tables of 1 GB: a million positions with heads of width 256.
 
 UNREADABLE = (OSError, KeyError, RuntimeError, SafetensorError)
 """What reading weights raises: a missing file or name, other sizes, a damaged header."""
-TYPES = ("F32", "BF16", "F16")
+TYPES = ("F64", "F32", "BF16", "F16")
 """Types of weights in safetensors that are read as numbers. Others need a scale."""
+RECOMPUTED = (".rotary_emb.inv_freq", ".self_attn.bias", ".self_attn.masked_bias")
+"""Ends of the names of what older versions of `transformers` wrote into a file of weights, although
+it follows from config.json."""
 NEUTRAL = {
     "temperature": 1.0,
     "top_p": 1.0,
@@ -193,7 +196,10 @@ def load_model(folder: Path, device: str = "cpu", dtype: torch.dtype = torch.flo
             raise FileNotFoundError("it has no *.safetensors")
         check_head(folder)
         _fit(shape, files)  # before memory is allocated for the sizes in config.json
-        model = Decoder(shape)
+        with torch.device("meta"):  # each weight is read: drawing 135 million costs half a second
+            model = Decoder(shape)
+        model.to_empty(device="cpu")
+        model.cos, model.sin = rope_tables(shape)
         from_hf(model, {name: t for file in files for name, t in load_file(file).items()})
     except UNREADABLE as error:
         raise _damaged_weights(folder, error) from None
@@ -382,9 +388,12 @@ def names_of(folder: Path) -> set[str]:
 def check_weights(folder: Path) -> None:
     """Compare names, shapes and types of the weights with config.json, and read none.
 
-    Raises AgentR1Error for a difference.
+    An unread weight, such as a scale or an adapter, would change the model. One that is
+    in two files is read by one program from the first, and by another from the second. Raises
+    AgentR1Error for a difference.
     """
     files = sorted(folder.glob("*.safetensors"))
+    places: dict[str, str] = {}
     try:
         _fit(read_shape(folder), files)
         for file in files:
@@ -392,9 +401,21 @@ def check_weights(folder: Path) -> None:
                 for name in weights.keys():  # noqa: SIM118
                     kind = weights.get_slice(name).get_dtype()
                     if kind not in TYPES:
-                        raise RuntimeError(f"{name} is of type {kind}")
+                        raise RuntimeError(f"{name} is of type {kind}, and its scale is not read")
+                    if name in places:
+                        raise RuntimeError(
+                            f"{name} is in {places[name]} and in {file.name}; take one of them out"
+                        )
+                    places[name] = file.name
     except UNREADABLE as error:
         raise _damaged_weights(folder, error) from None
+    for name in sorted(places.keys() - names_of(folder) - {"lm_head.weight"}):
+        if not name.endswith(RECOMPUTED):
+            raise AgentR1Error(
+                f"{folder}: its weight {name} in {places[name]} is not read; choose another model, "
+                "or take it out",
+                code="unread_weight",
+            )
 
 
 def _fit(shape: DecoderShape, files: list[Path]) -> None:

@@ -18,7 +18,6 @@ import math
 import os
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -41,7 +40,14 @@ TOLERANCE = 0.02
 """Largest difference of a log-probability. Equal arithmetic in float32 differs by 1e-5."""
 LONG_TEXT = "Who founded the city of Tulo in 1930, and why? " * 60
 """About 700 tokens: longer than a `max_length` of 512 in a tokenizer's file."""
-KEPT_FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.safetensors")
+KEPT_FILES = (
+    "*.json",
+    "*.jinja",
+    "chat_templates/*.jinja",
+    "*.model",
+    "*.txt",
+    "*.safetensors",
+)
 """What of a folder decides how it is read."""
 _CODE = (
     cpu_products.__file__,
@@ -103,7 +109,10 @@ def _cache_file(folder: Path, weights: bool) -> Path:
 
 
 def check_ids(chat: ChatFormat, folder: Path) -> None:
-    """Raise AgentR1Error if texts have other ids than in `transformers`, or ids have no row."""
+    """Raise AgentR1Error if texts have other ids than in `transformers`, or ids have no row.
+
+    Also for a rendered question, because a class may read the same added token in another way.
+    """
     from transformers import AutoTokenizer
 
     rows = model_files.read_config(folder).get("vocab_size")
@@ -122,7 +131,10 @@ def check_ids(chat: ChatFormat, folder: Path) -> None:
             "again with transformers 5",
             code="damaged_tokenizer",
         ) from None
-    for text in (*CONTENTS.values(), LONG_TEXT):
+    question = {"role": "user", "content": CONTENTS["plain words"]}
+    # With the vocabulary's control tokens, and with each added token between blanks.
+    added = " and \n".join(sorted(chat.tokenizer.get_added_vocab()))
+    for text in (*CONTENTS.values(), LONG_TEXT, chat.template.render([question]), added):
         our_ids = chat.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False).ids
         # Here and there, the tokenizer is switched to neither cut nor fill.
         their_ids = theirs(text, add_special_tokens=False, truncation=False, padding=False)
@@ -142,14 +154,14 @@ def check_ids(chat: ChatFormat, folder: Path) -> None:
 def compare_weights(chat: ChatFormat, folder: Path) -> str:
     """Compare log-probabilities with `transformers`, one model after the other.
 
-    Above LARGEST_COMPARED only names, shapes and kinds of the weights. Raises AgentR1Error for a
-    difference.
+    Before, and above LARGEST_COMPARED only, names, shapes and types of the weights. Raises
+    AgentR1Error for a difference.
     """
     files = sorted(folder.glob("*.safetensors"))
     sizes = model_files.sizes_in(files)
     count = sum(math.prod(size) for size in sizes.values())
+    model_files.check_weights(folder)
     if count > LARGEST_COMPARED:
-        model_files.check_weights(folder)
         return (
             f"log-probabilities not compared ({count / 1e9:.1f}e9 parameters); names, shapes and "
             "types of the weights are as config.json says"
@@ -163,7 +175,7 @@ def compare_weights(chat: ChatFormat, folder: Path) -> str:
     if not worst < TOLERANCE:
         raise AgentR1Error(
             f"{folder}: log-probabilities differ from those of transformers by {worst:.3g}; "
-            f"{_cause(folder, files, sizes)}",
+            f"{_cause(folder, files)}",
             code="other_weights",
         )
     return f"log-probabilities of {len(ids)} tokens differ by at most {worst:.0e}"
@@ -187,12 +199,13 @@ def _their_logprobs(folder: Path, ids: list[int]) -> torch.Tensor:
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, local_files_only=True
         )
+        logits = model(input_ids=torch.tensor([ids])).logits[0]
     except Exception as error:  # transformers raises many kinds
         raise AgentR1Error(
-            f"transformers cannot open {folder} ({first_line(error)}); make or download it again",
+            f"transformers cannot run {folder} ({first_line(error)}); make or download it again",
             code="damaged_model",
         ) from None
-    return model(input_ids=torch.tensor([ids])).logits[0].float().log_softmax(-1)
+    return logits.float().log_softmax(-1)
 
 
 def _first_not_finite(files: list[Path]) -> str | None:
@@ -205,7 +218,7 @@ def _first_not_finite(files: list[Path]) -> str | None:
     return None
 
 
-def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
+def _cause(folder: Path, files: list[Path]) -> str:
     """Name what in a folder is read in two ways."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -217,7 +230,4 @@ def _cause(folder: Path, files: list[Path], sizes: dict[str, Any]) -> str:
         return f"{files[0].name} and {files[1].name} have no index: delete the older one"
     if broken := _first_not_finite(files):
         return f"its weight {broken} has a value that is no number: download it again"
-    unread = sorted(set(sizes) - set(model_files.names_of(folder)))
-    if unread:
-        return f"the local loop does not read its weight {unread[0]}: choose another model"
     return "config.json has a key that the local loop does not compute: choose another model"
