@@ -192,6 +192,12 @@ def test_what_is_trained_where_nothing_or_only_a_run_is_named(home, planned):
 BAD_USAGE = {  # of settings there is more in test_config.py
     "unknown command": (["trian"], "did you mean 'train'?"),
     "unknown value": (["eval", "--split", "tset"], "did you mean 'test'?"),
+    "a port that cannot be": (["serve", "--port", "99999"], "invalid port value: '99999'"),
+    "no port": (["search-server", "--port", "0"], "invalid port value: '0'"),
+    "minutes that are no number": (
+        ["env", "check", "tinyquest", "--minutes", "nan"],
+        "--minutes, --step-seconds and --memory-gb are above 0",
+    ),
     "unknown key": (["data", "data.trian=3"], "did you mean 'data.train'?"),
     "unknown algorithm": (["train", "grop"], "did you mean 'grpo'?"),
     "a run that is a path": (["train", "--run", "a/b"], "give a plain folder name"),

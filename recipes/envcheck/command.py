@@ -76,7 +76,9 @@ def env(a: Namespace) -> int:
             f"section.key=value; it got {' '.join(names) or 'none'}",
             code="missing_name",
         )
-    if a.questions < 1 or a.minutes <= 0 or a.step_seconds <= 0 or a.memory_gb <= 0:
+    # NaN is above nothing.
+    limits = (a.questions, a.minutes, a.step_seconds, a.memory_gb)
+    if not all(limit > 0 for limit in limits):
         raise ConfigError(
             "--questions, --minutes, --step-seconds and --memory-gb are above 0",
             code="out_of_range",

@@ -36,6 +36,7 @@ from agent_r1.app.parser import (
     flag,
     option,
     parse_command_line,
+    port,
     positive,
     share,
     temperature,
@@ -553,7 +554,7 @@ def export(a: Namespace) -> None:
     ["", "--run mine --port 8000", "--run mine --backend local", "--model runs/mine/export",
      "--model OWNER/NAME rollout.max_context=16384 rollout.max_concurrent_episodes=64"],
     *FROM_ANYWHERE,
-    option("--port", type=int, help="port on 127.0.0.1 (default: a free one)"),
+    option("--port", type=port, help="port on 127.0.0.1 (default: a free one)"),
     option("--backend", choices=("local", "vllm"), help="local: this process, through the gateway "
         "of recipes/gateway (default for a run with --agent); vllm: a vLLM server (default)"),
 )  # fmt: skip
@@ -666,7 +667,7 @@ def try_by_hand(a: Namespace) -> None:
     ["--preset discover", "--preset discover --port 8101"],
     *CONFIG_OPTIONS,
     option("--host", default="127.0.0.1", help="address to listen on (default: this machine only)"),
-    option("--port", type=int, default=8100, help="port (default: 8100)"),
+    option("--port", type=port, default=8100, help="port (default: 8100)"),
 )  # fmt: skip
 def search_server(a: Namespace) -> None:
     config = config_of(a)

@@ -164,6 +164,13 @@ def positive(text: str) -> int:
     return value
 
 
+def port(text: str) -> int:
+    value = int(text)
+    if not 0 < value < 2**16:
+        raise ValueError
+    return value
+
+
 def eval_condition(a: Namespace) -> str | None:
     """Return how this evaluation changes the agent's tools, or None: see `compare.condition_of`."""
     conditions = []
