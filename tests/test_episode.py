@@ -190,6 +190,8 @@ class Failing(HermesToolEnv):
     async def step(self, action):
         if self.row["extra_info"].get("fail") == "step":
             raise RuntimeError("lost connection")
+        if self.row["extra_info"].get("fail") == "silence":
+            return StepResult(None)
         return await super().step(action)
 
 
@@ -213,6 +215,15 @@ def test_what_an_environment_raises_stays_in_its_trajectory(chat):
     assert (step.stop_reason, step.error) == (StopReason.ERROR, "RuntimeError: lost connection")
     assert len(step.steps) == 1 and step.steps[0].done
     assert sorted(policy.released) == ["0", "1", "2", "3"]
+
+
+def test_a_step_without_an_observation_ends_its_episode_and_no_other(chat):
+    policy = ScriptedPolicy(chat, lambda session, turn, ids: ANSWER)
+    loop = make_env_loop(policy, lambda row: Failing({}, EnvConfig()))
+    silent, fine = run(loop, *failing_tasks("silence", None))
+    assert silent.stop_reason is StopReason.ERROR
+    assert silent.error == "step returned no observation, and the episode goes on"
+    assert fine.stop_reason is StopReason.ANSWERED
 
 
 class Broken(Echo):

@@ -53,5 +53,5 @@ def find_turn_ends(
         if own_ends and message_end in control_ids:
             only_close.add(control_ids[message_end])
     closing = template_ends | others
-    stop = {*model_ends, *closing} - {None} - only_close
-    return TurnEnds(tuple(sorted(stop)), frozenset(closing), frozenset(others))
+    stop = {token for token in model_ends if token is not None} | closing
+    return TurnEnds(tuple(sorted(stop - only_close)), frozenset(closing), frozenset(others))

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from safetensors import SafetensorError
 
@@ -137,7 +137,7 @@ def json_line(record: Any) -> str:
 def sha256(path: Path) -> str:
     """Return the hex digest of a file. Raise ValueError for a pipe or a device."""
     with open_file(path, most_bytes=None) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return hashlib.file_digest(cast(Any, file), "sha256").hexdigest()
 
 
 SUMS = "SHA256SUMS"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING, TextIO
 
 from agent_r1.ground.clean import clean
 
@@ -24,7 +24,7 @@ def console() -> Console:
     return CleanConsole(highlight=False, soft_wrap=True)
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
+def say(text: str, stream: IO[str] | None = None) -> None:
     """Print a line (default: on standard output), without control characters of others' words."""
     print(clean(text), file=stream, flush=True)
 

@@ -239,6 +239,8 @@ class AgentEnvLoop(AgentFlowBase):
                 if generation.finish_reason == "length" and small_room:
                     return StopReason.CONTEXT_OVERFLOW
                 return result.stop_reason
+            if result.observation is None:
+                raise EnvironmentFailure("step returned no observation, and the episode goes on")
             observation = result.observation
             if not observation.rewrite:
                 # The template that showed the tools also writes their results: Hermes-3 has another

@@ -41,14 +41,16 @@ def states_before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor,
     action_BT = batch.mask_BT.bool()
     if isinstance(batch, SharedRows):
         return batch.tree.before_actions(model, action_BT)
-    B, T = batch.ids_BT.shape
-    positions_BT = torch.arange(T, device=batch.ids_BT.device).expand(B, T)
+    ids_BT = batch.ids_BT
+    assert ids_BT is not None  # only verl's batches have none, and they serve the estimators alone
+    B, T = ids_BT.shape
+    positions_BT = torch.arange(T, device=ids_BT.device).expand(B, T)
     # The state at position t - 1 predicts token t. The mask without its first column, read from
     # position 0, is true exactly there. Position 0 itself is never an action.
     before_BA, real_BA = places_of(action_BT[:, 1:])
     # Only at these positions: in the eight episodes of lesson 3, that is 174 of 764.
-    hidden_BAD = model(batch.ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
-    tokens_A = batch.ids_BT[action_BT]
+    hidden_BAD = model(ids_BT, positions_BT, causal_attention_at(before_BA), before_BA)
+    tokens_A = ids_BT[action_BT]
     return hidden_BAD[real_BA], tokens_A, torch.arange(len(tokens_A), device=tokens_A.device)
 
 
