@@ -210,7 +210,7 @@ def test_no_circle():
 MOST_FILES = 27
 """Files with code that one has to be able to read to run the training loop. (30 when packages with
 only a docstring counted, of which there were three.)"""
-MOST_LINES = 2905
+MOST_LINES = 2910
 """Their code lines: what the formatter leaves, and 5 %. (2870 before pictures were refused, and an
 outcome was asked for in a function of its own; 2880 before the ends of a turn had their own file;
 2895 before long requests were refused by the length of the longest token.)"""
