@@ -24,10 +24,10 @@ GAIN = 0.2
 
 def cards(home: Path, preset: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Train one seed from nothing; return its eval cards before and after RL."""
-    settings = ["grpo", "--preset", preset, f"--seed={seed}", "--run=world", "trainer.threads=1"]
-    words = ["-m", "agent_r1", "data", *settings]
-    for stage in (["cold-start"], ["eval", "--before"], ["train"], ["eval"]):
-        words += ["then", *stage, *settings]
+    settings = ["grpo", "--preset", preset, f"--seed={seed}", "trainer.threads=1"]
+    words = ["-m", "agent_r1", "data", *settings, "then", "cold-start", *settings]
+    for stage in (["eval", "--before"], ["train"], ["eval"]):
+        words += ["then", *stage, *settings, "--run=world"]  # `data` and `cold-start` have no run
     environment = os.environ | {"AGENT_R1_HOME": str(home), "OMP_NUM_THREADS": "1"}
     subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, check=True)
     run = home / "runs" / "world"
