@@ -22,10 +22,13 @@ NOTHING = "Nothing happens."
 TURN = threading.Lock()
 """Held by the game that computes: the translator replaces sys.stdout, and all games share one
 parser of templates. Episodes run in threads."""
+LIBRARIES: list[Any] = []
+"""Copies of the planner that no game uses. A copy plays one game at a time. It is not unloaded: all
+copies share a table of their parts, which would then point to nothing, and crash the next game."""
 
 
 class Game:
-    """One game. `close` gives its copy of the planner back."""
+    """One game."""
 
     def __init__(self, quest: Quest):
         self._task = quest.task
@@ -35,8 +38,7 @@ class Game:
         self.won = False
         with TURN:
             fast_downward, pddl, self._logic = load_rules()
-            self._library = fast_downward.load_lib()
-            self._close = fast_downward.close_lib
+            self._library = LIBRARIES.pop() if LIBRARIES else fast_downward.load_lib()
             self._state: Any = pddl.PddlState(self._library, quest.problem(), self._logic)
             self._entities = self._describe_entities()
             self._find_actions()
@@ -96,10 +98,12 @@ class Game:
             return self._state.replan(self._entities)
 
     def close(self) -> None:
-        """Free the planner. A command that comes after a time-out finds no action."""
+        """Give the planner back. A command that comes after a time-out finds no action."""
         with TURN:
             self.actions = {}
-            self._close(self._library)
+            if self._library:
+                LIBRARIES.append(self._library)
+            self._library = None
 
 
 @functools.cache
