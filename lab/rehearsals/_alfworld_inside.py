@@ -41,8 +41,8 @@ def check_tables() -> None:
     theirs = load("constants", Path(str(place)))
     ours = {*household.KITCHEN, *household.BEDROOM}
     for kind, names in household.FITS.items():
-        expected = sorted(theirs.VAL_RECEPTACLE_OBJECTS[kind] & ours)
-        assert sorted(names) == expected, (kind, expected)
+        fitting = sorted(theirs.VAL_RECEPTACLE_OBJECTS[kind] & ours)
+        assert sorted(names) == fitting, (kind, fitting)
     for word, names in (
         ("Cleanable", household.CLEANABLE),
         ("Heatable", household.HEATABLE),
@@ -53,14 +53,14 @@ def check_tables() -> None:
     place = metadata.distribution("alfworld").locate_file("alfworld/gen/goal_library.py")
     goals = load("goal_library", Path(str(place))).gdict
     for kind, spec in household.KINDS.items():
-        assert goals[kind]["templates"] == list(spec.words), kind
+        assert goals[kind]["templates"] == list(spec.texts), kind
 
 
 def check_record() -> None:
     """Play the recorded games again."""
     recorder = load("record", TESTS / "record.py")
-    recorded = json.loads((TESTS / "recorded.json").read_text(encoding="utf-8"))
-    assert [recorder.record(seed) for seed in recorder.seeds()] == recorded
+    record = json.loads((TESTS / "recorded.json").read_text(encoding="utf-8"))
+    assert [recorder.record(seed) for seed in recorder.seeds()] == record
 
 
 def their_game(quest: Quest) -> Any:
@@ -104,7 +104,7 @@ def check_answers(seeds: range) -> int:
 def play(name: str) -> float:
     """Return the share of games that an agent of `demonstrator.py`, or random play, solves."""
     world = Household()
-    solved = 0
+    successes = 0
     for seed in GAMES:
         rng = random.Random(seed)
         row: Any = {"extra_info": {"metadata": {"seed": seed}}}
@@ -119,24 +119,24 @@ def play(name: str) -> float:
             history.append({"role": "assistant", "content": command})
             history.append({"role": "tool", "content": text})
             if done:
-                solved += 1
+                successes += 1
                 break
     world.close()
-    return solved / len(GAMES)
+    return successes / len(GAMES)
 
 
 def play_plans() -> tuple[float, float]:
     """Play the planner's own walkthroughs; return the share solved, and their mean length."""
-    solved, steps = 0, 0
+    successes, steps = 0, 0
     for seed in GAMES:
         game = Game(draw(seed))
         plan = game.plan()
         for command in plan:
             game.do(command)
-        solved += game.won
+        successes += game.won
         steps += len(plan)
         game.close()
-    return solved / len(GAMES), steps / len(GAMES)
+    return successes / len(GAMES), steps / len(GAMES)
 
 
 def main() -> None:

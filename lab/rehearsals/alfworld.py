@@ -1,8 +1,8 @@
-"""Play ALFWorld's rules in small rooms of our own, and train in them on three seeds.
+"""Play ALFWorld's rules in small rooms of our own, and train on three seeds.
 
 ALFWorld's packages go into an environment of their own, which borrows all others from this one. The
-figures were set before any run: for each seed, `success` on 200 unseen games, greedy, rises by .2
-or more; the expert and the planner's walkthroughs solve .98, and random play less than .2.
+figures were set before any run. For each seed, `success` on 200 unseen games, greedy, rises by .2
+or more. The expert and the planner's walkthroughs solve .98, and random play less than .2.
 """
 
 from __future__ import annotations

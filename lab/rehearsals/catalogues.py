@@ -49,17 +49,19 @@ def train_seeds(preset: str, python: Path) -> dict[str, Any]:
         began = os.times()
         with tempfile.TemporaryDirectory() as folder:
             before, after = cards(Path(folder), preset, seed, python)
-        used = os.times()
-        spent = used.children_user + used.children_system
-        spent -= began.children_user + began.children_system
+        now = os.times()
+        seconds = now.children_user + now.children_system
+        seconds -= began.children_user + began.children_system
         gains[seed] = after["score"] - before["score"]
         figures[f"{preset}_{seed}"] = f"{before['score']:.3f} -> {after['score']:.3f}"
-        figures[f"{preset}_{seed}_cpu_s"] = round(spent)
+        figures[f"{preset}_{seed}_cpu_s"] = round(seconds)
         print(f"{preset}, seed {seed}: {figures[f'{preset}_{seed}']}", flush=True)
     worst = min(gains, key=lambda seed: gains[seed])
     figures[f"{preset}_worst_seed"] = worst
     if gains[worst] < GAIN:
-        raise AssertionError(f"RL adds less than {GAIN}: {preset}, seed {worst}: {gains[worst]:+.3f}")
+        raise AssertionError(
+            f"RL adds less than {GAIN}: {preset}, seed {worst}: {gains[worst]:+.3f}"
+        )
     return figures
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from agent_r1 import Message, Row
 from agent_r1_recipes.alfworld.household import KINDS, LAMP, Quest, draw
 
-FORGET = 0.75
+FORGET = 0.6
 """How often `demonstrate` forgets the second half of a task: to wash, to heat, the lamp."""
 ANY_THING = 0.2
 """How often its first object is the first that it sees."""

@@ -1,4 +1,6 @@
-"""ALFWorld's households in Gymnasium's form: `env.name=gym:agent_r1_recipes.alfworld.env:Household`.
+"""Offer ALFWorld's households in Gymnasium's form.
+
+The setting is `env.name=gym:agent_r1_recipes.alfworld.env:Household`.
 
 In: a seed, and commands such as `go to drawer 1`. Out: ALFWorld's answer, and the commands that are
 possible now.

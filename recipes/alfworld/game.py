@@ -1,9 +1,9 @@
 """Play a household in TextWorld, with ALFWorld's own rules and grammar.
 
 In: a quest of `household.py`, and commands. Out: ALFWorld's answers. The domain and the grammar are
-files of the package `alfworld`; the state is that of `textworld.envs.pddl`, which ALFWorld's games
+files of the package `alfworld`. The state is that of `textworld.envs.pddl`, which ALFWorld's games
 run in, with the planner Fast Downward below it. The rehearsal `alfworld` compares the answers with
-those of `textworld.envs.PddlEnv`, which costs 15 times as much a step: it parses each template anew.
+those of `textworld.envs.PddlEnv`, which parses each command's template anew.
 """
 
 from __future__ import annotations
@@ -62,8 +62,10 @@ class Game:
             template = action.command_template
             if action.name == "gotolocation":  # the grammar's template asks which place is there
                 template = "go to {r}"
-            values = {key.name: self._names.get(value.name) for key, value in action.mapping.items()}
-            self.actions[template.format(**values)] = action
+            names = {}
+            for key, value in action.mapping.items():
+                names[key.name] = self._names.get(value.name)
+            self.actions[template.format(**names)] = action
 
     def begin(self) -> str:
         """Return the text that a game begins with: the room, and the task."""
@@ -121,10 +123,10 @@ def load_rules() -> tuple[Any, Any, Any]:
 
 
 def _translate_once(translate: Any) -> Any:
-    """Return a translator that remembers: all samples of a group play one game, and it takes .1 s.
+    """Return a translator that remembers its results.
 
-    TextWorld asks for two translations of a game, the second for its planner alone. The first
-    serves both.
+    All samples of a group play one game, and a translation takes .1 s. TextWorld asks for two
+    translations of a game, the second for its planner alone. The first serves both.
     """
     remembered = functools.lru_cache(maxsize=256)(translate)
 

@@ -1,4 +1,4 @@
-"""Make ALFWorld's problems: a room, objects in it, and a task of one of the six published kinds.
+"""Make ALFWorld's problems: a room, objects, and one of the six published tasks.
 
 In: a seed. Out: a problem in PDDL for ALFWorld's own domain, and the task in its words. Next:
 `game.py` plays it. The released games come from ALFRED's scenes and are a download; these rooms are
@@ -11,31 +11,39 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-KITCHEN = "Apple Bowl Bread Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato".split()
-BEDROOM = "Book CD CellPhone CreditCard KeyChain Laptop Pen Pencil Watch".split()
+
+def words(text: str) -> list[str]:
+    """Return the names of a text. A table of lists would fill pages."""
+    return text.split()
+
+
+KITCHEN = words("Apple Bowl Bread Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato")
+BEDROOM = words("Book CD CellPhone CreditCard KeyChain Laptop Pen Pencil Watch")
 
 # The tables below are ALFWorld's (alfworld.gen.constants), for these objects and places only.
 # `python -m lab.rehearsals alfworld` compares them with the package.
 FITS = {
-    "Bed": "Book CellPhone Laptop".split(),
-    "Cabinet": "Book Bowl CD Cup Mug Pan Plate Pot".split(),
+    "Bed": words("Book CellPhone Laptop"),
+    "Cabinet": words("Book Bowl CD Cup Mug Pan Plate Pot"),
     "CounterTop": [*KITCHEN, *BEDROOM],
     "Desk": ["Bowl", "Cup", "Mug", "Plate", *BEDROOM],
     "DiningTable": [*KITCHEN, *BEDROOM],
-    "Drawer": "Book CD CellPhone CreditCard Fork KeyChain Knife Pen Pencil Spoon Watch".split(),
+    "Drawer": words("Book CD CellPhone CreditCard Fork KeyChain Knife Pen Pencil Spoon Watch"),
     "Dresser": ["Bowl", "Cup", "Mug", "Plate", *BEDROOM],
-    "Fridge": "Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato".split(),
-    "Microwave": "Apple Bowl Bread Cup Egg Mug Plate Potato Tomato".split(),
-    "Safe": "CD CellPhone CreditCard KeyChain Watch".split(),
-    "Shelf": "Book Bowl CD CellPhone CreditCard Cup KeyChain Mug Pen Pencil Plate Pot Watch".split(),
+    "Fridge": words("Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato"),
+    "Microwave": words("Apple Bowl Bread Cup Egg Mug Plate Potato Tomato"),
+    "Safe": words("CD CellPhone CreditCard KeyChain Watch"),
+    "Shelf": words("Book Bowl CD CellPhone CreditCard Cup KeyChain Mug Pen Pencil Plate Pot Watch"),
     "SideTable": [*KITCHEN, *BEDROOM],
-    "SinkBasin": "Apple Bowl Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato".split(),
+    "SinkBasin": words(
+        "Apple Bowl Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato"
+    ),
 }
 """What each place can contain."""
 OPENABLE = ("Cabinet", "Drawer", "Fridge", "Microwave", "Safe")
-CLEANABLE = "Apple Bowl Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato".split()
-HEATABLE = "Apple Bread Cup Egg Mug Plate Potato Tomato".split()
-COOLABLE = "Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato".split()
+CLEANABLE = words("Apple Bowl Cup Egg Fork Knife Lettuce Mug Pan Plate Pot Potato Spoon Tomato")
+HEATABLE = words("Apple Bread Cup Egg Mug Plate Potato Tomato")
+COOLABLE = words("Apple Bowl Bread Cup Egg Lettuce Mug Pan Plate Pot Potato Tomato")
 LAMP = "DeskLamp"
 
 
@@ -43,7 +51,7 @@ LAMP = "DeskLamp"
 class Kind:
     """One of the published kinds of task (alfworld.gen.goal_library)."""
 
-    words: tuple[str, ...]
+    texts: tuple[str, ...]
     objects: list[str]
     needs: str = ""
     """A fact that the object must have, in PDDL's words."""
@@ -201,13 +209,14 @@ def draw(seed: int) -> Quest:
     if kind == "look_at_obj_in_light":
         lamp = f"{LAMP.lower()} 1"
         things[lamp], where[lamp] = LAMP, "desk 1"
-    words = rng.choice(spec.words)
-    task = words.format(obj=target.lower(), recep=into.lower(), toggle=LAMP.lower())
+    task = rng.choice(spec.texts).format(
+        obj=target.lower(), recep=into.lower(), toggle=LAMP.lower()
+    )
     return Quest(kind, target, into, task, places, things, where)
 
 
 def identifier(name: str) -> str:
-    """Return the name of a thing in PDDL: `drawer 1` is `drawer_bar_1`, as in ALFWorld's files."""
+    """Return a name in PDDL: `drawer 1` is `drawer_bar_1`, as in ALFWorld's files."""
     return name.replace(" ", "_bar_")
 
 
@@ -223,9 +232,9 @@ def _number(types: Iterable[str]) -> dict[str, str]:
 def _properties(kind: str) -> list[str]:
     if kind == LAMP:
         return ["toggleable"]
-    words = {"cleanable": CLEANABLE, "heatable": HEATABLE, "coolable": COOLABLE}
-    return ["pickupable", *[word for word, kinds in words.items() if kind in kinds]]
+    can = {"cleanable": CLEANABLE, "heatable": HEATABLE, "coolable": COOLABLE}
+    return ["pickupable", *[word for word, kinds in can.items() if kind in kinds]]
 
 
-def _join(words: Iterable[str]) -> str:
-    return " ".join(words)
+def _join(parts: Iterable[str]) -> str:
+    return " ".join(parts)

@@ -16,8 +16,15 @@ from pathlib import Path
 import pytest
 from building import trust
 
-from agent_r1 import AgentR1Error, StopReason, load_config, make_env
-from agent_r1.core import Action, Outcome, maybe_await
+from agent_r1 import (
+    Action,
+    AgentR1Error,
+    Outcome,
+    StopReason,
+    load_config,
+    make_env,
+    maybe_await,
+)
 from agent_r1_recipes.alfworld import demonstrator, env, game
 from agent_r1_recipes.alfworld.household import FITS, KINDS, OPENABLE, draw
 
@@ -118,16 +125,19 @@ async def play(row: dict) -> tuple[int, Outcome]:
     history = list((await maybe_await(household.reset(row))).messages)
     assert draw(row["extra_info"]["metadata"]["seed"]).task in history[-1]["content"]
     assert "Welcome" not in history[-1]["content"]
-    for turn in range(1, 21):
+    turns = 0
+    result = None
+    while result is None or not result.done:
+        turns += 1
         command = demonstrator.expert(row, history, random.Random(0))
         result = await maybe_await(household.step(Action(command)))
-        if result.done:
-            break
-        history += [{"role": "assistant", "content": command}, *result.observation.messages]
+        history.append({"role": "assistant", "content": command})
+        if not result.done:
+            history += result.observation.messages
     assert result.stop_reason is StopReason.ANSWERED
     outcome = await maybe_await(household.outcome(result.stop_reason))
     await maybe_await(household.close())
-    return turn, outcome
+    return turns, outcome
 
 
 def test_an_answer_lists_the_commands_that_change_something(recorded_games):
