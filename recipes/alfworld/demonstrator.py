@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from agent_r1 import Message, Row
 from agent_r1_recipes.alfworld.household import KINDS, LAMP, Quest, draw
 
-FORGET = 0.6
+FORGET = 0.55
 """How often `demonstrate` forgets the second half of a task: to wash, to heat, the lamp."""
-ANY_THING = 0.2
+ANY_THING = 0.1
 """How often its first object is the first that it sees."""
-ANY_PLACE = 0.2
+ANY_PLACE = 0.1
 """How often it puts what it carries into the first place that takes it."""
 
 
