@@ -203,8 +203,6 @@ def draw(seed: int) -> Quest:
         rooms = [place for place, type_ in places.items() if thing in FITS[type_]]
         if thing == target:
             rooms = [place for place in rooms if places[place] != into]
-        if not rooms:  # a laptop has no place in a small bedroom: it lies on the desk
-            rooms = [place for place, type_ in places.items() if type_ in ("Desk", "Fridge")]
         where[name] = rng.choice(rooms)
     if kind == "look_at_obj_in_light":
         lamp = f"{LAMP.lower()} 1"

@@ -33,7 +33,9 @@ RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text(encodi
 
 
 class RecordedGame:
-    """A game that the real packages played once. Any other command is an error of the test."""
+    """A game that the real packages played once: its answers, whatever the commands are."""
+
+    commands: list[str] = []  # of all games of a test
 
     def __init__(self, quest):
         [self.record] = [one for one in RECORDED if one["problem"] == quest.problem()]
@@ -47,7 +49,7 @@ class RecordedGame:
 
     def do(self, command: str) -> str:
         turn = next(self.turns)
-        assert command == turn["command"]
+        self.commands.append(command)
         self.won, self.actions = turn["won"], dict.fromkeys(turn["possible"].split(", "))
         return turn["answer"]
 
@@ -68,6 +70,7 @@ def row_of(seed: int) -> dict:
 @pytest.fixture
 def recorded_games(monkeypatch):
     monkeypatch.setattr(env, "Game", RecordedGame)
+    monkeypatch.setattr(RecordedGame, "commands", [])
     trust(NAME)
 
 
@@ -113,22 +116,20 @@ def test_a_problem_names_each_place_and_thing():
 def test_the_expert_solves_a_recorded_game_through_the_gymnasium_door(recorded_games, record):
     """The expert sees what an agent sees, and each of its commands is the recorded one."""
     row = row_of(record["seed"])
-    turns, outcome = asyncio.run(play(row))
-    assert turns == len(record["turns"]) - 1
+    outcome = asyncio.run(play(row))
+    assert RecordedGame.commands == [turn["command"] for turn in record["turns"][1:]]
     assert outcome.reward == 1.0 and outcome.metrics["success"] == 1.0
     assert outcome.score_name == "success"
 
 
-async def play(row: dict) -> tuple[int, Outcome]:
-    """Play the expert's game as a rollout does; return the number of turns, and the outcome."""
+async def play(row: dict) -> Outcome:
+    """Play the expert's game as a rollout does."""
     household = make_env(row, {}, load_config("alfworld-tiny").env)
     history = list((await maybe_await(household.reset(row))).messages)
     assert draw(row["extra_info"]["metadata"]["seed"]).task in history[-1]["content"]
     assert "Welcome" not in history[-1]["content"]
-    turns = 0
     result = None
     while result is None or not result.done:
-        turns += 1
         command = demonstrator.expert(row, history, random.Random(0))
         result = await maybe_await(household.step(Action(command)))
         history.append({"role": "assistant", "content": command})
@@ -137,7 +138,7 @@ async def play(row: dict) -> tuple[int, Outcome]:
     assert result.stop_reason is StopReason.ANSWERED
     outcome = await maybe_await(household.outcome(result.stop_reason))
     await maybe_await(household.close())
-    return turns, outcome
+    return outcome
 
 
 def test_an_answer_lists_the_commands_that_change_something(recorded_games):
