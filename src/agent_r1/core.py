@@ -23,8 +23,8 @@ Names of tensors end in their shape: `logprobs_BT` has shape [B, T].
 
 In formulas, A_t is an advantage, V_t a value, R_t a return, r_t a reward and pi the policy.
 
-What stands below a line "Skip at first" is for the users that the line names. No file of the
-reading path needs it to be understood.
+What stands below a line "Skip at first" is for the users that the line names. The words above it
+are enough to follow an episode.
 """
 
 from __future__ import annotations
