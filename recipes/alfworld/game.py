@@ -117,20 +117,7 @@ def load_rules() -> tuple[Any, Any, Any]:
 
         # Importing `alfworld` would make a folder in the user's home, for its downloads.
         data = Path(str(metadata.distribution("alfworld").locate_file("alfworld/data")))
-    fast_downward.pddl2sas = _translate_once(fast_downward.pddl2sas)
+    # All samples of a group play one game, and to translate it takes .1 s.
+    fast_downward.pddl2sas = functools.lru_cache(maxsize=512)(fast_downward.pddl2sas)
     texts = [(data / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")]
     return fast_downward, pddl, pddl.GameLogic(domain=texts[0], grammar=texts[1])
-
-
-def _translate_once(translate: Any) -> Any:
-    """Return a translator that remembers its results.
-
-    All samples of a group play one game, and a translation takes .1 s. TextWorld asks for two
-    translations of a game, the second for its planner alone. The first serves both.
-    """
-    remembered = functools.lru_cache(maxsize=256)(translate)
-
-    def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> Any:
-        return remembered(domain, problem)
-
-    return pddl2sas
