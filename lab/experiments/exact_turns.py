@@ -57,9 +57,9 @@ def record(run: str | None, step: int, question: int, seed: int) -> dict[str, An
     rewards = torch.tensor([play.trajectory.reward for play in group])
     advantages = standardize(rewards, normalize_std=True).tolist()
     episodes = []
-    for wanted in (1.0, 0.0):
+    for reward in (1.0, 0.0):
         for play, advantage in zip(group, advantages, strict=True):
-            if play.trajectory.reward == wanted:
+            if play.trajectory.reward == reward:
                 episodes.append(describe(agent, plays, play, advantage))
                 break
     return {
@@ -79,9 +79,9 @@ def main() -> None:
     parser.add_argument("--question", type=int, default=0, help="number of the test question")
     parser.add_argument("--seed", type=int, default=0, help="of the group")
     arguments = parser.parse_args()
-    found = record(arguments.run, arguments.step, arguments.question, arguments.seed)
-    write_whole(FILE, json.dumps(found, indent=1, ensure_ascii=False) + "\n")
-    for episode in found["episodes"]:
+    episodes_of_group = record(arguments.run, arguments.step, arguments.question, arguments.seed)
+    write_whole(FILE, json.dumps(episodes_of_group, indent=1, ensure_ascii=False) + "\n")
+    for episode in episodes_of_group["episodes"]:
         print(f"reward {episode['reward']:g}, GRPO {episode['grpo']:+.3f}")
         for turn in episode["turns"]:
             print(f"  V {turn['V']:.3f}  A {turn['A']:+.3f}  {turn['text'][:100]!r}")

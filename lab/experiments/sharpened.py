@@ -76,8 +76,8 @@ def measure(start: str, seed: int) -> dict[str, dict[str, list[int]]]:
         run.prepare()
         before = count_right(run, run.workspace.start_model)
         run.train()
-        trained, _ = find_model(run.name)
-        return {"before": before, "after": count_right(run, trained)}
+        last_model, _ = find_model(run.name)
+        return {"before": before, "after": count_right(run, last_model)}
 
 
 def mean_over_questions(k: int, counts: list[int]) -> tuple[float, float]:

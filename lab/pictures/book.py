@@ -292,9 +292,9 @@ def write_short(turn: str) -> str:
     assert thought, turn
     query = re.search('"query": "(.*?)"', turn)
     answer = re.search("<answer>(.*?)</answer>", turn)
-    deed = f"search({query[1]})" if query else f"answer {answer[1] if answer else ''}"
+    action = f"search({query[1]})" if query else f"answer {answer[1] if answer else ''}"
     _, colon, rest = thought[1].partition(": ")
-    return f"{(rest if colon else thought[1]).strip()}: {deed}"
+    return f"{(rest if colon else thought[1]).strip()}: {action}"
 
 
 def clip() -> str:

@@ -71,13 +71,21 @@ def _holds_key(match: re.Match[str]) -> bool:
     return sign == "=" or len(words) > 1 or bool(match["quote"]) or last not in MAYBE_A_MODE
 
 
-def addresses(value: Any, setting: str = "") -> list[tuple[str, str]]:
-    """List (setting, address) of all addresses in nested values."""
-    if isinstance(value, dict):
-        found = []
-        for name, inner in value.items():
-            found += addresses(inner, f"{setting}.{name}".lstrip("."))
-        return found
-    if isinstance(value, list):
-        return [pair for inner in value for pair in addresses(inner, setting)]
-    return [(setting, value)] if isinstance(value, str) and "://" in value else []
+def addresses(values: dict[str, Any]) -> list[tuple[str, str]]:
+    """List (setting, address) of all addresses in nested values, however deep."""
+    found: list[tuple[str, str]] = []
+    seen: set[int] = set()  # YAML's `&a [*a]` is a list that contains itself
+    waiting: list[tuple[str, Any]] = [("", values)]
+    while waiting:
+        setting, value = waiting.pop()
+        if isinstance(value, dict | list):
+            if id(value) in seen:
+                continue
+            seen.add(id(value))
+        if isinstance(value, dict):
+            waiting += [(f"{setting}.{name}".lstrip("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(setting, inner) for inner in value]
+        elif isinstance(value, str) and "://" in value:
+            found.append((setting, value))
+    return found

@@ -61,8 +61,7 @@ class Questions:
     backend: str
     temperature: float
     samples: int = 1
-    """Of each question. From two on, the card has their `reliability`, and its other figures are
-    about the first of them."""
+    """Of each question. From two on, the card has `reliability`; the rest is about the first."""
     threshold: float | None = None
     """See `reliability.is_right`."""
     prompt: str | None = None
