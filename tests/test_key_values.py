@@ -8,7 +8,7 @@ import pytest
 from conftest import fails_with
 
 from agent_r1.config import load_config
-from agent_r1.config.key_values import find_key
+from agent_r1.config.key_values import addresses, find_key
 
 WITH_A_KEY = [
     "python s.py --header 'Authorization: Bearer 4711471147114711'",
@@ -135,3 +135,15 @@ def test_a_value_that_is_no_yaml_is_not_shown():
     with fails_with("bad_override", "env.mcp.shop") as error:
         load_config("small", ["env.mcp.shop=[env KEY=4711"])
     assert "4711" not in str(error.value)
+
+
+def test_addresses_are_found_in_values_that_contain_themselves():
+    """YAML's `&a [*a]` makes such a list, and thousands of brackets a deep one."""
+    loop: list = ["http://one.example"]
+    loop.append(loop)
+    deep: dict = {"url": "http://two.example"}
+    for _ in range(5000):
+        deep = {"x": deep}
+    found = addresses({"search": {"url": loop}, "env": deep})
+    assert sorted(text for _, text in found) == ["http://one.example", "http://two.example"]
+    assert ("search.url", "http://one.example") in found
