@@ -41,6 +41,7 @@ def test_the_table_of_a_setting_names_code_for_known_parts():
         ("flows = 'mine.py:Flow'", "unknown_name"),
         ("flow = 'a sentence'", "names_no_code"),
         ("flow = 3", "names_no_code"),
+        ("", "names_no_code"),
     ],
 )
 def test_a_wrong_table_of_a_setting_is_refused(tmp_path, table, code):

@@ -10,8 +10,6 @@ docs/lab/discover-controls.json. One thread, greedy evaluation on 500 test quest
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import tempfile
@@ -25,7 +23,7 @@ from agent_r1.training import loop
 from agent_r1_recipes.laptop import demonstrator
 from agent_r1_recipes.laptop.explorer import Explorer
 from agent_r1_recipes.laptop.shown import Play, has_whole_chain, is_right
-from lab.experiments.seed_files import keep_seed
+from lab.experiments.seed_files import run_arms
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "discover-controls.json"
 
@@ -133,22 +131,5 @@ def table(controls: dict[str, dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("control", nargs="?", choices=list(CONTROLS))
-    parser.add_argument("seeds", type=int, nargs="*")
-    parser.add_argument("--table", action="store_true", help="only print the table")
-    arguments = parser.parse_args()
-    for seed in () if arguments.table else arguments.seeds:
-        figures = measure(arguments.control, seed)
-        seeds = json.loads(FILE.read_text())["seeds"] if FILE.is_file() else {}
-        keep_seed(
-            FILE, {}, arguments.control, seeds.get(arguments.control, {}) | {str(seed): figures}
-        )
-        print(arguments.control, seed, json.dumps(figures), flush=True)
-    if FILE.is_file():
-        print(table(json.loads(FILE.read_text())["seeds"]))
-
-
 if __name__ == "__main__":
-    main()
+    run_arms(__doc__ or "", CONTROLS, measure, FILE, table)

@@ -79,9 +79,9 @@ def main() -> None:
     parser.add_argument("--question", type=int, default=0, help="number of the test question")
     parser.add_argument("--seed", type=int, default=0, help="of the group")
     arguments = parser.parse_args()
-    episodes_of_group = record(arguments.run, arguments.step, arguments.question, arguments.seed)
-    write_whole(FILE, json.dumps(episodes_of_group, indent=1, ensure_ascii=False) + "\n")
-    for episode in episodes_of_group["episodes"]:
+    question = record(arguments.run, arguments.step, arguments.question, arguments.seed)
+    write_whole(FILE, json.dumps(question, indent=1, ensure_ascii=False) + "\n")
+    for episode in question["episodes"]:
         print(f"reward {episode['reward']:g}, GRPO {episode['grpo']:+.3f}")
         for turn in episode["turns"]:
             print(f"  V {turn['V']:.3f}  A {turn['A']:+.3f}  {turn['text'][:100]!r}")

@@ -13,9 +13,7 @@ question, how many of the 256 samples are right. One thread.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -26,7 +24,7 @@ from agent_r1 import Row, Run, Sampling, Task, derive_seed, make_loop, open_run,
 from agent_r1.evaluation.reliability import pass_at
 from agent_r1.inference.agent import find_model, open_agent
 from lab.experiments.discover_controls import CONTROLS
-from lab.experiments.seed_files import keep_seed, read_seeds
+from lab.experiments.seed_files import run_arms
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "sharpened.json"
 STARTS = {"discover": "as it is", "whole chains": "nothing dropped"}
@@ -91,10 +89,10 @@ def table(seeds: dict[str, Any]) -> str:
     heads = " | ".join(f"pass@{k}" for k in KS)
     lines = [f"| start | hops | | {heads} |", "|---|---|---|" + "---|" * len(KS)]
     for start in STARTS:
-        of_start = {name: row for name, row in seeds.items() if name.startswith(f"{start}, ")}
+        of_start = seeds.get(start, {}).values()
         for kind in KINDS if of_start else ():
             for when in ("before", "after"):
-                counts = [count for row in of_start.values() for count in row[when][kind]]
+                counts = [count for row in of_start for count in row[when][kind]]
                 cells = []
                 for k in KS:
                     mean, half = mean_over_questions(k, counts)
@@ -103,18 +101,5 @@ def table(seeds: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("start", nargs="?", choices=list(STARTS))
-    parser.add_argument("seeds", type=int, nargs="*")
-    parser.add_argument("--table", action="store_true", help="only print the table")
-    arguments = parser.parse_args()
-    for seed in () if arguments.table else arguments.seeds:
-        counts = measure(arguments.start, seed)
-        keep_seed(FILE, {}, f"{arguments.start}, {seed}", counts)
-        print(arguments.start, seed, json.dumps(counts), flush=True)
-    print(table(read_seeds(FILE)))
-
-
 if __name__ == "__main__":
-    main()
+    run_arms(__doc__ or "", STARTS, measure, FILE, table)

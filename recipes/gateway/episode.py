@@ -101,7 +101,7 @@ class GatewayEpisode:
             self.events["late_calls"] += 1
             raise Refusal("this episode is over: its reward is known", 401, "episode_over")
         # Before anything looks at the messages one by one: they hold the sampler's event loop.
-        least = fewest_tokens(call.messages, call.tools, self.chat)
+        least = fewest_tokens(call.messages, self.chat)
         if least >= self.max_context:
             raise self._overflow(f"at least {least}")
         place = self.conversations.locate(call.messages, call.tools)

@@ -236,14 +236,13 @@ def prompt_of(place: Place, tools: list[dict[str, Any]], chat: ChatFormat) -> li
     return place.last.prompt_ids + action_ids + reply
 
 
-def fewest_tokens(messages: list[Message], tools: list[dict[str, Any]], chat: ChatFormat) -> int:
+def fewest_tokens(messages: list[Message], chat: ChatFormat) -> int:
     """Return how many tokens a request has at least, without encoding it.
 
-    To encode 8 MB of text took 13 to 19 s next to other work, and 30,000 messages took 146 s.
+    To encode 8 MB of text took 13 to 19 s next to other work, and 30,000 messages took 146 s. Tools
+    do not count: a template may print their names alone (`wire.py` bounds their length).
     """
-    letters = len(json.dumps(tools, ensure_ascii=False))
-    for message in messages:
-        letters += len(as_text(message))
+    letters = sum(len(as_text(message)) for message in messages)
     return max(letters // chat.longest_token, len(messages))
 
 

@@ -74,6 +74,8 @@ MOST_NAME = 200
 """Letters of a name: of the model, a tool, a stop string."""
 MOST_STOPS = 16
 MOST_TOOLS = 1000
+MOST_TOOL_LETTERS = 2**18
+"""Of all tools as JSON: to encode them holds the event loop."""
 MOST_VALUES = 100_000
 """Texts, numbers, lists and objects of a body. Half a million hold the event loop for seconds."""
 TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[,\[{]', re.DOTALL)
@@ -268,6 +270,8 @@ def _read_tools(tools: Any) -> list[dict[str, Any]]:
     """Check tools. One without arguments may leave its schema out; templates need it."""
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         raise Refusal(f"tools must be a list of at most {MOST_TOOLS}")
+    if len(json.dumps(tools, ensure_ascii=False)) > MOST_TOOL_LETTERS:
+        raise Refusal(f"the tools have more than {MOST_TOOL_LETTERS} letters; leave some out")
     checked_tools: list[dict[str, Any]] = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, dict) else None

@@ -27,7 +27,7 @@ from agent_r1_recipes.gateway.episode import MOST_NAMES, count_names, find_turn
 from agent_r1_recipes.gateway.flow import stop_of
 from agent_r1_recipes.gateway.matching import Answer, Conversations, fewest_tokens
 from agent_r1_recipes.gateway.server import Reply, serving
-from agent_r1_recipes.gateway.wire import Refusal, Turn, read_call
+from agent_r1_recipes.gateway.wire import MOST_TOOL_LETTERS, Refusal, Turn, read_call
 
 SEARCH = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 
@@ -152,7 +152,6 @@ LONG = [
     {"messages": [{"role": "user", "content": "a " * 10**6}]},
     {"messages": [{"role": "user", "content": "x"}] * 1000},
     {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * 10**6}]},
-    {"tools": [{"type": "function", "function": {"name": "x", "description": "d" * 10**6}}]},
 ]
 
 
@@ -188,7 +187,28 @@ def test_no_request_that_fits_is_taken_for_too_long(chat):
     texts = [chat.tokenizer.convert_tokens_to_string([word]) for word in words]
     for text in ["", "x", *texts, " " * 500, "\n" * 500, "\u00fc\u4e2d\U0001f600" * 50, "a" * 500]:
         messages = [{"role": "user", "content": text * 5}] * 3
-        assert fewest_tokens(messages, [], chat) <= len(chat.prompt_ids(messages, []))
+        assert fewest_tokens(messages, chat) <= len(chat.prompt_ids(messages, []))
+
+
+def make_tool(letters: int) -> dict:
+    schema = {"type": "object", "properties": {}}
+    function = {"name": "x", "description": "d" * letters, "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+def test_words_of_tools_that_a_template_leaves_out_take_no_room(chat):
+    """The tiny model's template prints a tool as its signature."""
+    messages = [{"role": "user", "content": "x"}]
+    ids = chat.prompt_ids(messages, [make_tool(100_000)])
+    assert fewest_tokens(messages, chat) <= len(ids) < 200
+
+
+def test_tools_without_an_end_are_refused_before_they_are_encoded():
+    body = {"messages": [{"role": "user", "content": "x"}], "tools": [make_tool(MOST_TOOL_LETTERS)]}
+    with pytest.raises(Refusal, match="the tools have more than"):
+        read_call(json.dumps(body).encode())
+    body["tools"] = [make_tool(MOST_TOOL_LETTERS // 2)]
+    assert read_call(json.dumps(body).encode()).tools
 
 
 def test_fields_that_a_client_made_up_are_few_metrics():

@@ -455,10 +455,10 @@ def _evaluate_models(a: Namespace, model: Path | None = None, config: Config | N
         split,
         backend,
         temperature,
-        a.samples or 1,
-        a.threshold,
-        a.prompt,
-        eval_condition(a),
+        samples=a.samples or 1,
+        threshold=a.threshold,
+        prompt=a.prompt,
+        condition=eval_condition(a),
     )
     compare.evaluate_models(
         questions,

@@ -6,8 +6,9 @@ user's names in the tables. Next: `load.py` reads the presets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from agent_r1.config import plugins, tables
 from agent_r1.ground import bounds
@@ -102,13 +103,8 @@ def add(file: Path) -> None:
         others = {name for name, facts in tables.entries(kind).items() if not facts.get(USER)}
         tables.refuse_twice(file, kind, others & names.keys())
         for name, facts in names.items():
-            codes = []
-            if isinstance(facts, dict):
-                codes = [facts.get("code")]
-            if isinstance(facts, dict) and kind == "setting":
-                refuse_unknown_parts(file, name, facts)
-                codes = list(facts.values())
-            if not codes or not all(isinstance(c, str) and plugins.is_user_code(c) for c in codes):
+            codes = code_in(file, kind, name, facts)
+            if not all(isinstance(code, str) and plugins.is_user_code(code) for code in codes):
                 raise ConfigError(
                     f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
                     code="names_no_code",
@@ -123,15 +119,23 @@ def add(file: Path) -> None:
             tables.entries(kind)[name] = facts | texts | {USER: True}
 
 
-def refuse_unknown_parts(file: Path, setting: str, parts: Iterable[str]) -> None:
-    """Raise ConfigError if the table of a setting names a part that no one calls."""
-    for part in parts:
+def code_in(file: Path, kind: str, name: str, facts: Any) -> list[Any]:
+    """List what should be the code of a name.
+
+    It is one, or one for each part of a setting. Raises ConfigError for a part of a setting that is not called anywhere.
+    """
+    if not isinstance(facts, dict) or not facts:
+        return [None]
+    if kind != "setting":
+        return [facts.get("code")]
+    for part in facts:
         if part not in tables.PARTS:
             raise ConfigError(
-                f"{file}: setting.{setting}: the part {part!r} is unknown"
+                f"{file}: setting.{name}: the part {part!r} is unknown"
                 f"{nearest(part, tables.PARTS)}; choose from {', '.join(tables.PARTS)}",
                 code="unknown_name",
             )
+    return list(facts.values())
 
 
 def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:

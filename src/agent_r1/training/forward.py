@@ -33,10 +33,11 @@ class Critic(nn.Module):
 
 
 def states_before_actions(model: Decoder, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the states that predict the action tokens [A, D], these tokens [A], and numbers.
+    """Return the states that predict the actions [A, D], the actions [A], and their numbers.
 
-    A are the action tokens, row by row, numbered 0, 1, ... Rows that share beginnings share actions
-    too: then A are the distinct ones, and the numbers say which of them each action is.
+    In plain rows A are all action tokens, row by row, and their numbers are 0, 1, 2, ... Rows that
+    share beginnings share actions too (prefix_tree.py). Then A are the distinct ones, and the
+    numbers say for each action of each row which of the A it is.
     """
     action_BT = batch.mask_BT.bool()
     if isinstance(batch, SharedRows):
@@ -92,7 +93,7 @@ def action_logprobs(
         logprobs_A = torch.cat(logprobs)
         entropy_A = torch.cat(entropies) if entropy else None
     where_BT = batch.mask_BT.bool()
-    # Each action gets the log-probability of its number.
+    # Back to the rows: each of their actions reads the entry that it shares.
     logprobs_BT = scatter(select_rows(logprobs_A, number_A), where_BT)
     entropy_BT = None
     if entropy_A is not None:
