@@ -122,7 +122,8 @@ def add(file: Path) -> None:
 def code_in(file: Path, kind: str, name: str, facts: Any) -> list[Any]:
     """List what should be the code of a name.
 
-    It is one, or one for each part of a setting. Raises ConfigError for a part of a setting that is not called anywhere.
+    It is one, or one for each part of a setting. Raises ConfigError for a part of a setting that is
+    not called anywhere.
     """
     if not isinstance(facts, dict) or not facts:
         return [None]
