@@ -1,7 +1,7 @@
 # Agent-R1 in a box. `./speedrun.sh` builds and starts it; by hand:
 #
 #   docker build -t agent-r1:gpu .                          for NVIDIA GPUs: torch, verl, vLLM
-#   docker build -t agent-r1:cpu --build-arg STACK=cpu .    for a machine without one: sprint, pocket
+#   docker build -t agent-r1:cpu --build-arg STACK=cpu .    for a machine without one: discover, pocket
 #
 # Rare changes come first, so a change of the source rebuilds only the last layers. The build needs and stores no key:
 # keys are passed to `docker run` by name (speedrun.sh).

@@ -1,7 +1,7 @@
 """Check that training is bit-identical before and after a change of structure.
 
     python -m benchmarks.same_bits record /tmp/before          small seeds 0 to 4 (grpo) and 0, 1
-                                                               (ppo), laptop, sprint 0, 1; smoke 0
+                                                               (ppo), laptop 0, 1; discover, smoke 0
     python -m benchmarks.same_bits check /tmp/before small-0   the same runs by this checkout,
                                                                compared with those
 
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 RUNS = [*(f"small-{seed}" for seed in range(5)), "small-0-ppo", "small-1-ppo"]
-RUNS += ["laptop-0", "laptop-1", "sprint-0", "sprint-1", "smoke-0"]
+RUNS += ["laptop-0", "laptop-1", "discover-0", "smoke-0"]
 CLOCKS = ("timing_s/", "perf/")
 NEWER = ("val-aux/",)
 """Prefixes of metrics that older recordings lack: validation by kind. Its mean is compared."""

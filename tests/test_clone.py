@@ -160,7 +160,7 @@ def test_embeddings_have_a_learning_rate_of_their_own(micro, chat, demonstration
 
 def test_a_learning_rate_that_nothing_reads_is_refused():
     with fails_with("unused_embedding_lr"):
-        load_config("sprint", ["cold_start.copy_optimizer=auto"])
+        load_config("discover", ["cold_start.copy_optimizer=auto"])
 
 
 def test_the_rows_that_were_cloned_are_kept_with_what_had_a_loss(demonstrations, tmp_path):

@@ -314,14 +314,14 @@ def test_a_section_of_a_data_set_holds_for_this_data_set_alone(tmp_path):
     rows = tmp_path / "questions.jsonl"
     rows.write_text("{}")
     other = ["data.name=rows", f"data.source={rows}"]
-    for tuned, plain in (("smoke", "small"), ("sprint", "laptop")):
+    for tuned, plain in (("smoke", "small"), ("discover", "laptop")):
         for algorithm in ("grpo", "ppo", "steppo"):
             here, there = (
                 load_config(preset, other, algorithm=algorithm) for preset in (tuned, plain)
             )
             assert here.model_copy(update={"preset": plain}) == there
-        assert "plan" in load_config(tuned).cold_start.behaviours
-        assert "plan" not in load_config(plain).cold_start.behaviours
+        assert "explore" in load_config(tuned).cold_start.behaviours
+        assert "explore" not in load_config(plain).cold_start.behaviours
 
 
 def test_an_own_preset_may_have_sections(tmp_path):

@@ -255,8 +255,8 @@ def test_a_row_of_another_question_is_an_error(micro, folder):
 
 def test_an_explorer_plays_alone(micro):
     with pytest.raises(ConfigError, match="explore shows no solution, and the others do"):
-        check_behaviours({"explore": 0.5, "plan": 0.5}, micro.rows("cold"))
-    check_behaviours({"explore": 0.5, "plan": 0.0}, micro.rows("cold"))
+        check_behaviours({"explore": 0.5, "good": 0.5}, micro.rows("cold"))
+    check_behaviours({"explore": 0.5, "good": 0.0}, micro.rows("cold"))
 
 
 # --------------------------------------------------------------------------- the order of a plan

@@ -67,7 +67,7 @@ def test_every_preset_for_a_cpu_has_a_row():
     assert ROWS.keys() == on_cpu
 
 
-@pytest.mark.parametrize("preset", ["sprint", "smoke", "small", "laptop"])
+@pytest.mark.parametrize("preset", ["smoke", "small", "laptop"])
 def test_figures_are_the_recorded_ones(preset):
     seeds = laptop_seeds() if preset == "laptop" else seeds_of(f"{preset}.json")
     row = ROWS[preset]
@@ -91,7 +91,7 @@ def test_figures_of_pocket():
     assert scores(ROWS["pocket"]) == (mean(seeds, "before", "em"), mean(seeds, "after", "em"))
 
 
-@pytest.mark.parametrize("preset", ["sprint", "smoke", "laptop"])
+@pytest.mark.parametrize("preset", ["smoke", "laptop"])
 def test_seconds_are_those_of_the_whole_runs(preset):
     text = (ROOT / "docs/laptop.md").read_text()
     [seconds] = re.findall(

@@ -266,7 +266,7 @@ def test_the_bigram_heads_leave_the_first_pair_as_it_was(model):
 
 def test_bigram_heads_need_keys_of_their_own():
     with fails_with("shared_keys"):
-        load_config("sprint", ["model.kv_heads=2"])
+        load_config("discover", ["model.kv_heads=2"])
 
 
 def test_heads_start_by_copying_what_they_look_at(model):

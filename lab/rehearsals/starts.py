@@ -19,7 +19,7 @@ AGENT = [sys.executable, "-m", "agent_r1"]
 PRESETS = (
     "small",
     "smoke",
-    "sprint",
+    "discover",
     "laptop",
     "restock",
     "support",

@@ -47,14 +47,14 @@ from agent_r1_recipes.api.flow import ApiFlow
     "demonstrate", "let a model of an API play, and keep what scored as cold_start.episodes",
     ["--api https://api.example.com/v1 --model NAME --preset small --limit 200 --out teacher.jsonl",
      "--api http://127.0.0.1:8000/v1 --model agent --preset small --samples 4 --out own.jsonl",
-     "--api URL --model NAME --preset sprint --budget 2 rollout.api_price_in=2.5 "
+     "--api URL --model NAME --preset discover --budget 2 rollout.api_price_in=2.5 "
          "rollout.api_price_out=10 --out teacher.jsonl"],
     option("--api", metavar="URL", required=True, help="OpenAI-compatible address of the teacher; "
         "its key is in OPENAI_API_KEY"),
     option("--model", metavar="NAME", required=True, help="name of the teacher at that address"),
     option("--out", type=Path, metavar="FILE.jsonl", required=True, help="file to write; every "
         "answer is kept next to it, in FILE.calls/"),
-    option("--preset", default="sprint", help="preset of the task (default: sprint)"),
+    option("--preset", default="discover", help="preset of the task (default: discover)"),
     option("--limit", type=int, metavar="N", help="only the first N training questions"),
     option("--samples", type=int, default=1, metavar="N", help="plays of each question (default: "
         "1)"),

@@ -13,7 +13,8 @@ A pretrained model has that knowledge; ours gets it in a minute from demonstrati
                   BEHAVIOURS). Cloning a mixture gives a policy that *samples* the mixture:
                   sometimes right, which RL can reinforce.
 
-With planners (see PLANNERS) phase (a) has whole plays of all kinds, each with names of its own.
+The explorer of the default preset (`explore`) has one phase: plays of all kinds, with their names
+exchanged, of which none shows a solution of several hops.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it,
 and the same rows and masks result. The loss is on its own tokens; tool results are only read.
@@ -54,7 +55,7 @@ from agent_r1 import (
     trajectory_rows,
 )
 from agent_r1_recipes.laptop.explorer import DONE, Explorer, item_text
-from agent_r1_recipes.laptop.reading import ENTITY_NAME, quote
+from agent_r1_recipes.laptop.reading import ENTITY_NAME
 from agent_r1_recipes.laptop.shown import read_play, shows_solution
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
 from agent_r1_recipes.long_context.context import ASK, NOTES_PREFIX
@@ -66,18 +67,15 @@ BEHAVIOURS = {
     "bad_query": "searches for what it wants to know without saying of what, and answers from what "
     "comes back",
     "wrong_entity": "follows a wrong name from a passage",
-    "plan": "plans all hops in its first thought, quotes what it reads, and follows the plan",
-    "plan_stop": "plans and quotes in the same way, and answers after its first search",
     "explore": "plans and quotes, and takes the items of its plan in random order; plays that show "
     "a solution are dropped (explorer.py)",
 }
 """What the demonstrator of phase (b) can do. One is drawn for each episode."""
 EXPLORES = "explore"
-PLANNERS = ("plan", "plan_stop", EXPLORES)
-"""Behaviours whose thoughts do the work. A thought that names the next hop turns a choice into a
-copy: ` from Bumvel/publisher/headquarters` quotes the passage, then the plan. A model of two
-layers learns these copies within 500 steps (docs/laptop.md, "Thoughts that do the work"). Without
-them it has to find relation, sentence and name at once, for which it takes two thousand."""
+"""Its thoughts do the work. A thought that names the next hop turns a choice into a copy:
+` from Bumvel/publisher/headquarters` quotes the passage, then the question. A model of two layers
+learns these copies within 500 steps (docs/laptop.md, "Thoughts that do the work"). Without them it
+has to find relation, sentence and name at once, for which it takes two thousand."""
 
 
 @dataclass
@@ -142,8 +140,6 @@ class Demonstrator(Policy):
         """Return a search or an answer, with its thought."""
         if script.explorer:
             return script.explorer.turn(result)
-        if script.behaviour in PLANNERS:
-            return _plan_turn(script, result)
         row = script.row
         rng = script.rng
         turn = script.turn
@@ -172,37 +168,6 @@ class Demonstrator(Policy):
             last, missing = lookups[turn - 1 : turn + 1]
             return _answer_too_early(row, last, missing, question_names, rng), DONE
         return search(lookups[turn])
-
-
-def _plan_turn(script: _Script, result: str) -> tuple[ToolCall | str, str]:
-    """Return a planner's turn. "In which city is the publisher of Sosnum based?" gives
-
-        plan/publisher/headquarters/answer: find the publisher       and a search for Sosnum
-         from Bumvel/publisher/headquarters: find the headquarters   and a search for Bumvel
-         in Landir/headquarters/answer                               and the answer Landir
-
-    Each later thought has the item of the plan that is done and the one after it. The next item is
-    copied from where these two stand together in the plan. `plan_stop` writes `: answer` after its
-    first quote, and does not look at the plan.
-    """
-    lookups = lookups_of(script.row)
-    plan = [lookup["relation"] for lookup in lookups] + [DONE]
-    done = script.turn
-    if not done:
-        return _search_next(lookups[0], "plan" + "".join(map(item_text, plan)))
-    value = lookups[done - 1]["value"]
-    fact = quote(result, value)
-    if script.behaviour == "plan_stop":
-        return value, f"{fact}: {DONE}"
-    thought = fact + item_text(plan[done - 1]) + item_text(plan[done])
-    if plan[done] == DONE:
-        return value, thought
-    return _search_next(lookups[done], thought)
-
-
-def _search_next(lookup: dict[str, Any], thought: str) -> tuple[ToolCall, str]:
-    call, aim = search(lookup)
-    return call, f"{thought}: {aim}"
 
 
 def lookups_of(row: Row) -> list[dict[str, Any]]:
@@ -338,7 +303,7 @@ def _shows_solution(rows_of_play: list[TrainingRow], row: Row, chat: ChatFormat)
 
 
 def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
-    """Raise ConfigError for an unknown behaviour, or for planners where a question is no chain."""
+    """Raise ConfigError for an unknown behaviour, or the explorer where a question is no chain."""
     for name in behaviours:
         if name not in BEHAVIOURS:
             raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
@@ -348,23 +313,18 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
             f"{EXPLORES} alone, or leave it out",
             code="explorer_among_others",
         )
-    if plans(behaviours) and not all(_is_chain(row) for row in rows):
+    if explores(behaviours) and not all(_is_chain(row) for row in rows):
         raise ConfigError(
-            f"cold_start.behaviours: {' and '.join(PLANNERS)} need chains of relations; set "
-            'data.mix to kinds such as {"1-hop": 1, "2-hop": 1}, or use '
-            "--preset laptop or small, whose demonstrator does not plan",
-            code="planner_without_chain",
+            f"cold_start.behaviours: {EXPLORES} needs chains of relations; set data.mix to kinds "
+            'such as {"1-hop": 1, "2-hop": 1}, or use --preset laptop or small, whose '
+            "demonstrator does not plan",
+            code="explorer_without_chain",
         )
 
 
 def explores(behaviours: dict[str, float]) -> bool:
     """Return whether the explorer plays."""
     return bool(behaviours.get(EXPLORES))
-
-
-def plans(behaviours: dict[str, float]) -> bool:
-    """Return whether a planner is among the behaviours that are drawn."""
-    return any(behaviours.get(name) for name in PLANNERS)
 
 
 def _is_chain(row: Row) -> bool:
@@ -386,13 +346,6 @@ def demonstrations(
         plays = demonstrate_rows(mix_questions, behaviours, loop, seed, "copy")
         explored_rows = rename(plays * RENAMES, loop.chat, seed)
         return explored_rows, explored_rows
-    if plans(behaviours):
-        # A planner's copies differ from hop to hop, so phase (a) has whole plays of all kinds. It
-        # leaves little to learn: the mixture only has to show the habit of stopping.
-        copy_rows = demonstrate_rows(mix_questions, {"plan": 1.0}, loop, seed, "copy") * RENAMES
-        few = random.Random(seed).sample(mix_questions, min(len(mix_questions), HABIT_PLAYS))
-        mix_rows = demonstrate_rows(few, behaviours, loop, seed, "mix-1")
-        return rename(copy_rows, loop.chat, seed), rename(mix_rows, loop.chat, seed)
     copy_rows = demonstrate_rows(one_hop, {"good": 1.0}, loop, seed, "copy")
     # Two plays of each question, with behaviours drawn anew: otherwise the model learns which
     # question was played how.
@@ -449,10 +402,8 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
 
 
 RENAMES = 2
-"""Times that a planner's demonstration is shown, with other names each time. A play takes longer
-than to exchange its names."""
-HABIT_PLAYS = 800
-"""Demonstrations of a planner's mixture: a step of 1,024 tokens has about ten."""
+"""Times that an explorer's play is shown, with other names each time. A play takes longer than to
+exchange its names."""
 SHORTEST = 128
 """Tokens of a demonstration, at least: the tools' schemas and two turns."""
 
@@ -513,7 +464,7 @@ def teach(
     if model_chat:
         return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     behaviours = config.cold_start.behaviours
-    texts = tokenizer_texts(config.data.mix, config.seed, plans(behaviours))
+    texts = tokenizer_texts(config.data.mix, config.seed, explores(behaviours))
     chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     copy_rows, mix_rows = demonstrations(rows, loop, behaviours, config.seed)

@@ -165,7 +165,7 @@ def check_task(config: Config) -> None:
     if not usual_env or not local_search or other_rewards:
         raise AgentR1Error(
             "the page plays question answering with the n-gram search and exact match (presets "
-            "discover, sprint, smoke, laptop and small); use `agent-r1 chat` for other tasks",
+            "discover, smoke, laptop and small); use `agent-r1 chat` for other tasks",
             code="task_unfit_for_a_page",
         )
 

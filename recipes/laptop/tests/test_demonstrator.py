@@ -24,10 +24,8 @@ from agent_r1 import (
 )
 from agent_r1_recipes.laptop.demonstrator import (
     BEHAVIOURS,
-    RENAMES,
     Demonstrator,
     demonstrate_rows,
-    demonstrations,
     rename,
     search_turn,
     tokenizer_texts,
@@ -132,33 +130,6 @@ def test_the_confused_one_follows_a_name_that_it_has_read(play, chat):
     )  # wrong more often than not, and right now and then
 
 
-def thoughts(trajectory: Trajectory, chat) -> list[str]:
-    return [re.match("<think>([^<]*)", chat.decode(s.action_ids))[1] for s in trajectory.steps]
-
-
-def test_the_planner_plans_and_each_thought_quotes_and_names_the_next_hop(play, chat):
-    for t in play("plan", "2-hop"):
-        (a, b) = (lookup["relation"] for lookup in lookups(t.row))
-        first, second, last = thoughts(t, chat)
-        assert first == f"plan/{a}/{b}/answer: find the {a}"
-        found, answered = (lookup["value"] for lookup in lookups(t.row))
-        assert second.endswith(f"{found}/{a}/{b}: find the {b}")
-        assert last.endswith(f"{answered}/{b}/answer")
-        for thought, step, name in ((second, t.steps[0], found), (last, t.steps[1], answered)):
-            quote = thought[: thought.index(name)] + name
-            assert quote in step.info["tool_calls"][0]["content"] or quote == name
-        assert queries(t) == [lookup["entity"] for lookup in lookups(t.row)] and t.reward == 1
-
-
-def test_the_hasty_planner_has_the_same_plan_and_does_not_look_at_it(play, chat):
-    pairs = zip(play("plan", "2-hop"), play("plan_stop", "2-hop"), strict=True)
-    for planner, hasty in pairs:
-        assert thoughts(hasty, chat)[0] == thoughts(planner, chat)[0]
-        found = lookups(hasty.row)[0]["value"]
-        assert thoughts(hasty, chat)[1].endswith(f"{found}: answer") and len(hasty.steps) == 2
-        assert answer(hasty, chat) == found
-
-
 def test_a_quote_has_the_words_before_the_name_and_no_other_name():
     text = "Tosran is a film by Laxgum starring Gelpir.\nDostan has capital Kelnir."
     assert quote(text, "Gelpir") == " starring Gelpir"
@@ -166,13 +137,13 @@ def test_a_quote_has_the_words_before_the_name_and_no_other_name():
     assert quote(text, "Tosran") == "Tosran" and quote(text, "Gel") == "Gel"
 
 
-def test_planners_are_refused_where_a_question_is_no_chain(micro, chat):
+def test_the_explorer_is_refused_where_a_question_is_no_chain(micro, chat):
     [row] = micro.rows("cold")[:1]
     two = [lookups(row)[0] | {"entity": "A"}, lookups(row)[0] | {"entity": "B"}]
     compared = row | {"extra_info": row["extra_info"] | {"lookups": two}}
-    with pytest.raises(ConfigError, match="need chains of relations; set data.mix"):
-        make(micro, chat, {"plan": 1.0}, rows=[compared])
-    assert make(micro, chat, {"good": 1.0, "plan": 0.0}, rows=[compared])
+    with pytest.raises(ConfigError, match="needs chains of relations; set data.mix"):
+        make(micro, chat, {"explore": 1.0}, rows=[compared])
+    assert make(micro, chat, {"good": 1.0, "explore": 0.0}, rows=[compared])
 
 
 @pytest.mark.parametrize("behaviour", BEHAVIOURS)
@@ -187,12 +158,12 @@ def test_asked_for_notes_it_writes_what_it_found(play, chat, behaviour):
         ]
         assert one.stop_reason is StopReason.ANSWERED and len(notes) == len(queries(one))
         assert said[1::2] == notes and not any("<" in text for text in notes)
-        if behaviour in ("good", "plan"):
+        if behaviour == "good":
             assert one.reward == 1.0 and len(notes) == 2
             assert notes[1] == "; ".join(
                 f"{found['relation']} {found['value']}" for found in lookups(one.row)
             )
-        elif behaviour not in ("stop_early", "plan_stop"):
+        elif behaviour != "stop_early":
             assert all(re.fullmatch(f"{ENTITY_NAME.pattern}|nothing", text) for text in notes)
 
 
@@ -264,30 +235,17 @@ def test_an_unknown_behaviour_is_refused(micro, chat):
 
 
 @pytest.fixture(scope="module")
-def planner_chat():
+def explorer_chat():
     mix = {"1-hop": 0.25, "2-hop": 0.5, "3-hop": 0.25}
     return ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, planners=True), 1024))
 
 
-def test_planners_copy_whole_plays_of_all_kinds_before_the_mixture(micro, planner_chat):
-    chat = planner_chat
-    rows = micro.rows("cold")
-    one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
-    loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    copied, mixture = demonstrations(rows, loop, {"plan": 0.0, "plan_stop": 1.0}, 0)
-    said = [chat.decode(row.input_ids) for row in copied]
-    plays = len(rows) - len(one_hop) + len(one_hop[::5])
-    assert len(mixture) == plays and len(said) == RENAMES * plays
-    assert all("/answer</think><answer>" in text for text in said)
-    assert not any("/answer</think><answer>" in chat.decode(row.input_ids) for row in mixture)
-
-
-def test_a_renamed_play_is_the_same_play_with_other_names(micro, planner_chat):
+def test_a_renamed_play_is_the_same_play_with_other_names(micro, explorer_chat):
     """Each name becomes one other name, wherever it stands, and nothing else changes."""
-    chat = planner_chat
+    chat = explorer_chat
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     questions = [row for row in micro.rows("cold") if row["extra_info"]["kind"] == "2-hop"][:20]
-    rows = demonstrate_rows(questions, {"plan": 1.0}, loop, 0, "test")
+    rows = demonstrate_rows(questions, {"explore": 1.0}, loop, 0, "test")
     renamed_rows = rename(rows, chat, 0)
     name = re.compile("(?:" + "|".join(HEADS) + ")(?:" + "|".join(TAILS) + ")+", re.IGNORECASE)
     for row, renamed in zip(rows, renamed_rows, strict=True):
@@ -295,7 +253,7 @@ def test_a_renamed_play_is_the_same_play_with_other_names(micro, planner_chat):
         after = chat.decode(renamed.input_ids)
         assert name.sub("NAME", before) == name.sub("NAME", after)
         pairs = set(zip(name.findall(before), name.findall(after), strict=True))
-        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs}) > 3
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs}) > 2
         assert renamed.action_mask == row.action_mask
     same_twice = rename(rows[:1] * 2, chat, 0)
     assert same_twice[0].input_ids != same_twice[1].input_ids
@@ -303,10 +261,10 @@ def test_a_renamed_play_is_the_same_play_with_other_names(micro, planner_chat):
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
-def test_a_planners_tokenizer_spells_each_item_and_each_relation_by_itself(relation, planner_chat):
-    tokenizer = planner_chat.tokenizer
-    plan = f"plan/{relation}/{relation}/answer: find the {relation}"
-    tokens = ["plan", f"/{relation}", f"/{relation}", "/answer", f": find the {relation}"]
+def test_its_tokenizer_spells_each_item_and_each_relation_by_itself(relation, explorer_chat):
+    tokenizer = explorer_chat.tokenizer
+    plan = f"plan/{relation}/{relation}/answer: plan/{relation}"
+    tokens = ["plan", f"/{relation}", f"/{relation}", "/answer", ": ", "plan", f"/{relation}"]
     assert [tokenizer.decode([i]) for i in tokenizer.encode(plan)] == tokens
     [before, after] = RELATIONS[relation].phrases[0].split("{x}")
     question = f"Who is the mayor of {before}Kosnum{after}?"
