@@ -161,6 +161,17 @@ def test_what_is_right_or_has_the_whole_chain_shows_a_solution(one, shows):
     assert not shows_solution(one, one_hop)
 
 
+def test_it_quotes_the_passage_of_what_it_searched_for_wherever_that_stands():
+    """`Bumvel` stands in an earlier passage, too, after other words."""
+    other = "Kelnir in Bumvel was founded by Dosfar."
+    explorer = Explorer(QUESTION, random.Random(0))
+    while explorer.item != "publisher":
+        explorer = Explorer(QUESTION, random.Random(explorer.rng.random()))
+        explorer.turn("")
+    _, thought = explorer.turn(f"{other}\n{PASSAGES}")
+    assert thought.startswith(" from Bumvel/publisher/")
+
+
 def test_margins_are_counted_by_hand():
     # Two options at first, and the next item is drawn: 1. Then two are left, and the next one is
     # not drawn: -1. The third has one option, and no margin.

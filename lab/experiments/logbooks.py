@@ -11,6 +11,7 @@ Figures of a page without such marks have no record, so nothing can make them ag
 from __future__ import annotations
 
 import json
+import operator
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,6 @@ from typing import Any, NamedTuple
 
 from agent_r1.ground.files import write_whole
 from lab.experiments import (
-    against_10d2e0f,
     agents_learn,
     discover_controls,
     growth,
@@ -30,6 +30,7 @@ from lab.experiments import (
 )
 from lab.experiments.agents_learn import share
 from lab.experiments.seed_files import read_seeds
+from lab.experiments.sharpened import KINDS
 
 ROOT = Path(__file__).parents[2]
 LAB = ROOT / "docs" / "lab"
@@ -56,16 +57,20 @@ class Frozen(NamedTuple):
 
 FROZEN = {
     "sprint": Frozen(
-        "sprint", "grpo", 128, 500, " --preset sprint",
+        "sprint of commit 9405dcb5", "grpo", 128, 500, " --preset sprint",
         "EPYC, one thread, another run on the other core", "../laptop.md#results",
     ),
     "sprint-ppo": Frozen(
-        "sprint", "ppo", 128, 2000,
+        "sprint of commit 9405dcb5", "ppo", 128, 2000,
         " --preset sprint --algorithm ppo data.test=2000 trainer.eval_samples=1 --only $(seq 0 19)",
         "EPYC (the last six: Xeon), one thread, two runs at a time", "laptop.md#bad-seeds-of-ppo",
     ),
     "smoke": Frozen(
-        "smoke", "grpo", 96, 300, " --preset smoke",
+        "smoke", "grpo", 192, 300, " --preset smoke",
+        "EPYC, one thread, other work on both cores", "../laptop.md#results",
+    ),
+    "smoke-1": Frozen(
+        "smoke of commit a46fa6be (a planner with a habit)", "grpo", 96, 300, " --preset smoke",
         "EPYC without AVX-512, two runs at a time", "laptop.md#smoke-on-every-seed",
     ),
     "small": Frozen(
@@ -145,13 +150,14 @@ def pocket_row() -> str:
 
 def agent_rows() -> list[str]:
     """Return a row for each agent that learns TinyHop, ours and two with other libraries."""
-    seeds = read_seeds(agents_learn.FILE)
+    seeds = read_seeds(LAB / "agents_learn.json")
     page = "[gateway](../../recipes/gateway/README.md#what-to-expect)"
     rows = []
     for arm in agents_learn.arms_of(Path()):
         after = ", ".join(share(results[arm]["em"]) for results in seeds.values())
         rows.append(
-            f"| sprint, 20 steps (2,560 episodes), agent: {arm} | {', '.join(seeds)} | | {after} | "
+            f"| sprint of commit 3acf9e67, 20 steps (2,560 episodes), agent: {arm} | "
+            f"{', '.join(seeds)} | | {after} | "
             "500 questions a seed | `python -m lab.experiments.agents_learn 0 1 2`, EPYC, busy | "
             f"{page} |"
         )
@@ -210,7 +216,29 @@ def leaderboard() -> str:
     return "\n".join(lines)
 
 
-# -------------------------------------------------------------------------------------- discover
+# ---------------------------------------------------------------------------- discover and smoke
+
+
+def by_hops(name: str) -> str:
+    """Return a frozen preset's EM by number of searches, with mean and worst."""
+    seeds = list(read(f"{name}.json")["seeds"].values())
+    lines = ["| seed | EM before RL: 1, 2, 3 hops | after: 1, 2, 3 hops | all: before | after |"]
+    lines.append("|---" * 5 + "|")
+    columns = [(when, kind) for when in ("before", "after") for kind in KINDS]
+    values = {(w, k): [seed[w]["kinds"][k] for seed in seeds] for w, k in columns}
+    values |= {(w, "all"): [seed[w]["greedy"] for seed in seeds] for w in ("before", "after")}
+
+    def row(title: str, figure: Callable[[list[float]], float]) -> str:
+        cells = [
+            ", ".join(share(figure(values[when, kind])) for kind in KINDS)
+            for when in ("before", "after")
+        ]
+        cells += [share(figure(values[when, "all"])) for when in ("before", "after")]
+        return f"| {title} | {' | '.join(cells)} |"
+
+    for place, seed in enumerate(seeds):
+        lines.append(row(str(seed["seed"]), operator.itemgetter(place)))
+    return "\n".join([*lines, row("mean", fmean), row("worst", min)])
 
 
 def conditions(kind: str, title: str, numbers: tuple[int, ...]) -> str:
@@ -257,17 +285,17 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         f"growth.jsonl, {factor}": lambda factor=factor: growth_table(factor)
         for factor in growth.FACTORS
     },
+    "docs/laptop.md": {"smoke.json": lambda: by_hops("smoke")},
     "docs/lab/laptop.md": {
         "sprint.json": lambda: ten_seeds.table(read_seeds(LAB / "sprint.json")),
-        "10d2e0f.json": against_10d2e0f.table,
-        "smoke.json": lambda: ten_seeds.table(read_seeds(LAB / "smoke.json")),
+        "smoke-1.json": lambda: ten_seeds.table(read_seeds(LAB / "smoke-1.json")),
     },
     "docs/lab/leaderboard.md": {"records": leaderboard},
     "docs/lessons/12-the-start.md": {
         "sharpened.json": lambda: sharpened.table(read_seeds(sharpened.FILE))
     },
     "recipes/gateway/README.md": {
-        "agents_learn.json": lambda: agents_learn.table(read_seeds(agents_learn.FILE))
+        "agents_learn.json": lambda: agents_learn.table(read_seeds(LAB / "agents_learn.json"))
     },
 }
 """Page -> name of a pair of marks -> what makes the text between them."""

@@ -25,8 +25,7 @@ from agent_r1.inference.agent import model_folder
 from agent_r1.training.run_dir import RunDir
 from agent_r1.workspace import Workspace
 from lab.experiments.seed_files import keep_seed, read_seeds
-from lab.experiments.ten_seeds import line
-from lab.experiments.thirty_seconds import AGENT
+from lab.experiments.ten_seeds import AGENT, line
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / "pocket.json"
 EVALUATIONS = {

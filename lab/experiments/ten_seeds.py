@@ -3,8 +3,7 @@ r"""Train a preset with ten seeds that no one could choose: docs/lab/discover.js
 python -m lab.experiments.ten_seeds COMMIT                   all ten, one after the other
 python -m lab.experiments.ten_seeds COMMIT --only 0 2 4      some of them, such as half on each core
 python -m lab.experiments.ten_seeds COMMIT --preset smoke    another preset: docs/lab/smoke.json
-python -m lab.experiments.ten_seeds COMMIT --preset sprint --algorithm ppo data.test=2000 \
-    trainer.eval_samples=1                                   docs/lab/sprint-ppo.json
+python -m lab.experiments.ten_seeds COMMIT --algorithm ppo   docs/lab/discover-ppo.json
 python -m lab.experiments.ten_seeds --table                  only print the table
 
 COMMIT froze the settings. Seed i is SHA-256 of "COMMIT i", so seeds cannot be tried until lucky.
@@ -22,7 +21,9 @@ import json
 import math
 import os
 import re
+import resource
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from statistics import fmean, stdev
@@ -31,15 +32,15 @@ from typing import Any
 from agent_r1.config.recipes import DEFAULT
 from agent_r1.evaluation.reliability import student_quantile
 from lab.experiments.seed_files import keep_seed, read_seeds
-from lab.experiments.thirty_seconds import AGENT, AGENT_LINE, children_seconds, test_score
 
 FILE = Path(__file__).parents[2] / "docs" / "lab" / f"{DEFAULT}.json"
 """Of the default preset; the others' are next to it."""
 LOWER = ("0.5", "0.25")
 """Temperatures below 1. There an agent is more reliable: how much of that is learned?"""
 KIND = re.compile(r"val-aux/\w+/([\w-]+)/acc/mean@1")
-RUN = "sprint"
-"""Name of the run, where `test_score` looks for it."""
+RUN = "frozen"
+AGENT = [sys.executable, "-m", "agent_r1"]
+AGENT_LINE = re.compile(r"an agent: greedy validation ([.\d]+) at step (\d+)")
 COLUMNS = (
     ("before", "greedy"),
     ("before", "pass^8"),
@@ -49,6 +50,12 @@ COLUMNS = (
     ("after", "pass@8"),
     ("after", "pass^8"),
 )
+
+
+def children_seconds() -> float:
+    """Return the CPU seconds of all finished children."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def seed_of(commit: str, i: int) -> int:
@@ -112,6 +119,15 @@ def sample_tests(home: Path, model: list[str], temperature: str) -> dict[str, An
     out = home / f"temperature-{temperature}"
     run_stage("eval", *model, "--temperature", temperature, "--samples", "8", "--out", str(out))
     return read_card(out / "1.json")
+
+
+def test_score(home: Path, step: int | None) -> float:
+    """Return the test EM of the checkpoint of `step`, or of the last one."""
+    folder = home / "runs" / RUN / "checkpoints"
+    checkpoint = folder / f"step_{step:06d}" if step else max(folder.glob("step_*"))
+    out = home / "cards"
+    run_stage("eval", "--model", str(checkpoint / "model"), "--out", str(out), "--samples", "1")
+    return json.loads((out / "1.json").read_text())["em"]
 
 
 def measure(what: list[str], seed: int, home: Path, temperatures: list[str]) -> dict[str, Any]:

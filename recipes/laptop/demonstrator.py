@@ -14,7 +14,7 @@ A pretrained model has that knowledge; ours gets it in a minute from demonstrati
                   sometimes right, which RL can reinforce.
 
 The explorer of the default preset (`explore`) has one phase: plays of all kinds, with their names
-exchanged, of which none shows a solution of several hops.
+exchanged. None of them shows a solution of several hops.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it,
 and the same rows and masks result. The loss is on its own tokens; tool results are only read.

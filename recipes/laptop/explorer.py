@@ -29,7 +29,7 @@ from __future__ import annotations
 import random
 
 from agent_r1 import ToolCall
-from agent_r1_recipes.laptop.reading import quote, read_facts, read_question
+from agent_r1_recipes.laptop.reading import passage_of, quote, read_facts, read_question
 
 BEGIN = "plan"
 """What is done before the first search."""
@@ -71,12 +71,13 @@ class Explorer:
 
         The entity that it leads to is the next one to search.
         """
-        facts = read_facts(result, self.entity)
+        entity = self.entity
+        facts = read_facts(result, entity)
         if not facts:  # the search has missed
-            return self.item, self.entity
+            return self.item, entity
         relation = self.item if self.item in facts else self.rng.choice(sorted(facts))
         self.entity = facts[relation]
-        return relation, quote(result, self.entity)
+        return relation, quote(passage_of(result, entity), self.entity)
 
 
 def item_text(item: str) -> str:

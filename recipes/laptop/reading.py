@@ -70,12 +70,17 @@ def read_facts(result: str, entity: str) -> dict[str, str]:
     return {}
 
 
-def quote(result: str, name: str) -> str:
+def passage_of(result: str, entity: str) -> str:
+    """Return the passage of `entity` in a search result: the line that begins with it."""
+    return next(line for line in result.split("\n") if line.startswith(f"{entity} "))
+
+
+def quote(passage: str, name: str) -> str:
     """Quote `name`, with the words that lead to it: ` is a book by Dirtax`.
 
     They begin after another name. Return only `name` if no words stand before it.
     """
-    for match in WORDS_AND_NAME.finditer(result):
+    for match in WORDS_AND_NAME.finditer(passage):
         if match[2] == name:
             return match[1]
     return name

@@ -25,6 +25,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.robustness.ablated_search import Placebo
 from agent_r1_recipes.robustness.injected_search import PoisonedIndex, draw_document
+from agent_r1_recipes.robustness.shuffled_search import ShuffledSearch
 
 LoadTools = Callable[[], dict[str, BaseTool]]
 """An index can take minutes to load, and some conditions need no tools."""
@@ -99,6 +100,18 @@ class Passages(Condition):
         tools = search_tools(config, load_tools, "passages")
         count = count_of("passages", self.argument)
         tools["search"] = SearchTool(tools["search"].searcher, count)
+        return rows, tools
+
+
+class Shuffled(Condition):
+    """The passages of each result in another order."""
+
+    def apply(
+        self, config: Config, rows: list[Row], load_tools: LoadTools
+    ) -> tuple[list[Row], dict[str, BaseTool]]:
+        tools = search_tools(config, load_tools, "shuffled")
+        search = tools["search"]
+        tools["search"] = ShuffledSearch(search.searcher, search.top_k, search.min_k)
         return rows, tools
 
 

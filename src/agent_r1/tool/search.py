@@ -39,15 +39,36 @@ class SearchTool(BaseTool):
         """Make the tool over an index."""
         return cls(Searcher(index), top_k, min_k)
 
+    @classmethod
+    def from_run(
+        cls,
+        searcher: Searcher | None = None,
+        top_k: int = SearchConfig().top_k,
+        min_k: int | None = None,
+        **_: Any,
+    ) -> SearchTool:
+        """Make the tool from a run's resources, for `make_tools`."""
+        if searcher is None:
+            raise ConfigError(
+                "the tool 'search' needs an index; build one with `agent-r1 index`, or remove the "
+                "tool",
+                code="missing_index",
+            )
+        return cls(searcher, top_k, min_k)
+
     async def execute(self, args: dict[str, Any]) -> ToolOutput:
         query = self.query_of(args)
         if not query:
             raise InvalidArgumentsError(
                 "query is empty; write what to look for, for example the name of an entity"
             )
-        hits = await self.searcher.search(query, self.passages(query))
+        hits = await self.find(query)
         content = "\n".join(_line(hit) for hit in hits) or "no results"
         return ToolOutput(content, {"titles": [hit.title for hit in hits]})
+
+    async def find(self, query: str) -> list[Hit]:
+        """Return the passages of a result in the order in which the agent reads them."""
+        return await self.searcher.search(query, self.passages(query))
 
     def for_episode(self, shared: dict[Any, Any]) -> SearchTool:
         """Return the tool of one episode, which remembers the episode's first query."""
@@ -76,19 +97,7 @@ class SearchTool(BaseTool):
         return valid_unicode(args["query"][:MAX_QUERY_CHARS]).strip()
 
 
-def make(
-    searcher: Searcher | None = None,
-    top_k: int = SearchConfig().top_k,
-    min_k: int | None = None,
-    **_: Any,
-) -> SearchTool:
-    """Make the tool from a run's resources, for `make_tools`."""
-    if searcher is None:
-        raise ConfigError(
-            "the tool 'search' needs an index; build one with `agent-r1 index`, or remove the tool",
-            code="missing_index",
-        )
-    return SearchTool(searcher, top_k, min_k)
+make = SearchTool.from_run
 
 
 def _line(hit: Hit) -> str:
