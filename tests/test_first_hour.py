@@ -118,4 +118,3 @@ def test_the_figures_of_smoke_are_its_means_or_say_their_seed():
     [seed_0] = [pair for pair in figures if pair != means]
     table = laptop.partition(f"{seed_0[0]} → {seed_0[1]}")[0]
     assert "test EM, seed 0 |" in table.rpartition("\n\n")[2]
-    assert "smoke" not in (ROOT / "one_file.py").read_text()

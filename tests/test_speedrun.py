@@ -376,7 +376,7 @@ def test_the_agent_learns_and_the_run_directory_keeps_its_contract(smoke):
     before, after = (
         json.loads((run / name).read_text()) for name in ("eval_before.json", "eval.json")
     )
-    assert after["em"] >= before["em"] + 0.15
+    assert after["em"] >= before["em"] + 0.3
     assert after["mean_tool_calls"] > before["mean_tool_calls"]
     assert before["prompt_hash"] == after["prompt_hash"] and before["n"] == after["n"] == 300
     assert all(
@@ -388,10 +388,10 @@ def test_the_agent_learns_and_the_run_directory_keeps_its_contract(smoke):
         files.split()
     )
     assert leftovers(smoke[0]) == []
-    assert steps(run) == ["step_000005", "step_000010", "step_000015", "step_000020"]
-    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 21))
+    assert steps(run) == ["step_000010", "step_000020", "step_000030"]
+    assert [record["training/global_step"] for record in curve(run)] == list(range(1, 31))
     dumps = sorted((run / "rollouts").glob("step_*.jsonl"))
-    assert [path.stem for path in dumps] == ["step_000001", "step_000010", "step_000020"]
+    assert [path.stem for path in dumps] == ["step_000001", "step_000015", "step_000030"]
     record = json.loads(dumps[-1].read_text().splitlines()[0])
     for row in record["rows"]:
         keys = ("input_ids", "action_mask", "logprobs", "rewards", "advantages", "step_ids")
