@@ -288,7 +288,7 @@ def test_it_shows_a_stair_that_no_demonstration_solved(smoke, tmp_path):
     print(done.stdout)
     before, after = [list(map(float, found)) for found in STAIRS.findall(done.stdout)]
     assert before[0] > 0.9 and before[1] < 0.05 and before[2] < 0.05
-    assert after[0] > 0.9 and after[1] > before[1] + 0.2
+    assert after[0] > 0.75 and after[1] > before[1] + 0.2
     assert sorted(os.listdir(tmp_path)) == ["artifacts"]
     assert sorted(os.listdir(tmp_path / "artifacts")) == made, "it made another start"
     assert done.stdout.count("\n") == 32  # without the line about the data, index and start
