@@ -8,7 +8,7 @@ import re
 import pytest
 from runs import ROOT
 
-from agent_r1.config import load_config, recipes
+from agent_r1.config import load_config, presets
 
 FACTS = json.loads((ROOT / "docs/lab/canonical.json").read_text())
 BEFORE, AFTER, SECONDS = FACTS["before"], FACTS["after"], FACTS["seconds"]
@@ -65,7 +65,7 @@ def test_a_page_quotes_the_canonical_run(page):
 def test_the_canonical_run_is_the_command_of_the_readme():
     """The README leaves out the algorithm, which is the default."""
     *plain, algorithm = FACTS["command"].split()
-    assert load_config(recipes.DEFAULT).algorithm == algorithm
+    assert load_config(presets.DEFAULT).algorithm == algorithm
     readme = (ROOT / "README.md").read_text()
     assert re.search(rf"^{re.escape(' '.join(plain))} +#", readme, re.MULTILINE)
     assert AFTER["em"] > BEFORE["em"] and SECONDS["whole"] > SECONDS["RL"]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from conftest import fails_with
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agent_r1.app import cli
@@ -99,7 +99,7 @@ def test_later_layers_win(tmp_path, monkeypatch):
         "ppo: {actor: {lr: 0.2}, rollout: {prompts_per_step: 2}}\ngrpo: {trainer: {steps: 9}}\n"
     )
     monkeypatch.setattr(
-        "agent_r1.config.recipes.preset_files",
+        "agent_r1.config.presets.preset_files",
         lambda: {file.stem: file for file in tmp_path.glob("*.yaml")},
     )
     grpo = load_config("mine")
@@ -219,6 +219,7 @@ odd_values = st.sampled_from(["null", "true", "[1]", "{a: 1}", "1e9", "nan"])
 values = st.text(max_size=8) | st.integers(-3, 600).map(str) | odd_values
 
 
+@example(["\r=\x1f"])
 @given(st.lists(st.tuples(keys, values).map("=".join), max_size=2))
 def test_whatever_is_overridden_the_answer_is_a_configuration_or_one_line(overrides):
     try:

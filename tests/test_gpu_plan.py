@@ -64,7 +64,7 @@ def test_what_the_outermost_file_says_wins_over_an_inherited_section(tmp_path, m
         "extends: b\nsteppo: {rollout: {max_concurrent_episodes: 9}}\n"
     )
     presets = {file.stem: file for file in tmp_path.glob("*.yaml")}
-    monkeypatch.setattr("agent_r1.config.recipes.preset_files", lambda: presets)
+    monkeypatch.setattr("agent_r1.config.presets.preset_files", lambda: presets)
     slots = {
         name: [
             load_config(name, algorithm=a).rollout.max_concurrent_episodes

@@ -14,7 +14,7 @@ from agent_r1.config import (
     from_yaml,
     load_config,
     plugins,
-    recipes,
+    presets,
     tables,
     to_yaml,
     user_code,
@@ -161,7 +161,7 @@ def test_a_command_of_ours_cannot_be_replaced(folder, capsys):
 
 
 def test_nothing_of_it_is_imported_before_it_is_named(folder):
-    recipes.add(folder / "recipe.toml")
+    tables.add_recipe(folder / "recipe.toml")
     (folder / "world.py").write_text("raise RuntimeError('imported')")
     with pytest.raises(ConfigError, match="imported"):
         tables.resolve("env", "thrifty", "env.name")
@@ -211,13 +211,13 @@ def test_ours_go_by_name_and_by_folder():
     from runs import ROOT
 
     assert (
-        recipes.preset_of("tinymath")
-        == recipes.preset_of(str(ROOT / "recipes/tinymath"))
+        presets.preset_of("tinymath")
+        == presets.preset_of(str(ROOT / "recipes/tinymath"))
         == "tinymath"
     )
-    assert recipes.preset_of("two_tools") == recipes.preset_of("two-tools") == "two-tools"
+    assert presets.preset_of("two_tools") == presets.preset_of("two-tools") == "two-tools"
     with fails_with("missing_recipe"):
-        recipes.preset_of("tinymaths")
+        presets.preset_of("tinymaths")
     assert (
         load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"
     )  # its table is there already

@@ -250,12 +250,12 @@ def test_a_preset_of_another_form_is_refused_in_one_line(tmp_path, text):
 
 
 def test_a_recipe_table_of_5000_brackets_is_refused_in_one_line(tmp_path):
-    from agent_r1.config import recipes
+    from agent_r1.config import tables
 
     file = tmp_path / "recipe.toml"
     file.write_text("x = " + "[" * 5000)
     with fails_with("bad_recipe"):
-        recipes.add(file)
+        tables.add_recipe(file)
 
 
 def test_a_recipe_with_a_line_break_in_its_name_is_refused(tmp_path, capsys):

@@ -13,7 +13,7 @@ import pytest
 from runs import ROOT, speedrun
 
 from agent_r1.cluster.hardware import GPUS, find_gpu
-from agent_r1.config import load_config, preset_names, recipes
+from agent_r1.config import load_config, preset_names, presets
 from agent_r1.ground import preflight
 from agent_r1.ground.units import GIB
 
@@ -280,7 +280,7 @@ def test_another_processor_is_said(programs, monkeypatch):
 
 def test_the_table_of_presets_is_that_of_the_presets():
     """It is a copy, because it is read before there are packages."""
-    assert preflight.CPU_PRESET == recipes.DEFAULT
+    assert preflight.CPU_PRESET == presets.DEFAULT
     for count, least_gib, name, gpu in preflight.PRESETS:
         verl = load_config(name).verl
         assert (verl.ranks, verl.gpu) == (count, gpu)

@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 from runs import ROOT
 
-from agent_r1.config import load_config, recipes
+from agent_r1.config import load_config, presets
 
 PAGE = (ROOT / "docs/presets.md").read_text()
 COLUMNS = 7
@@ -60,7 +60,7 @@ def laptop_seeds() -> list[dict]:
 
 def test_every_preset_for_a_cpu_has_a_row():
     on_cpu = set()
-    for name in recipes.preset_names():
+    for name in presets.preset_names():
         if load_config(name, algorithm="grpo").trainer.device == "cpu":
             on_cpu.add(name)
     assert "discover" in on_cpu and "gsm8k" not in on_cpu

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent_r1.config import plugins, recipes, tables
+from agent_r1.config import plugins, tables
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.config.whole import all_settings
 from agent_r1.ground.errors import ConfigError
@@ -48,7 +48,7 @@ def test_a_wrong_table_of_a_setting_is_refused(tmp_path, table, code):
     file = tmp_path / "recipe.toml"
     file.write_text(f"[setting.'rollout.flow']\n{table}\n")
     with pytest.raises(ConfigError) as refused:
-        recipes.add(file)
+        tables.add_recipe(file)
     assert refused.value.code == code
 
 
@@ -60,7 +60,7 @@ def test_a_users_recipe_changes_what_a_setting_names(tmp_path, monkeypatch):
     )
     monkeypatch.setitem(tables.entries("setting"), "rollout.temperature", {})
     del tables.entries("setting")["rollout.temperature"]
-    recipes.add(tmp_path / "recipe.toml")
+    tables.add_recipe(tmp_path / "recipe.toml")
     changed = RolloutConfig(temperature=0.5)
     made = [make() for make in tables.for_changed_settings("flow", rollout=changed)]
     assert made == ["mine"]

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_r1.config.recipes import DEFAULT
+from agent_r1.config.presets import DEFAULT
 from agent_r1.ground.machine import cores
 from lab.experiments.ten_seeds import read_validation
 

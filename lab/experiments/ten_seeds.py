@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from agent_r1.config.recipes import DEFAULT
+from agent_r1.config.presets import DEFAULT
 from agent_r1.evaluation.reliability import student_quantile
 from lab.experiments.seed_files import keep_seed, read_seeds
 

@@ -29,7 +29,6 @@ from agent_r1.config import (
     trusted_settings,
     user_code,
 )
-from agent_r1.config.recipes import recipe_code
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Row
 from agent_r1.data.names import describe_new_names
@@ -65,9 +64,8 @@ class Workspace:
     @cached_property
     def data(self) -> Path:
         c = self.config
-        key = fingerprint(
-            c.data, c.seed, c.env.name, *code(c.data.name, *recipe_code({"data": [c.data.name]}))
-        )
+        theirs = tables.recipe_code({"data": [c.data.name]})
+        key = fingerprint(c.data, c.seed, c.env.name, *code(c.data.name, *theirs))
         return self.root / "artifacts" / f"{c.data.data_source}-{key}"
 
     @cached_property

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from agent_r1 import __version__
-from agent_r1.config import ALGORITHMS, ENGINES, preset_names, recipes, tables
-from agent_r1.config.recipes import preset_named
+from agent_r1.config import ALGORITHMS, ENGINES, preset_names, presets, tables
+from agent_r1.config.presets import preset_named
 from agent_r1.ground.errors import ConfigError, nearest
 
 COMMANDS: dict[str, tuple] = {}
@@ -67,7 +67,7 @@ RECIPE = option(
 CONFIG_OPTIONS = (
     option(
         "--preset",
-        help=f"{', '.join(preset_names())} (default: {recipes.DEFAULT}, or the run's own)",
+        help=f"{', '.join(preset_names())} (default: {presets.DEFAULT}, or the run's own)",
     ),
     RECIPE,
     option("--seed", type=int, help="random seed of all stages (default: 0)"),

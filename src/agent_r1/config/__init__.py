@@ -1,7 +1,7 @@
 """Load the configuration: `settings.py` has the settings, `load.py` fills them.
 
-`tables.py`, `recipes.py` and `plugins.py` resolve names. The names of `load.py` below are imported
-when first used.
+`presets.py` finds presets, `tables.py` resolves names, and `plugins.py` imports the code that is
+trusted. The names of `load.py` below are imported when first used.
 """
 
 from typing import Any

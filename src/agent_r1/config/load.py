@@ -27,9 +27,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from agent_r1.config import plugins, recipes, tables
+from agent_r1.config import plugins, presets, tables
 from agent_r1.config.key_values import addresses, find_key
-from agent_r1.config.recipes import add, preset_names, recipe_code
+from agent_r1.config.presets import preset_names
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
 from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Section
 from agent_r1.config.whole import Config, all_settings
@@ -57,7 +57,7 @@ def load_config(
     """Resolve a configuration.
 
     Args:
-        preset: A name, or a file (default: `recipes.DEFAULT`).
+        preset: A name, or a file (default: `presets.DEFAULT`).
         overrides: `section.key=value` strings; values are YAML.
         trains: Whether the command trains; otherwise, as for `agent-r1 data`, batches need not fit
         together.
@@ -69,7 +69,7 @@ def load_config(
         overriding["algorithm"] = algorithm
     if seed is not None:
         overriding["seed"] = seed
-    preset = preset or recipes.DEFAULT
+    preset = preset or presets.DEFAULT
     files = _read_preset(preset)
     preset = _resolve_preset(preset, Path.cwd())
     data_name, algorithm = _final_names(_merge(*with_implied([*files, overriding])))
@@ -163,7 +163,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
     if _is_file(preset):
         table = Path(preset).parent / "recipe.toml"
     if written_here and table:
-        add(table)
+        tables.add_recipe(table)
     try:
         config = _validate(values)
     except ConfigError as error:
@@ -175,7 +175,7 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
         ) from None
     if written_here:
         plugins.trust(all_code(config))
-    elif preset in recipes.preset_files():
+    elif preset in presets.preset_files():
         load_config(preset)  # trusts the code that our own preset names, and no other
     return config
 
@@ -207,9 +207,9 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
         )
     if _is_file(name):
         path = Path(name).expanduser()
-        add(path.parent / "recipe.toml")
+        tables.add_recipe(path.parent / "recipe.toml")
     else:
-        path = recipes.preset_files()[name]
+        path = presets.preset_files()[name]
     try:
         preset = bounds.read_yaml(path) or {}
     except FileNotFoundError:
@@ -340,7 +340,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
     }
     if updates:
         names["estimator"] = [config.algorithm]
-    return [*user_code_names(config), *recipe_code(names)]
+    return [*user_code_names(config), *tables.recipe_code(names)]
 
 
 def user_code_names(config: Config) -> dict[str, str]:
@@ -373,7 +373,7 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             value = bounds.parse_yaml(text)
         except (ValueError, yaml.YAMLError):  # an open bracket, or an impossible date
             raise ConfigError(
-                f"the value of {key} is not valid YAML after the =", code="bad_override"
+                f"the value of {key!r} is not valid YAML after the =", code="bad_override"
             ) from None
         table = ".".join(key.split(".")[:2]) in all_settings().tables and key.count(".") > 1
         dots = 2 if table else 1  # env.mcp.NAME=COMMAND sets one entry of a table

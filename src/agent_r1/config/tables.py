@@ -18,11 +18,13 @@ FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.config import plugins
+from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
 PARTS = {
@@ -36,6 +38,8 @@ PARTS = {
     "auto": "finds the value of a setting that is `auto`",
 }
 """What the table of a setting may name, and when it is called."""
+USER = "of a user's recipe"
+"""Marks a name that a user's recipe added."""
 
 
 @cache
@@ -155,3 +159,79 @@ def resolve(kind: str, name: str, setting: str) -> Any:
     if not isinstance(code, str):  # an object that `register` named
         return code
     return plugins.import_object(code, setting)
+
+
+# ------------------------------------------------------------------------ names of a user's recipe
+
+
+def add_recipe(file: Path) -> None:
+    """Add the names of a user's recipe.toml. Raises ConfigError.
+
+    Code is FILE.py:NAME next to it, or MODULE:NAME.
+    """
+    if not file.is_file():
+        return
+    if file.resolve() in [Path(str(ours)).resolve() for ours in plugins.manifests()]:
+        return
+    try:
+        table = parse_table(bounds.read_file(file).decode())
+    # AttributeError: a name outside all tables
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
+        raise ConfigError(
+            f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
+        ) from None
+    for kind, new in table.items():
+        if kind not in kinds():
+            raise ConfigError(
+                f"{file}: the table {kind!r} is unknown{nearest(kind, kinds())}",
+                code="unknown_name",
+            )
+        # A process may name the same recipe twice; only names of other recipes are refused.
+        others = {name for name, facts in entries(kind).items() if not facts.get(USER)}
+        refuse_twice(file, kind, others & new.keys())
+        for name, facts in new.items():
+            codes = code_in(file, kind, name, facts)
+            if not all(isinstance(code, str) and plugins.is_user_code(code) for code in codes):
+                raise ConfigError(
+                    f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
+                    code="names_no_code",
+                )
+            folder = file.resolve().parent
+            texts = {
+                key: plugins.absolute(text, folder)
+                for key, text in facts.items()
+                if isinstance(text, str)
+            }
+            plugins.trust(text for text in texts.values() if plugins.is_user_code(text))
+            entries(kind)[name] = facts | texts | {USER: True}
+
+
+def code_in(file: Path, kind: str, name: str, facts: Any) -> list[Any]:
+    """List what should be the code of a name.
+
+    It is one, or one for each part of a setting. Raises ConfigError for a part of a setting that is
+    not called anywhere.
+    """
+    if not isinstance(facts, dict) or not facts:
+        return [None]
+    if kind != "setting":
+        return [facts.get("code")]
+    for part in facts:
+        if part not in PARTS:
+            raise ConfigError(
+                f"{file}: setting.{name}: the part {part!r} is unknown"
+                f"{nearest(part, PARTS)}; choose from {', '.join(PARTS)}",
+                code="unknown_name",
+            )
+    return list(facts.values())
+
+
+def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:
+    """List the code that these names of users' recipes stand for."""
+    code = []
+    for kind, used in names_by_kind.items():
+        for name in used:
+            facts = entries(kind).get(name, {})
+            if facts.get(USER):
+                code.append(facts["code"])
+    return code

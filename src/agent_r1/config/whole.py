@@ -130,7 +130,7 @@ def _dictionary_in(annotation: Any) -> Any:
 
 
 def all_settings() -> DeclaredSettings:
-    """Return the settings, including those of a user's added recipe (recipes.py)."""
+    """Return the settings, including those of a user's added recipe (tables.py)."""
     return _settings_of(tuple(tables.names("settings")))
 
 
