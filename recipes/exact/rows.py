@@ -464,9 +464,10 @@ def take_step(world: World, direction: Tensor, length: float) -> tuple[float, Te
 
 
 def kl_rows(world: World, reference: Decoder) -> dict[str, tuple[float, float]]:
-    """Compare k1, k2 and k3, as a reward and as a loss, with the true gradient of the KL.
+    """Compare estimators of the KL with its true gradient.
 
-    Returns the cosine with the true gradient of KL(pi || reference), and the ratio of norms.
+    Each of k1, k2 and k3 is used as a reward and as a loss. Returns the cosine with the true
+    gradient of KL(pi || reference), and the ratio of norms.
     """
     directions = kl_directions(world.model, reference, world.plays, world.temperature)
     truth = directions.pop("truth")
