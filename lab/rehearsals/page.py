@@ -1,7 +1,8 @@
 """Compare the page of recipes/page with Python, and open it in headless Chromium.
 
 Every checkpoint plays 50 questions, the last one all of them. Hostile questions and passages must
-stay text. Uses the run `laptop-grpo` in AGENT_R1_HOME, or trains it first. Needs Debian's chromium.
+stay text. Uses the run `discover-grpo` or `laptop-grpo` in AGENT_R1_HOME, or trains `discover`
+first. Needs Debian's chromium.
 """
 
 from __future__ import annotations
@@ -58,16 +59,12 @@ PAYLOADS = [
 
 
 def run() -> dict[str, Any]:
-    folder = home() / "runs" / "laptop-grpo"
-    if not (folder / "checkpoints" / "step_000220").is_dir():
-        for words in (["data"], ["index"], ["cold-start"], ["train", "grpo", "--plain"]):
-            command = [sys.executable, "-m", "agent_r1", *words, "--preset", "laptop"]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    config, checkpoint = from_yaml(folder / "config.yaml"), folder / "checkpoints" / "step_000220"
+    checkpoint = _trained()
+    config = from_yaml(checkpoint.parents[1] / "config.yaml")
     page_bytes, page_world, header = export.pack_page(checkpoint, config)
     steps = header["checkpoints"]
     chat = load_chat(checkpoint / "model")
-    figures: dict[str, Any] = {"checkpoints": len(steps)}
+    figures: dict[str, Any] = {"preset": config.preset, "checkpoints": len(steps)}
     total, speeds, by_step = parity.Compared(), [], {}
     for number, (step, model_folder) in enumerate(
         export.checkpoints_of(checkpoint, config).items()
@@ -110,6 +107,25 @@ def run() -> dict[str, Any]:
         "by_step": by_step,
     }
     return figures | _in_chromium(checkpoint, config, header["recorded"]["records"])
+
+
+LAST = {"discover": 150, "laptop": 220}
+"""The last step of each preset."""
+
+
+def _trained() -> Path:
+    """Return the last checkpoint of a finished run. Without one, train `discover` first."""
+    places = [
+        home() / "runs" / f"{preset}-grpo" / "checkpoints" / f"step_{step:06d}"
+        for preset, step in LAST.items()
+    ]
+    for place in places:
+        if place.is_dir():
+            return place
+    for words in (["data"], ["index"], ["cold-start"], ["train", "grpo", "--plain"]):
+        command = [sys.executable, "-m", "agent_r1", *words, "--preset", "discover"]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return places[0]
 
 
 def _check_samples(

@@ -36,6 +36,8 @@ STRANGER = 65533
 SETPRIV = "/usr/bin/setpriv"
 WATCH_S = 0.05
 """Seconds between two looks of a watch."""
+CODE_BYTES = 16
+"""More than an exit code and the end of its line have."""
 OUT_OF_MEMORY_FIRST = [
     "/bin/sh",
     "-c",
@@ -158,7 +160,7 @@ def converse(
     keep: int,
     most: int,
     watch: Callable[[], Limit | None] | None = None,
-    one_line: bool = False,
+    mark: bytes = b"",
 ) -> Ran:
     """Send a text, and read until the process ends or reaches a limit.
 
@@ -167,7 +169,8 @@ def converse(
         keep: Bytes of output that are returned.
         most: Bytes of output after which it is ended.
         watch: Names a further limit that is exceeded; called about every `WATCH_S`.
-        one_line: Its answer ends with its first line, and the process waits for the next text.
+        mark: Its answer ends with a line that begins with it, and the process waits for the next
+            text.
     """
     assert process.stdin is not None and process.stdout is not None, "pipes, see `start`"
     output = bytearray()
@@ -196,7 +199,7 @@ def converse(
         if not events and time.monotonic() >= until:
             return ran(None, "time")
         if not process.stdin.closed and process.stdin.fileno() in events:
-            unsent = _send(process, unsent, poll, close=not one_line)
+            unsent = _send(process, unsent, poll, close=not mark)
         if process.stdout.fileno() not in events:
             continue
         piece = read(process, 1 << 16)
@@ -206,7 +209,7 @@ def converse(
         output += piece[: keep - len(output)]
         if count > most:
             return ran(None, "output")
-        if one_line and piece.endswith(b"\n"):
+        if mark and output.endswith(b"\n") and mark in output[-len(mark) - CODE_BYTES :]:
             return ran(0)
         if now >= until:
             return ran(None, "time")

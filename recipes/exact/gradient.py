@@ -11,9 +11,10 @@ plays that leave the tree give the rest without bias (each counts rest / samples
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,6 +32,33 @@ from agent_r1_recipes.exact.tree import Tree
 
 MICRO_TOKENS = 6000
 """Tokens of one pass, after equal beginnings were joined."""
+PART_TOKENS = 1500
+"""Distinct tokens of the plays that are joined. Attention compares each of them with all."""
+
+
+def passes_of(batch: Batch, rows_B: Tensor | None = None) -> Iterator[tuple[Tensor, Batch]]:
+    """Cut (some) rows into passes in which equal beginnings are read once.
+
+    Yields the rows' indices and the rows. A question whose plays have more than `PART_TOKENS`
+    distinct tokens is cut into parts, in lexical order, so that neighbours share most.
+    """
+    if rows_B is None:
+        rows_B = torch.arange(len(batch))
+    lengths = batch.lengths_B.tolist()
+    ids = {row: batch.ids_BT[row, : lengths[row]].tolist() for row in rows_B.tolist()}
+    groups = list(batch.groups)
+    part = size = 0
+    above: list[int] = []
+    for row in sorted(ids, key=lambda row: (batch.groups[row], ids[row])):
+        new = len(ids[row]) - len(os.path.commonprefix([above, ids[row]]))
+        if size + new > PART_TOKENS:
+            part += 1
+            size = 0
+            new = len(ids[row])
+        size += new
+        above = ids[row]
+        groups[row] = f"{batch.groups[row]}, part {part}"
+    yield from micro_batches_of(replace(batch, groups=groups), MICRO_TOKENS, rows_B)
 
 
 def action_logprobs(model: Decoder, part: Batch, temperature: float) -> Tensor:
@@ -51,7 +79,7 @@ def play_logprobs(model: Decoder, batch: Batch, temperature: float) -> Tensor:
     """Compute the logarithm of each play's probability, float64 [N]. The rows are whole plays."""
     index_B, N = batch.number_trajectories()
     total_N = torch.zeros(N, dtype=torch.float64)
-    for rows_B, part in micro_batches_of(batch, MICRO_TOKENS):
+    for rows_B, part in passes_of(batch):
         logprobs_BT = action_logprobs(model, part, temperature)
         total_N = total_N.index_add(0, index_B[rows_B], logprobs_BT.double().sum(1))
     return total_N
@@ -60,7 +88,7 @@ def play_logprobs(model: Decoder, batch: Batch, temperature: float) -> Tensor:
 def token_logprobs_of(model: Decoder, batch: Batch, temperature: float) -> Tensor:
     """Compute log pi of the action tokens of all rows, float64 [B, T]."""
     out_BT = torch.zeros(batch.mask_BT.shape, dtype=torch.float64)
-    for rows_B, part in micro_batches_of(batch, MICRO_TOKENS):
+    for rows_B, part in passes_of(batch):
         logprobs_BT = action_logprobs(model, part, temperature)
         out_BT[rows_B, : logprobs_BT.shape[1]] = logprobs_BT.double()
     return out_BT
@@ -68,19 +96,33 @@ def token_logprobs_of(model: Decoder, batch: Batch, temperature: float) -> Tenso
 
 def push(model: Decoder, batch: Batch, weights_BT: Tensor, temperature: float) -> Tensor:
     """Compute the sum over action tokens of weight times grad log pi, as one vector."""
-    model.zero_grad(set_to_none=True)
+    return push_all(model, batch, [weights_BT], temperature)[0]
+
+
+def push_all(
+    model: Decoder, batch: Batch, all_weights: Sequence[Tensor], temperature: float
+) -> list[Tensor]:
+    """Compute the same for several weights [B, T] of the tokens. All share one forward pass."""
+    parameters = list(model.parameters())
+    nothing = torch.cat([torch.zeros_like(p).flatten() for p in parameters])
+    totals = [nothing.clone() for _ in all_weights]
     # Rows whose weights are zero have no gradient.
-    rows_B = (weights_BT != 0).any(dim=1).nonzero()[:, 0]
-    for index_B, part in micro_batches_of(batch, MICRO_TOKENS, rows_B):
+    used = [(weights_BT != 0).any(dim=1) for weights_BT in all_weights]
+    for rows_B, part in passes_of(batch, torch.stack(used).any(dim=0).nonzero()[:, 0]):
         logprobs_BT = action_logprobs(model, part, temperature)
-        weights = weights_BT[index_B, : logprobs_BT.shape[1]]
-        (logprobs_BT * weights.to(logprobs_BT.dtype)).sum().backward()
-    pieces = []
-    for weight in model.parameters():
-        grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        pieces.append(grad.flatten())
-    model.zero_grad(set_to_none=True)
-    return torch.cat(pieces)
+        for total, weights_BT, used_B in zip(totals, all_weights, used, strict=True):
+            if not used_B[rows_B].any():
+                continue
+            weights = weights_BT[rows_B, : logprobs_BT.shape[1]].to(logprobs_BT.dtype)
+            grads = torch.autograd.grad(
+                (logprobs_BT * weights).sum(), parameters, retain_graph=True, allow_unused=True
+            )
+            pieces = [
+                torch.zeros_like(p).flatten() if grad is None else grad.flatten()
+                for p, grad in zip(parameters, grads, strict=True)
+            ]
+            total += torch.cat(pieces)
+    return totals
 
 
 @contextmanager

@@ -14,7 +14,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from statistics import fmean, stdev
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ from agent_r1_recipes.exact.gradient import (
     at_offset,
     cosine,
     play_logprobs,
-    push,
+    push_all,
     token_logprobs_of,
 )
 
@@ -44,6 +46,8 @@ SINGLE_BATCHES = 8
 """Batches whose own gradient is computed, for cosine, variance and steps."""
 FOLDS = 8
 """Independent parts of the batches, whose differences are the noise of the bias."""
+MOST_NOISE = 0.5
+"""Standard error of the true gradient over its norm, above which it has no direction."""
 STEPS = 5
 """Of them, batches after which a step is taken."""
 
@@ -62,6 +66,10 @@ class World:
     """Values of a frozen critic at the action tokens of the plays' rows."""
     noise_ratio: float = 0.0
     """Of the true gradient: `TrueGradient.noise_ratio`."""
+    noise_of: dict[str, float] = field(default_factory=dict)
+    """The same of the gradient of each kind of question."""
+    known: dict[str, Any] = field(default_factory=dict)
+    """What was enumerated, for `--json`."""
     group_size: int = 8
     questions_per_batch: int = 8
     truth_Q: list[Tensor] = field(init=False)
@@ -86,17 +94,26 @@ class World:
 
     def push(self, weights_BT: Tensor) -> Tensor:
         """Return the direction of these weights of action tokens, as one vector."""
-        return push(self.model, self.plays.batch, weights_BT, self.temperature)
+        return self.push_all([weights_BT])[0]
+
+    def push_all(self, all_weights: list[Tensor]) -> list[Tensor]:
+        """Return the directions of several weights of action tokens."""
+        return push_all(self.model, self.plays.batch, all_weights, self.temperature)
 
     @property
     def truth(self) -> Tensor:
         """The gradient of the mean reward over questions."""
         return torch.stack(self.truth_Q).mean(0)
 
+    @cached_property
+    def step_length(self) -> float:
+        """Length of the step along the true gradient that has the KL `KL`."""
+        return take_step(self, self.truth, 0.01)[0] if self.truth.norm() else 0.01
+
     @property
     def is_noise(self) -> bool:
         """Whether the true gradient is within two standard errors of zero."""
-        return self.noise_ratio > 0.5
+        return self.noise_ratio > MOST_NOISE
 
 
 def exact_values(plays: Plays) -> Tensor:
@@ -279,6 +296,8 @@ class EstimatorRow:
 
     The error is the standard error over batches.
     """
+    kind_cosines: dict[str, float]
+    """By kind of question: cosine of the mean direction of its questions with their gradient."""
 
     @property
     def is_biased(self) -> bool:
@@ -318,8 +337,9 @@ def make_row(
             if len(singles) < SINGLE_BATCHES:
                 singles.append(world.push(weights_BT))
         folds.append(total_BT)
-    mean = torch.stack([world.push(fold_BT) for fold_BT in folds])
-    weights, truths = fit_weights(world, torch.stack(folds).mean(0))
+    mean = torch.stack(world.push_all(folds))
+    parts = question_parts(world, torch.stack(folds).mean(0))
+    weights, truths = fit_weights(world, parts)
     bias, bias_noise = bias_of(mean - truths)
     mean = mean.mean(0)
     norm = float(mean.norm()) or math.nan
@@ -338,17 +358,26 @@ def make_row(
         math.nan if world.is_noise or not cosines else fmean(cosines),
         fmean(float((single - mean).norm() ** 2) for single in singles) / norm**2,
         gain_of,
+        kind_cosines(world, parts),
     )
 
 
-def fit_weights(world: World, weights_BT: Tensor) -> tuple[list[tuple[float, float]], Tensor]:
+def question_parts(world: World, weights_BT: Tensor) -> list[Tensor]:
+    """Return the part of a direction that comes from the plays of each question."""
+    question_B = world.plays.question_N[world.plays.batch.trajectory_B]
+    parts = []
+    for question in range(world.plays.questions):
+        own_BT = torch.where((question_B == question)[:, None], weights_BT, 0.0)
+        parts.append(world.push(own_BT))
+    return parts
+
+
+def fit_weights(world: World, parts: list[Tensor]) -> tuple[list[tuple[float, float]], Tensor]:
     """Fit a weight to the true gradient of each question.
 
     Returns (mean reward, weight relative to the mean), by reward, and the weighted sum of the true
     gradients. That sum is the gradient of the objective that the weights define.
     """
-    plays = world.plays
-    question_B = plays.question_N[plays.batch.trajectory_B]
     largest = max(float(truth.norm()) for truth in world.truth_Q)
     weight_of: dict[int, float] = {}
     truths = torch.zeros_like(world.truth)
@@ -356,14 +385,25 @@ def fit_weights(world: World, weights_BT: Tensor) -> tuple[list[tuple[float, flo
         # A question that is nearly solved, or never, has no direction to compare with.
         if float(truth.norm()) <= 1e-3 * largest:
             continue
-        part = world.push(torch.where((question_B == question)[:, None], weights_BT, 0.0))
-        weight_of[question] = float(part @ truth / (truth @ truth))
+        weight_of[question] = float(parts[question] @ truth / (truth @ truth))
         truths += weight_of[question] * truth
     if not weight_of:
         return [], truths
     scale = fmean(weight_of.values()) or 1.0
-    rewards = plays.value_Q().tolist()
+    rewards = world.plays.value_Q().tolist()
     return sorted((rewards[q], weight / scale) for q, weight in weight_of.items()), truths
+
+
+def kind_cosines(world: World, parts: list[Tensor]) -> dict[str, float]:
+    """Compare the direction of each kind of question with its true gradient. nan: not defined."""
+    found = {}
+    for kind in sorted(set(world.plays.kinds)):
+        members = [q for q, own in enumerate(world.plays.kinds) if own == kind]
+        direction = torch.stack([parts[q] for q in members]).sum(0)
+        truth = torch.stack([world.truth_Q[q] for q in members]).sum(0)
+        is_noise = world.noise_of.get(kind, 0.0) > MOST_NOISE
+        found[kind] = math.nan if is_noise else cosine(direction, truth)
+    return found
 
 
 def bias_of(residuals: Tensor) -> tuple[float, float]:
@@ -388,22 +428,9 @@ def step_gain(world: World, direction: Tensor) -> dict[str, float]:
     """Take one step of gradient ascent with the KL `KL`; return gains by kind."""
     plays = world.plays
     kinds = sorted(set(plays.kinds))
-    norm = float(direction.norm())
-    if not norm:
+    if not direction.norm():
         return dict.fromkeys([*kinds, "all"], 0.0)
-    size = 0.01 / norm
-    attempts = 0
-    while True:
-        attempts += 1
-        with at_offset(world.model, direction, size), torch.no_grad():
-            change_N = play_logprobs(world.model, plays.batch, world.temperature) - world.logprob_N
-        # Without a term that is 0 if the plays are all; with it, no part of the sum is negative.
-        per_play_N = plays.chance_N * (torch.expm1(change_N) - change_N)
-        kl = float(per_play_N.sum()) / plays.questions
-        if abs(kl / KL - 1) < 0.02 or attempts == 5:
-            break
-        # The KL is about quadratic in the step; a factor of 30 at most, for it is so only nearby.
-        size *= min(30.0, math.sqrt(KL / max(kl, 1e-12)))
+    _, change_N = take_step(world, direction, world.step_length)
     gain_Q = plays.value_Q(plays.chance_N * change_N.exp()) - plays.value_Q()
     gains = {"all": float(gain_Q.mean())}
     for kind in kinds:
@@ -412,44 +439,77 @@ def step_gain(world: World, direction: Tensor) -> dict[str, float]:
     return gains
 
 
+def take_step(world: World, direction: Tensor, length: float) -> tuple[float, Tensor]:
+    """Look for the step with the KL `KL`, beginning with a length.
+
+    Returns its length, and the change of each play's log-probability.
+    """
+    plays = world.plays
+    norm = float(direction.norm())
+    attempts = 0
+    while True:
+        attempts += 1
+        with at_offset(world.model, direction, length / norm), torch.no_grad():
+            change_N = play_logprobs(world.model, plays.batch, world.temperature) - world.logprob_N
+        # Without a term that is 0 if the plays are all; with it, no part of the sum is negative.
+        per_play_N = plays.chance_N * (torch.expm1(change_N) - change_N)
+        kl = float(per_play_N.sum()) / plays.questions
+        if abs(kl / KL - 1) < 0.02 or attempts == 5:
+            return length, change_N
+        # The KL is about quadratic in the step; a factor of 30 at most, for it is so only nearby.
+        length *= min(30.0, math.sqrt(KL / max(kl, 1e-12)))
+
+
 # ------------------------------------------------------------------------------------------- the KL
 
 
 def kl_rows(world: World, reference: Decoder) -> dict[str, tuple[float, float]]:
-    """Compare k1, k2 and k3 with the true gradient of the KL.
+    """Compare estimators of the KL with its true gradient.
 
-    Each is used as a reward and as a loss. No batch is drawn: the expected gradients are added up
-    over all plays. Returns the cosine with the true gradient of KL(pi || reference), and the ratio
-    of norms.
+    Each of k1, k2 and k3 is used as a reward and as a loss. Returns the cosine with the true
+    gradient of KL(pi || reference), and the ratio of norms.
     """
-    plays = world.plays
+    directions = kl_directions(world.model, reference, world.plays, world.temperature)
+    truth = directions.pop("truth")
+    return {
+        name: (cosine(direction, truth), float(direction.norm() / truth.norm()))
+        for name, direction in directions.items()
+    }
+
+
+def kl_directions(
+    model: Decoder, reference: Decoder, plays: Plays, temperature: float
+) -> dict[str, Tensor]:
+    """Compute the expected gradient of each estimator of the KL, and the true one (`truth`).
+
+    No batch is drawn: the expectations are added up over all plays. With d = log pi - log of the
+    reference, per token, k1 = d, k2 = d^2 / 2 and k3 = exp(-d) - 1 + d.
+    """
     with torch.no_grad():
-        now_BT = token_logprobs_of(world.model, plays.batch, world.temperature)
-        then_BT = token_logprobs_of(reference, plays.batch, world.temperature)
-    apart_BT = (now_BT - then_BT).detach()
-    total_N = torch.zeros(len(plays.trajectories), dtype=torch.float64)
+        now_BT = token_logprobs_of(model, plays.batch, temperature)
+        then_BT = token_logprobs_of(reference, plays.batch, temperature)
+    apart_BT = now_BT - then_BT
+    zero_N = torch.zeros(len(plays.trajectories), dtype=torch.float64)
     index_B = plays.batch.trajectory_B
 
     def as_reward(kl_BT: Tensor) -> Tensor:
-        play_N = total_N.index_add(0, index_B, kl_BT.sum(1))
+        play_N = zero_N.index_add(0, index_B, kl_BT.sum(1))
         return plays.on_tokens(plays.chance_N * play_N)
 
     def as_loss(slope_BT: Tensor) -> Tensor:
         return plays.on_tokens(plays.chance_N) * slope_BT
 
-    truth = world.push(as_reward(apart_BT))
     back_BT = torch.exp(-apart_BT)
     weights = {
+        # The term in which log pi itself changes adds up to zero over all plays.
+        "truth": as_reward(apart_BT),
         "k1 reward": as_reward(apart_BT),
         "k2 reward": as_reward(apart_BT**2 / 2),
         "k3 reward": as_reward(back_BT - 1 + apart_BT),
-        # The derivatives of d, d^2 / 2 and exp(-d) - 1 + d by log pi.
+        # The derivatives of k1, k2 and k3 by log pi.
         "k1 loss": as_loss(torch.ones_like(apart_BT)),
         "k2 loss": as_loss(apart_BT),
         "k3 loss": as_loss(1 - back_BT),
     }
-    rows = {}
-    for name, weights_BT in weights.items():
-        direction = world.push(weights_BT)
-        rows[name] = (cosine(direction, truth), float(direction.norm() / truth.norm()))
-    return rows
+    directions = push_all(model, plays.batch, list(weights.values()), temperature)
+    return dict(zip(weights, directions, strict=True))

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,7 +38,7 @@ from agent_r1_recipes.exact.estimators import return_to_go, turn_index
 from agent_r1_recipes.exact.frozen import STEPS_OF, load_frozen, truth_of
 from agent_r1_recipes.exact.gradient import Plays, true_gradient
 from agent_r1_recipes.exact.replay import Script
-from agent_r1_recipes.exact.report import enumerate_rows, open_agent
+from agent_r1_recipes.exact.report import by_kind, enumerate_rows, open_agent
 from agent_r1_recipes.exact.rows import (
     EstimatorRow,
     Weigh,
@@ -220,8 +221,8 @@ def first_plays(plays: Plays) -> list[int]:
     return [numbers.index(question) for question in range(plays.questions)]
 
 
-def make_world(name: str, agent: Agent, plays: Plays, rows: list[Row], noise: float = 0.0) -> World:
-    """Add the greedy plays and a frozen critic."""
+def make_world(name: str, agent: Agent, plays: Plays, rows: list[Row], **facts: Any) -> World:
+    """Add the greedy plays and a frozen critic. `facts`: further fields of the world."""
     player = agent.player(samples=True)
     player.temperature = 0.0
     jobs = [(row, str(number), Script(())) for number, row in enumerate(rows)]
@@ -231,7 +232,7 @@ def make_world(name: str, agent: Agent, plays: Plays, rows: list[Row], noise: fl
         f"{name}: mean reward {float(plays.value_Q().mean()):.4f}; the frozen critic explains "
         f"{share:.2f} of the exact values' variance"
     )
-    return World(name, agent.model, agent.temperature, plays, greedy, critic_BT, noise_ratio=noise)
+    return World(name, agent.model, agent.temperature, plays, greedy, critic_BT, **facts)
 
 
 def worlds_of(a: Namespace) -> list[World]:
@@ -239,15 +240,37 @@ def worlds_of(a: Namespace) -> list[World]:
     if a.run is None and a.checkpoint_dir is None and a.model is None and a.step is None:
         return [stop_world(name) for name in STEPS_OF]
     agent, rows = open_agent(a, a.step)
+    return [run_world(a, agent, rows)]
+
+
+def run_world(a: Namespace, agent: Agent, rows: list[Row]) -> World:
+    """Enumerate a run's questions, and print how far the true gradient is known, by kind."""
     trees = enumerate_rows(a, agent, rows)
     plays = Plays.of(trees)
-    truth = true_gradient(agent.model, plays, agent.temperature, range(plays.questions))
-    print(
-        f"the true gradient is {truth.certainty}: rest / whole {truth.rest_ratio:.3f}, noise / "
-        f"whole {truth.noise_ratio:.3f}"
-    )
+    noise_of = {}
+    known = {}
+    numbers = {tree.name: number for number, tree in enumerate(trees)}
+    for kind, members in by_kind(trees).items():
+        questions = [numbers[tree.name] for tree in members]
+        truth = true_gradient(agent.model, plays, agent.temperature, questions)
+        noise_of[kind] = truth.noise_ratio
+        known[kind] = {
+            "questions": len(members),
+            "share": fmean(tree.share for tree in members),
+            "reward": float(plays.value_Q()[questions].mean()),
+            "gradient_norm": float(truth.whole.norm()),
+            "rest": truth.rest_ratio,
+            "noise": truth.noise_ratio,
+            "inside_cosine": truth.inside_cosine,
+        }
+        print(
+            f"{kind}, {len(members)} questions: enumerated {known[kind]['share']:.3f}, mean reward "
+            f"{known[kind]['reward']:.4f}; the true gradient is {truth.certainty}: rest / whole "
+            f"{truth.rest_ratio:.3f}, noise / whole {truth.noise_ratio:.3f}"
+        )
+    *_, overall = noise_of.values()
     name = f"{a.run or 'newest run'}, step {'last' if a.step is None else a.step}"
-    return [make_world(name, agent, plays, rows, truth.noise_ratio)]
+    return make_world(name, agent, plays, rows, noise_ratio=overall, noise_of=noise_of, known=known)
 
 
 # ---------------------------------------------------------------------------------------- the table
@@ -261,18 +284,28 @@ def report_table(a: Namespace) -> None:
     records = {}
     for world in worlds:
         start_s = time.process_time()
+        row_s = 0.0
         print("\n" + head(world))
         tables[world.name] = []
         for one in entries:
             row = row_of(world, one, a.batches, a.seed)
             tables[world.name].append(row)
             print(line(row), flush=True)
-        print(f"{(time.process_time() - start_s) / len(entries):.1f} CPU seconds a row")
-        records[world.name] = {"rows": [asdict(row) for row in tables[world.name]]}
+            row_s = (time.process_time() - start_s) / len(tables[world.name])
+            records[world.name] = {
+                "known": world.known,
+                "batches": a.batches,
+                "cpu_seconds_a_row": round(row_s, 1),
+                "cpu_seconds": round(time.process_time()),
+                "rows": [asdict(row) for row in tables[world.name]],
+            }
+            if a.json:  # each row, because a table of a run may take an hour
+                write_records(a.json, records)
+        print(f"{row_s:.1f} CPU seconds a row; {time.process_time():.0f} in all")
     if len(worlds) == 2:
         records["kl"] = report_kl(worlds)
     if a.json:
-        write_whole(a.json, json.dumps(records, indent=1) + "\n")
+        write_records(a.json, records)
     if a.latex:
         write_whole(a.latex, latex(tables))
     if a.figure:
@@ -352,6 +385,19 @@ def score(a: Namespace) -> int:
 
 
 # -------------------------------------------------------------------------------------------- files
+
+
+def write_records(file: Path, records: dict[str, Any]) -> None:
+    """Write a table's numbers. What is not defined becomes null, because JSON has no nan."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: plain(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [plain(item) for item in value]
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    write_whole(file, json.dumps(plain(records), indent=1) + "\n")
 
 
 def latex(tables: dict[str, list[EstimatorRow]]) -> str:

@@ -58,7 +58,7 @@ WRITE = (
     PLACE
     + """
 [ ! -e "$1" ] || [ -f "$1" ] || { echo "not a regular file"; exit 1; }
-[ -d "${1%/*}/" ] || mkdir -p -- "${1%/*}/" && cat > "$1"
+[ -d "${1%/*}/" ] || mkdir -p -- "${1%/*}/" && exec head -c "$2" > "$1"
 """
 )
 READY = "\0tests\0"
@@ -208,7 +208,7 @@ class HarborTask:
         return self._container.ask(script, path, *words, text=text, within_s=COMMAND_S, keep=keep)
 
     def _write(self, path: str, content: bytes) -> str:
-        result = self._within_size(self._call(WRITE, path, text=content))
+        result = self._within_size(self._call(WRITE, path, str(len(content)), text=content))
         return "written" if result.code == 0 else _fault(result)
 
     def _score(self) -> float:

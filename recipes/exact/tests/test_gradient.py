@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from agent_r1 import trajectory_rows
-from agent_r1_recipes.exact.gradient import Plays, at_offset, cosine, play_logprobs, true_gradient
+from agent_r1_recipes.exact import gradient
+from agent_r1_recipes.exact.gradient import (
+    Plays,
+    at_offset,
+    cosine,
+    passes_of,
+    play_logprobs,
+    push,
+    push_all,
+    true_gradient,
+)
 from agent_r1_recipes.exact.stop import stop_agent, stop_rows, stop_trees
 from agent_r1_recipes.exact.tree import Expansion, sample_rest
 
@@ -43,6 +53,24 @@ def test_the_gradient_is_the_slope_of_the_sum(agent, plays):
         slope = (value(direction, 1e-5) - value(direction, -1e-5)) / 2e-5
         assert slope == pytest.approx(float(truth.whole @ direction), rel=1e-6, abs=1e-8)
     assert truth.certainty == "exact"
+
+
+def test_a_question_is_cut_into_parts_without_a_change_of_the_gradient(agent, plays, monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    weights = [
+        plays.on_tokens(torch.rand(len(plays.chance_N), generator=generator).double() * kept_N)
+        for kept_N in (plays.question_N < 9, plays.question_N == 1)
+    ]
+    whole = push_all(agent.model, plays.batch, weights, 1.0)
+    monkeypatch.setattr(gradient, "PART_TOKENS", 40)
+    parts = [part for _, part in passes_of(plays.batch)]
+    assert sum(len(set(part.groups)) for part in parts) > 20
+    assert sorted(torch.cat([rows for rows, _ in passes_of(plays.batch)]).tolist()) == list(
+        range(len(plays.batch))
+    )
+    for one, weights_BT in zip(whole, weights, strict=True):
+        again = push(agent.model, plays.batch, weights_BT, 1.0)
+        assert torch.allclose(again, one, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_weights_before_and_after_a_move(agent):

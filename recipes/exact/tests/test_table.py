@@ -14,9 +14,16 @@ from runs import ROOT, main
 from agent_r1 import Estimator, load_config
 from agent_r1_recipes.exact import frozen
 from agent_r1_recipes.exact.frozen import STEPS_OF, load_frozen, truth_of
-from agent_r1_recipes.exact.gradient import Plays, cosine, push
-from agent_r1_recipes.exact.rows import Sampler, kl_rows, step_gain
-from agent_r1_recipes.exact.stop import Stop, stop_trees
+from agent_r1_recipes.exact.gradient import (
+    Plays,
+    at_offset,
+    cosine,
+    play_logprobs,
+    push,
+    token_logprobs_of,
+)
+from agent_r1_recipes.exact.rows import Sampler, kind_cosines, kl_directions, kl_rows, step_gain
+from agent_r1_recipes.exact.stop import Stop, stop_rows, stop_trees
 from agent_r1_recipes.exact.table import (
     Entry,
     draw,
@@ -25,6 +32,7 @@ from agent_r1_recipes.exact.table import (
     make_world,
     row_of,
     stop_world,
+    write_records,
 )
 from agent_r1_recipes.exact.tree import Play
 from agent_r1_recipes.exact.truth import turn_values
@@ -99,6 +107,15 @@ def test_estimators_without_bias_have_none_and_the_planted_one_is_found(rows):
     assert rows["turn-index"].gains["all"][0] < rows["rloo"].gains["all"][0]
 
 
+def test_a_direction_is_compared_by_kind_and_not_within_the_noise(world, rows, monkeypatch):
+    least = {name: min(row.kind_cosines.values()) for name, row in rows.items()}
+    assert least["rloo"] > 0.9 and least["turn-index"] < least["rloo"] - 0.1, least
+    monkeypatch.setattr(world, "noise_of", {"clue-1": 0.6, "clue-2": 0.4})
+    found = kind_cosines(world, world.truth_Q)
+    assert math.isnan(found["clue-1"])
+    assert [found["clue-2"], found["clue-3"]] == pytest.approx([1, 1], abs=1e-4)
+
+
 def test_a_right_critic_has_no_bias_at_any_lambda(rows):
     assert rows["ppo-.95-exact-V"].mean_cosine > 0.9
     assert rows["ppo-.95-exact-V"].variance < rows["rloo"].variance
@@ -135,6 +152,51 @@ def test_which_estimators_of_the_kl_have_its_gradient(world):
     found = kl_rows(world, reference.model)
     assert found["k1 reward"] == (pytest.approx(1, abs=1e-3), pytest.approx(1, abs=1e-2))
     assert found["k1 loss"][1] < 0.01
+
+
+def test_the_gradients_of_the_kl_are_slopes():
+    """Finite differences in float64. A reward moves the plays alone, a loss moves the numbers."""
+    agent, _ = load_frozen("stop-middle")
+    other, _ = load_frozen("stop-start")
+    plays = Plays.of(stop_trees(agent, stop_rows()[:2]))
+    model, reference = agent.model.double(), other.model.double()
+    index_B = plays.batch.trajectory_B
+
+    def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.no_grad():
+            logprob_N = play_logprobs(model, plays.batch, 1.0)
+            return logprob_N.exp(), token_logprobs_of(model, plays.batch, 1.0)
+
+    plays.chance_N, now_BT = numbers()
+    with torch.no_grad():
+        then_BT = token_logprobs_of(reference, plays.batch, 1.0)
+    kinds = {
+        "k1": lambda d: d,
+        "k2": lambda d: d**2 / 2,
+        "k3": lambda d: torch.exp(-d) - 1 + d,
+    }
+    found = kl_directions(model, reference, plays, 1.0)
+
+    def on_plays(kl_BT: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(len(plays.chance_N)).double().index_add(0, index_B, kl_BT.sum(1))
+
+    def values(step: float, direction: torch.Tensor) -> dict[str, float]:
+        with at_offset(model, direction, step):
+            chance_N, moved_BT = numbers()
+        out = {"truth": float(chance_N @ on_plays(moved_BT - then_BT))}
+        for name, kl in kinds.items():
+            out[f"{name} reward"] = float(chance_N @ on_plays(kl(now_BT - then_BT)))
+            out[f"{name} loss"] = float(plays.chance_N @ on_plays(kl(moved_BT - then_BT)))
+        return out
+
+    generator = torch.Generator().manual_seed(0)
+    direction = torch.randn(len(found["truth"]), generator=generator, dtype=torch.float64)
+    direction /= direction.norm()
+    up, down = (values(step, direction) for step in (1e-5, -1e-5))
+    for name, gradient in found.items():
+        slope = (up[name] - down[name]) / 2e-5
+        assert slope == pytest.approx(float(gradient @ direction), rel=1e-5, abs=1e-7), name
+    assert float(found["truth"] @ direction) != pytest.approx(0, abs=1e-4)
 
 
 def test_a_zero_direction_is_no_error(world):
@@ -230,3 +292,9 @@ def test_verls_functions_give_our_advantages():
             assert apart > 0.1
         else:
             assert apart < 1e-4, name
+
+
+def test_the_numbers_of_a_table_are_written_without_nan(tmp_path):
+    write_records(tmp_path / "table.json", {"rows": [{"gains": {"all": (math.nan, 0.5)}}]})
+    found = json.loads((tmp_path / "table.json").read_text(), parse_constant=pytest.fail)
+    assert found == {"rows": [{"gains": {"all": [None, 0.5]}}]}

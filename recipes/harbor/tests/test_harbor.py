@@ -222,6 +222,21 @@ def test_an_episode_sees_neither_tests_nor_another_episode(task, world):
 
 
 @pytest.mark.slow
+def test_the_open_shell_answers_each_question_with_its_own_output(world):
+    world.write("text.txt", "first\n\0" + "0" * 32 + " 0\n")  # as the end of an answer looks
+    shell = world.container._shell
+    assert world.read("text.txt") == "first\n\0" + "0" * 32 + " 0\n"
+    assert world.read("missing.txt").startswith("error: No such file")
+    world.write("empty.txt", "")
+    assert world.read("empty.txt") == ""
+    assert world.container._shell is shell and shell.poll() is None
+    world.run("mkdir folder")
+    # A refused write leaves its text unread, and nothing of it is taken for the next question.
+    assert world.write("folder", "x\0" * 30_000) == "error: not a regular file"
+    assert world.read("text.txt").startswith("first\n") and shell.poll() is not None
+
+
+@pytest.mark.slow
 def test_time_output_and_folders_are_limited():
     need_container()
     container = Container()
