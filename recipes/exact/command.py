@@ -19,7 +19,7 @@ ACTIONS = ("plays", "table", "score")
     [
         "                                # the newest run: success, pass@k, entropy by hop",
         "plays --run smoke-grpo --step 0 --questions 40 --mass .99",
-        "plays --run smoke-grpo --step 0 --guide 20        # a rare success, by a later checkpoint",
+        "plays --run smoke-grpo --step 0 --guide 30        # a rare success, by a later checkpoint",
         "plays --run smoke-grpo --show 3 --gradient        # V, Q of each turn; the true gradient",
         "table                           # a row per estimator, in the world Stop",
         "table --run smoke-grpo grpo rloo --latex table.tex --figure table.svg",
