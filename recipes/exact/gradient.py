@@ -262,6 +262,20 @@ def true_gradient(
     )
 
 
+def shown_by_constant(model: Decoder, plays: Plays, temperature: float) -> float:
+    """Return the bias that a constant baseline shows with these plays, though it has none.
+
+    The mean of grad log p is zero over all plays, but not over a tree and a sample of the rest.
+    Smaller biases of an estimator are no evidence. The baseline is the mean reward.
+    """
+    value_Q = plays.value_Q()
+    apart_N = plays.chance_N * (value_Q[plays.question_N] - value_Q.mean())
+    every_N = torch.ones(len(plays.trajectories), dtype=torch.bool)
+    weights = [plays.score_weights(every_N), plays.on_tokens(apart_N)]
+    truth, off = push_all(model, plays.batch, weights, temperature)
+    return float(off.norm() / (truth + off).norm())
+
+
 def cosine(a: Tensor, b: Tensor) -> float:
     """Compute the cosine of two vectors; nan if one is zero."""
     norms = float(a.norm() * b.norm())

@@ -36,7 +36,7 @@ from agent_r1 import (
 from agent_r1_recipes.credit.estimators import remax
 from agent_r1_recipes.exact.estimators import return_to_go, turn_index
 from agent_r1_recipes.exact.frozen import STEPS_OF, load_frozen, truth_of
-from agent_r1_recipes.exact.gradient import Plays, true_gradient
+from agent_r1_recipes.exact.gradient import Plays, shown_by_constant, true_gradient
 from agent_r1_recipes.exact.replay import Script
 from agent_r1_recipes.exact.report import by_kind, enumerate_rows, open_agent
 from agent_r1_recipes.exact.rows import (
@@ -248,7 +248,7 @@ def run_world(a: Namespace, agent: Agent, rows: list[Row]) -> World:
     trees = enumerate_rows(a, agent, rows)
     plays = Plays.of(trees)
     noise_of = {}
-    known = {}
+    known: dict[str, Any] = {}
     numbers = {tree.name: number for number, tree in enumerate(trees)}
     for kind, members in by_kind(trees).items():
         questions = [numbers[tree.name] for tree in members]
@@ -269,6 +269,11 @@ def run_world(a: Namespace, agent: Agent, rows: list[Row]) -> World:
             f"{truth.rest_ratio:.3f}, noise / whole {truth.noise_ratio:.3f}"
         )
     *_, overall = noise_of.values()
+    known["constant_baseline"] = shown_by_constant(agent.model, plays, agent.temperature)
+    print(
+        f"a constant baseline, which has no bias, shows {known['constant_baseline']:.3f} here; "
+        "smaller ones are no evidence"
+    )
     name = f"{a.run or 'newest run'}, step {'last' if a.step is None else a.step}"
     return make_world(name, agent, plays, rows, noise_ratio=overall, noise_of=noise_of, known=known)
 

@@ -15,6 +15,7 @@ from agent_r1_recipes.exact.gradient import (
     play_logprobs,
     push,
     push_all,
+    shown_by_constant,
     true_gradient,
 )
 from agent_r1_recipes.exact.stop import stop_agent, stop_rows, stop_trees
@@ -71,6 +72,13 @@ def test_a_question_is_cut_into_parts_without_a_change_of_the_gradient(agent, pl
     for one, weights_BT in zip(whole, weights, strict=True):
         again = push(agent.model, plays.batch, weights_BT, 1.0)
         assert torch.allclose(again, one, rtol=1e-4, atol=1e-5)
+
+
+def test_a_constant_baseline_shows_no_bias_if_the_plays_are_all(agent, plays):
+    assert shown_by_constant(agent.model, plays, 1.0) < 1e-3
+    part = copy.copy(plays)
+    part.chance_N = plays.chance_N * (torch.arange(len(plays.chance_N)) % 2)
+    assert shown_by_constant(agent.model, part, 1.0) > 0.01
 
 
 def test_equal_weights_before_and_after_a_move(agent):
