@@ -24,6 +24,8 @@ TESTS = ROOT / "recipes" / "alfworld" / "tests"
 GAMES = range(200)
 """Seeds of the games that are played."""
 MAX_TURNS = 20
+IDLE = ("examine", "help", "inventory", "look")
+"""First words of commands that change nothing. Random play takes the others."""
 
 
 def load(name: str, path: Path) -> ModuleType:
@@ -112,7 +114,9 @@ def play(name: str) -> float:
         history: list[Any] = [{"role": "user", "content": text}]
         for _ in range(MAX_TURNS):
             if name == "random":
-                command = rng.choice(text.rpartition("\n")[2].split(", "))
+                assert world.game
+                possible = sorted(world.game.actions)
+                command = rng.choice([name for name in possible if name.split()[0] not in IDLE])
             else:
                 command = getattr(demonstrator, name)(row, history, rng)
             text, _, done, _, _ = world.step(command)

@@ -7,12 +7,12 @@ alphabet, and remember what they saw. `expert` is no planner: it does not know w
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from agent_r1 import Message, Row
 from agent_r1_recipes.alfworld.household import KINDS, LAMP, Quest, draw
+from agent_r1_recipes.alfworld.memory import Memory, capitalise
 
 FORGET = 0.55
 """How often `demonstrate` forgets the second half of a task: to wash, to heat, the lamp."""
@@ -50,47 +50,7 @@ def expert(row: Row, history: list[Message], rng: random.Random) -> str:
 
 def _command(row: Row, history: list[Message], habits: Habits) -> str:
     quest = draw(row["extra_info"]["metadata"]["seed"])
-    return choose(quest, remember(quest, history), habits)
-
-
-@dataclass
-class Memory:
-    """What an agent knows after the answers so far."""
-
-    places: list[str]
-    at: str = ""
-    shut: set[str] = field(default_factory=set)
-    """Places that were closed when last seen."""
-    contents: dict[str, list[str]] = field(default_factory=dict)
-    """What was seen in each place; a place that was never seen inside is missing."""
-    held: str = ""
-    taken: list[str] = field(default_factory=list)
-    """All objects that were picked up, the first one first."""
-    changed: set[str] = field(default_factory=set)
-    """Objects that were cleaned, heated or cooled."""
-    possible: list[str] = field(default_factory=list)
-    """The commands below the last answer."""
-
-    def read(self, answer: str) -> None:
-        """Take note of one answer."""
-        answer, _, commands = answer.rpartition("\n")
-        self.possible = commands.split(", ")
-        if arrival := re.search(r"You arrive at ([^.]+)\.", answer):
-            self.at = arrival[1]
-        if re.search(r"is closed\.", answer):
-            self.shut.add(self.at)
-        if listed := re.search(r"(?:On the [^,]+|In it), you see ([^.]+)\.", answer):
-            self.shut.discard(self.at)
-            self.contents[self.at] = re.findall(r"an? ([a-z]+ \d+)", listed[1])
-        if picked := re.search(r"You pick up the ([a-z]+ \d+)", answer):
-            self.held = picked[1]
-            self.taken.append(self.held)
-            self.contents[self.at].remove(self.held)
-        if re.search(r"You move the ", answer):
-            self.contents.setdefault(self.at, []).append(self.held)
-            self.held = ""
-        if re.search(r"You (?:clean|heat|cool) the ", answer):
-            self.changed.add(self.held)
+    return capitalise(choose(quest, remember(quest, history), habits), quest)
 
 
 def remember(quest: Quest, history: list[Message]) -> Memory:
@@ -115,12 +75,9 @@ def choose(quest: Quest, memory: Memory, habits: Habits) -> str:
     here = memory.contents.get(memory.at, [])
     if habits.any_thing and not memory.taken and here:
         return f"take {here[0]} from {memory.at}"
-    for place, contents in memory.contents.items():
-        if quest.places[place] == quest.into:
-            continue  # what lies there is where it should be, whether it is washed or not
-        for thing in contents:
-            if quest.things[thing] == quest.target:
-                return _at(memory, place, f"take {thing} from {place}")
+    for thing, place in memory.wanted(quest):
+        if quest.things[thing] == quest.target:
+            return _at(memory, place, f"take {thing} from {place}")
     return _explore(memory)
 
 
@@ -128,7 +85,7 @@ def _use(quest: Quest, memory: Memory, habits: Habits) -> str:
     """Return the next command of an agent that carries something."""
     if quest.kind == "look_at_obj_in_light":
         lamp = f"{LAMP.lower()} 1"
-        lit = [place for place, contents in memory.contents.items() if lamp in contents]
+        lit = [place for thing, place in memory.wanted(quest) if thing == lamp]
         if lit and not habits.forgets:
             return _at(memory, lit[0], f"use {lamp}")
         return _explore(memory)
@@ -157,7 +114,7 @@ def _explore(memory: Memory) -> str:
     """Look into the next place; if all were seen, walk on."""
     if memory.at in memory.shut:
         return f"open {memory.at}"
-    unseen = [place for place in memory.places if place not in memory.contents]
+    unseen = memory.unseen()
     if unseen:
         return f"go to {unseen[0]}"
     following = memory.places.index(memory.at) + 1

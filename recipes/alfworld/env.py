@@ -12,9 +12,11 @@ from typing import Any
 
 from agent_r1_recipes.alfworld.game import Game
 from agent_r1_recipes.alfworld.household import draw
+from agent_r1_recipes.alfworld.memory import Memory, capitalise
 
-UNSHOWN = ("examine", "help", "inventory", "look")
-"""First words of commands that change nothing: possible, but not listed after an answer."""
+UNSHOWN = ("examine", "go", "help", "inventory", "look")
+"""First words of commands that are possible, but not listed after an answer. All but `go` change
+nothing, and the first text lists where one can go."""
 
 
 class Household:
@@ -24,24 +26,24 @@ class Household:
 
     def reset(self, *, seed: int, options: Any = None) -> tuple[str, dict[str, Any]]:
         self.close()
-        self.game = Game(draw(seed))
+        self.quest = draw(seed)
+        self.memory = Memory(list(self.quest.places))
+        self.game = Game(self.quest)
         welcome = self.game.begin()
         # ALFWorld's agents see neither the title nor what is around the task.
         _, room, task = welcome.split("\n\n")
-        return self._show(f"{room}\n{task}"), {}
+        ways = [f"go to {place}" for place in self.quest.places]
+        return capitalise(f"{room}\n{task}\n{', '.join(ways)}", self.quest), {}
 
     def step(self, command: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         assert self.game
-        answer = self._show(self.game.do(command))
+        answer = self.game.do(command.lower())
+        commands = [name for name in sorted(self.game.actions) if name.split()[0] not in UNSHOWN]
+        shown = ", ".join(commands)
+        self.memory.read(f"{answer}\n{shown}")
         won = self.game.won
-        return answer, float(won), won, False, {"is_success": won}
-
-    def _show(self, text: str) -> str:
-        """Add the commands that change something, in the order of the alphabet."""
-        assert self.game
-        commands = sorted(self.game.actions)
-        shown = [command for command in commands if command.split()[0] not in UNSHOWN]
-        return f"{text}\n{', '.join(shown)}"
+        text = f"{answer}\n{self.memory.notes(self.quest)}\n{shown}"
+        return capitalise(text, self.quest), float(won), won, False, {"is_success": won}
 
     def close(self) -> None:
         if self.game:

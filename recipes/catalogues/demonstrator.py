@@ -133,9 +133,9 @@ def _collect(pages: Pages, catalogue: Papers, habits: Habits) -> str:
     here = pages.trail[-1]
     if here != source:
         return f"click[{PREVIOUS}]" if here in pages.kept else f"click[{KEEP}]"
-    for code in catalogue.links(source):
+    for label, code in catalogue.links(source).items():
         right = catalogue.items[code].topic == pages.goal["topic"]
         enough = habits.stops_early and pages.kept
         if code not in pages.kept and not enough and (right or habits.any_paper):
-            return f"click[{code}]"
+            return f"click[{label}]"
     return f"click[{catalogue.finish}]"

@@ -25,6 +25,9 @@ BACK = "Back to Search"
 PREVIOUS = "< Prev"
 NEXT = "Next >"
 KEEP = "Add to List"
+LISTED = "(listed) "
+"""Stands before the papers of the list, which are no links any more. So the topic of a goal stands
+only before papers that are left."""
 NO = "no such link on this page"
 ACTION = re.compile(r"\s*(search|click)\[(.*)\]\s*", re.IGNORECASE | re.DOTALL)
 
@@ -37,6 +40,8 @@ class Catalogue(Protocol):
     window: int
     """Results of a page."""
     subpages: tuple[str, ...]
+    explains: bool
+    """Whether a click that does nothing is answered with the reason above the page."""
     ranking: Any
 
     def line(self, code: str) -> str: ...
@@ -152,8 +157,9 @@ class Pages:
             return [BACK, PREVIOUS]
         code = self.trail[-1]
         options = [value for values in self.catalogue.options(code).values() for value in values]
-        links = [*options, *self.catalogue.links(code), *self.catalogue.subpages]
-        return [*links, *self._buttons()]
+        targets = self.catalogue.links(code).items()
+        links = [label for label, target in targets if target not in self.kept]
+        return [*options, *links, *self.catalogue.subpages, *self._buttons()]
 
     def _buttons(self) -> list[str]:
         keep = [KEEP] if self.catalogue.finish != products.BUY else []
@@ -201,7 +207,7 @@ class Pages:
         self.trail.append(self.catalogue.links(self.trail[-1])[name])
 
     def _refusal(self, reason: str) -> str:
-        return f"{reason}\n{self._page()}"
+        return f"{reason}\n{self._page()}" if self.catalogue.explains else self._page()
 
     def _page(self) -> str:
         """Write the present page. Each one repeats the instruction, as WebShop's do."""
@@ -222,16 +228,16 @@ class Pages:
         return "\n".join(lines)
 
     def _item_lines(self, code: str) -> list[str]:
-        mark = " (listed)" if code in self.kept else ""
-        lines = [f"{self.catalogue.page(code)}{mark}"]
+        mark = LISTED if code in self.kept else ""
+        path = [*self.trail[:-1], self.catalogue.page(code)]
+        lines = [f"{mark}{' > '.join(path)}"]
         for option, values in self.catalogue.options(code).items():
             labels = [
                 f"({value})" if self.chosen.get(option) == value else value for value in values
             ]
             lines.append(f"{option}: {', '.join(labels)}")
-        for target in self.catalogue.links(code).values():
-            mark = " (listed)" if target in self.kept else ""
-            lines.append(f"{self.catalogue.line(target)}{mark}")
+        for label, target in self.catalogue.links(code).items():
+            lines.append(f"{LISTED}{target}" if target in self.kept else label)
         buttons = [*self.catalogue.subpages, *self._buttons()]
         lines.append(", ".join(f"[{name}]" for name in buttons))
         return lines

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_r1_recipes.catalogues.matching import Ranking
-from agent_r1_recipes.catalogues.products import CHECKSUMS, HEADS, TAILS
+from agent_r1_recipes.catalogues.products import CHECKSUMS
 
 PAPERS = 1000
 HAND_IN = "Hand In"
@@ -28,7 +28,12 @@ TOPICS = """
 fog rain snow wind ice sand salt clay coal iron moss fern wheat rice bees ants owls eels tides
 stars
 """.split()  # noqa: SIM905 - a list would be a page of quotes
-ADJECTIVES = ["early", "late", "deep", "thin", "fast", "slow", "warm", "cold"]
+HEADS = """
+Bac Bek Cor Cud Dav Dop Fam Fig Gev Gom Hax Hin Jor Jut Kad Ket Lin Lug Mov Mib Pog Pem Rak Rup
+""".split()  # noqa: SIM905 - a list would be a page of quotes
+TAILS = [consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aio"]
+"""Second halves of a name. A pair of letters across the two halves is rarer than either half, so
+the tokenizer of a tiny model cuts each name between them."""
 CITATIONS = (2, 2, 1)
 """A paper cites this many papers on each of three topics. One on a topic would be no list."""
 
@@ -36,10 +41,8 @@ CITATIONS = (2, 2, 1)
 @dataclass(frozen=True)
 class Paper:
     code: str
-    """Its author, by which a click names it."""
-    title: str
+    """Its author, by whom a search finds it."""
     topic: str
-    year: int
     cites: tuple[str, ...]
 
 
@@ -49,14 +52,16 @@ class Papers:
     finish = HAND_IN
     window = 5
     subpages: tuple[str, ...] = ()
+    # No demonstration has a refusal, so a clone cannot go on from a page with one. From the same
+    # page it can.
+    explains = False
 
     def __init__(self, papers: list[Paper]):
         self.items = {paper.code: paper for paper in papers}
         self.ranking = Ranking({paper.code: self.line(paper.code) for paper in papers})
 
     def line(self, code: str) -> str:
-        paper = self.items[code]
-        return f"{code} {paper.title} {paper.year}"
+        return f"{code} on {self.items[code].topic}"
 
     def page(self, code: str) -> str:
         return f"{self.line(code)} cites"
@@ -68,7 +73,9 @@ class Papers:
         return {}
 
     def links(self, code: str) -> dict[str, str]:
-        return {other: other for other in self.items[code].cites}
+        """Return the papers that a paper cites, by their titles and authors."""
+        cites = self.items[code].cites
+        return {f"On {self.items[other].topic}, by {other}": other for other in cites}
 
     def wanted(self, goal: dict[str, Any]) -> list[str]:
         """Return the right list."""
@@ -86,6 +93,19 @@ class Papers:
         return {"reward": f1, "precision": precision, "recall": recall}
 
 
+def _draw_others(
+    code: str, cites: list[str], papers: list[str], count: int, rng: random.Random
+) -> list[str]:
+    """Draw papers that a paper cites. No two names on its page begin with the same syllable."""
+    chosen: list[str] = []
+    while len(chosen) < count:
+        other = rng.choice(papers)
+        heads = {name[:3] for name in (code, *cites, *chosen)}
+        if other[:3] not in heads:
+            chosen.append(other)
+    return chosen
+
+
 @functools.cache
 def make_papers() -> Papers:
     """Make the 1,000 papers and their citations, always the same ones."""
@@ -97,13 +117,11 @@ def make_papers() -> Papers:
     by_topic = {topic: [code for code in codes if topics[code] == topic] for topic in TOPICS}
     papers = []
     for code in codes:
-        cites = []
+        cites: list[str] = []
         for topic, count in zip(rng.sample(TOPICS, len(CITATIONS)), CITATIONS, strict=True):
-            others = [other for other in by_topic[topic] if other != code]
-            cites += rng.sample(others, count)
+            cites += _draw_others(code, cites, by_topic[topic], count, rng)
         rng.shuffle(cites)
-        title = f"{rng.choice(ADJECTIVES)} {topics[code]}"
-        papers.append(Paper(code, title, topics[code], rng.randrange(1990, 2026), tuple(cites)))
+        papers.append(Paper(code, topics[code], tuple(cites)))
     return Papers(papers)
 
 

@@ -131,6 +131,7 @@ class Products:
 
     finish = BUY
     subpages: tuple[str, ...] = ("Description", "Features")
+    explains = True
 
     def __init__(self, products: list[Product], window: int):
         self.items = {product.code: product for product in products}

@@ -33,7 +33,8 @@ def record(seed: int) -> dict[str, Any]:
     turns = [_turn(game, "open the window")]
     history = [{"role": "user", "content": _shown(begin.split("\n\n", 1)[1], game)}]
     while not game.won:
-        command = expert(row, history, None)  # type: ignore[arg-type]  # it draws nothing
+        shown = expert(row, history, None)  # type: ignore[arg-type]  # it draws nothing
+        command = shown.lower()  # names have capitals for the tiny model only
         turn = _turn(game, command)
         turns.append(turn)
         history.append({"role": "assistant", "content": command})

@@ -27,6 +27,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.alfworld import demonstrator, env, game
 from agent_r1_recipes.alfworld.household import FITS, KINDS, OPENABLE, draw
+from agent_r1_recipes.alfworld.memory import Memory, capitalise
 
 NAME = "gym:agent_r1_recipes.alfworld.env:Household"
 RECORDED = json.loads((Path(__file__).parent / "recorded.json").read_text(encoding="utf-8"))
@@ -126,7 +127,7 @@ async def play(row: dict) -> Outcome:
     """Play the expert's game as a rollout does."""
     household = make_env(row, {}, load_config("alfworld-tiny").env)
     history = list((await maybe_await(household.reset(row))).messages)
-    assert draw(row["extra_info"]["metadata"]["seed"]).task in history[-1]["content"]
+    assert draw(row["extra_info"]["metadata"]["seed"]).task in history[-1]["content"].lower()
     assert "Welcome" not in history[-1]["content"]
     result = None
     while result is None or not result.done:
@@ -141,16 +142,51 @@ async def play(row: dict) -> Outcome:
     return outcome
 
 
-def test_an_answer_lists_the_commands_that_change_something(recorded_games):
+def test_an_answer_has_notes_and_the_commands_that_change_something(recorded_games):
+    record = next(one for one in RECORDED if draw(one["seed"]).kind == "pick_two_obj_and_place")
     household = env.Household()
-    text, _ = household.reset(seed=RECORDED[0]["seed"])
-    listed = text.rpartition("\n")[2].split(", ")
-    assert listed == sorted(listed) and all(command.startswith("go to ") for command in listed)
-    possible = RECORDED[0]["turns"][0]["possible"].split(", ")
-    assert {"look", "inventory", "help"} == set(possible) - set(listed)
+    text, _ = household.reset(seed=record["seed"])
+    places = list(household.quest.places)
+    assert text.rpartition("\n")[2].lower() == ", ".join(f"go to {place}" for place in places)
+    for turn in record["turns"][1:]:
+        text = household.step(turn["command"])[0]
+        answer, notes, shown = text.split("\n")
+        assert answer.lower() == turn["answer"].lower()
+        listed = set(shown.lower().split(", ")) - {""}
+        missing = {command.split()[0] for command in set(turn["possible"].split(", ")) - listed}
+        assert listed < set(turn["possible"].split(", "))
+        assert missing <= {"go", "look", "inventory", "help", "examine"}
+    # Both objects are where they belong, so nothing is left to fetch.
+    assert notes.startswith("Carried: nothing. Wanted: nothing. Unseen: ")
     game_before = household.game
     household.reset(seed=RECORDED[1]["seed"])
     assert game_before.closed and not household.game.closed
+
+
+def test_notes_have_what_the_answers_said():
+    quest = draw(next(one["seed"] for one in RECORDED if "look_at" in draw(one["seed"]).kind))
+    lamp = "desklamp 1"
+    thing = next(name for name, kind in quest.things.items() if kind == quest.target)
+    place = next(name for name in quest.places if name != "desk 1")
+    other = [name for name in quest.places if name not in ("desk 1", place)]
+    memory = Memory(list(quest.places))
+    memory.read(f"You arrive at desk 1. On the desk 1, you see a {lamp}.\nnotes\nuse {lamp}")
+    rest = next(name for name in quest.things if name not in (thing, lamp))
+    memory.read(f"You arrive at {place}. On the {place}, you see a {thing}, and a {rest}.\n\n")
+    unseen = ", ".join(other)
+    assert memory.notes(quest) == (
+        f"Carried: nothing. Wanted: {lamp} at desk 1, {thing} at {place}. Unseen: {unseen}."
+    )
+    memory.read(f"You pick up the {thing} from the {place}.\n\n")
+    memory.changed[thing] = "heat"
+    assert memory.notes(quest).startswith(f"Carried: {thing} (heat). Wanted: {lamp} at desk 1. ")
+
+
+def test_names_are_written_with_a_capital_wherever_they_stand(recorded_games):
+    quest = draw(RECORDED[0]["seed"])
+    place, thing = next(iter(quest.places)), next(iter(quest.things))
+    text = capitalise(f"You see a {thing} in {place}, and an other{place}.", quest)
+    assert text == f"You see a {thing.capitalize()} in {place.capitalize()}, and an other{place}."
 
 
 def test_without_the_packages_the_command_is_named():
@@ -168,7 +204,7 @@ def answers(*texts: str) -> list[dict[str, str]]:
 def test_memory_follows_the_answers():
     [look] = [one for one in RECORDED if draw(one["seed"]).kind == "pick_two_obj_and_place"]
     quest = draw(look["seed"])
-    memory = demonstrator.Memory(list(quest.places))
+    memory = Memory(list(quest.places))
     for turn in look["turns"][1:]:
         memory.read(f"{turn['answer']}\n{turn['possible']}")
     assert memory.held == "" and len(memory.taken) == 2
@@ -182,7 +218,7 @@ def test_the_demonstrator_forgets_and_the_expert_does_not():
     quest = draw(heat["seed"])
     turns = heat["turns"][1:]
     at = next(n for n, turn in enumerate(turns) if turn["answer"].startswith("You pick up"))
-    memory = demonstrator.Memory(list(quest.places))
+    memory = Memory(list(quest.places))
     for turn in turns[: at + 1]:
         memory.read(f"{turn['answer']}\n{turn['possible']}")
     into = next(place for place, kind in quest.places.items() if kind == quest.into)
