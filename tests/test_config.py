@@ -20,6 +20,7 @@ from agent_r1.config import (
     from_yaml,
     load_config,
     preset_names,
+    presets,
     shareable,
     to_yaml,
 )
@@ -201,6 +202,13 @@ def test_a_gpu_preset_is_prepared_in_small():
             )
     with fails_with("too_few_questions"):
         cli.config_of(cli.parse_command_line(["train", "--preset", "musique", *few]))
+
+
+def test_a_preset_that_is_gone_names_its_successor():
+    for gone, successor in presets.SUCCESSORS.items():
+        assert successor in presets.preset_names() and gone not in presets.preset_names()
+        with pytest.raises(ConfigError, match=f"{gone}' .it is gone, and '{successor}' is in its"):
+            load_config(gone)
 
 
 @pytest.mark.parametrize("preset", ["laptpo", "../smoke"])

@@ -200,9 +200,12 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
             code="preset_circle",
         )
     if not _is_file(name) and name not in preset_names():
+        hint = nearest(name, preset_names())
+        if name in presets.SUCCESSORS:
+            hint = f" (it is gone, and {presets.SUCCESSORS[name]!r} is in its place)"
         raise ConfigError(
-            f"unknown preset {name!r}{nearest(name, preset_names())}; choose from "
-            f"{', '.join(preset_names())}, or name a file (FILE.yaml)",
+            f"unknown preset {name!r}{hint}; choose from {', '.join(preset_names())}, or name a "
+            "file (FILE.yaml)",
             code="unknown_preset",
         )
     if _is_file(name):

@@ -13,6 +13,8 @@ from agent_r1.ground.errors import ConfigError, nearest
 
 DEFAULT = "discover"
 """The preset without `--preset`, on a machine without a large GPU."""
+SUCCESSORS = {"sprint": "discover"}
+"""A preset of an earlier version -> the one in its place."""
 
 
 def preset_files() -> dict[str, Path]:
