@@ -115,13 +115,9 @@ def push_all(
                 continue
             weights = weights_BT[rows_B, : logprobs_BT.shape[1]].to(logprobs_BT.dtype)
             grads = torch.autograd.grad(
-                (logprobs_BT * weights).sum(), parameters, retain_graph=True, allow_unused=True
+                (logprobs_BT * weights).sum(), parameters, retain_graph=True, materialize_grads=True
             )
-            pieces = [
-                torch.zeros_like(p).flatten() if grad is None else grad.flatten()
-                for p, grad in zip(parameters, grads, strict=True)
-            ]
-            total += torch.cat(pieces)
+            total += torch.cat([grad.flatten() for grad in grads])
     return totals
 
 

@@ -402,8 +402,8 @@ def some_of_each(rows: list[Row], tokens: int) -> list[Row]:
 
 
 RENAMES = 2
-"""Times that an explorer's play is shown, with other names each time. A play takes longer than to
-exchange its names."""
+"""Times that an explorer's play is shown, each time with other names. To play a question takes
+longer than to exchange its names."""
 SHORTEST = 128
 """Tokens of a demonstration, at least: the tools' schemas and two turns."""
 

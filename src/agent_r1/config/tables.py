@@ -229,8 +229,8 @@ def code_in(file: Path, kind: str, name: str, facts: Any) -> list[Any]:
 def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:
     """List the code that these names of users' recipes stand for."""
     code = []
-    for kind, used in names_by_kind.items():
-        for name in used:
+    for kind, some_names in names_by_kind.items():
+        for name in some_names:
             facts = entries(kind).get(name, {})
             if facts.get(USER):
                 code.append(facts["code"])
