@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import random
 from dataclasses import replace
@@ -161,15 +162,18 @@ def test_what_is_right_or_has_the_whole_chain_shows_a_solution(one, shows):
     assert not shows_solution(one, one_hop)
 
 
-def test_it_quotes_the_passage_of_what_it_searched_for_wherever_that_stands():
-    """`Bumvel` stands in an earlier passage, too, after other words."""
+@pytest.mark.parametrize("before", ["", "Observation: "])
+def test_it_quotes_the_passage_of_what_it_searched_for_wherever_that_stands(before):
+    """`Bumvel` stands in an earlier passage, too, after other words. `react` writes a word before
+    a result."""
     other = "Kelnir in Bumvel was founded by Dosfar."
     explorer = Explorer(QUESTION, random.Random(0))
     while explorer.item != "publisher":
         explorer = Explorer(QUESTION, random.Random(explorer.rng.random()))
         explorer.turn("")
-    _, thought = explorer.turn(f"{other}\n{PASSAGES}")
-    assert thought.startswith(" from Bumvel/publisher/")
+    for result in (f"{other}\n{before}{PASSAGES}", f"{before}{PASSAGES}\n{other}"):
+        _, thought = copy.deepcopy(explorer).turn(result)
+        assert thought.startswith(" from Bumvel/publisher/")
 
 
 def test_margins_are_counted_by_hand():

@@ -109,23 +109,16 @@ def run() -> dict[str, Any]:
     return figures | _in_chromium(checkpoint, config, header["recorded"]["records"])
 
 
-LAST = {"discover": 150, "laptop": 220}
-"""The last step of each preset."""
-
-
 def _trained() -> Path:
     """Return the last checkpoint of a finished run. Without one, train `discover` first."""
-    places = [
-        home() / "runs" / f"{preset}-grpo" / "checkpoints" / f"step_{step:06d}"
-        for preset, step in LAST.items()
-    ]
-    for place in places:
-        if place.is_dir():
-            return place
-    for words in (["data"], ["index"], ["cold-start"], ["train", "grpo", "--plain"]):
-        command = [sys.executable, "-m", "agent_r1", *words, "--preset", "discover"]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return places[0]
+    runs = [home() / "runs" / f"{preset}-grpo" for preset in ("discover", "laptop")]
+    finished = [run for run in runs if (run / "eval.json").is_file()]
+    if not finished:
+        for words in (["train", "grpo", "--plain"], ["eval", "grpo"]):
+            command = [sys.executable, "-m", "agent_r1", *words, "--preset", "discover"]
+            subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        finished = runs
+    return max((finished[0] / "checkpoints").glob("step_*"))
 
 
 def _check_samples(

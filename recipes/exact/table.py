@@ -268,7 +268,7 @@ def run_world(a: Namespace, agent: Agent, rows: list[Row]) -> World:
             f"{known[kind]['reward']:.4f}; the true gradient is {truth.certainty}: rest / whole "
             f"{truth.rest_ratio:.3f}, noise / whole {truth.noise_ratio:.3f}"
         )
-    *_, overall = noise_of.values()
+    *_, overall = noise_of.values()  # the last one is of all questions
     known["constant_baseline"] = shown_by_constant(agent.model, plays, agent.temperature)
     print(
         f"a constant baseline, which has no bias, shows {known['constant_baseline']:.3f} here; "

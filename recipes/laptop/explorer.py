@@ -29,7 +29,7 @@ from __future__ import annotations
 import random
 
 from agent_r1 import ToolCall
-from agent_r1_recipes.laptop.reading import passage_of, quote, read_facts, read_question
+from agent_r1_recipes.laptop.reading import find_passage, quote, read_question
 
 BEGIN = "plan"
 """What is done before the first search."""
@@ -71,13 +71,13 @@ class Explorer:
 
         The entity that it leads to is the next one to search.
         """
-        entity = self.entity
-        facts = read_facts(result, entity)
-        if not facts:  # the search has missed
-            return self.item, entity
+        passage = find_passage(result, self.entity)
+        if passage is None:  # the search has missed
+            return self.item, self.entity
+        facts = passage.groupdict()
         relation = self.item if self.item in facts else self.rng.choice(sorted(facts))
         self.entity = facts[relation]
-        return relation, quote(passage_of(result, entity), self.entity)
+        return relation, quote(passage[0], self.entity)
 
 
 def item_text(item: str) -> str:

@@ -57,8 +57,8 @@ def _inside(template: str, text: str) -> str:
     return ""
 
 
-def read_facts(result: str, entity: str) -> dict[str, str]:
-    """Read the passage of `entity` in a search result: relation -> value. None found: empty."""
+def find_passage(result: str, entity: str) -> re.Match[str] | None:
+    """Find the passage of `entity` in a search result. Its groups: relation -> value."""
     for template in PASSAGES.values():
         pattern = re.escape(template).replace(r"\{x\}", re.escape(entity))
         for relation in RELATIONS:
@@ -66,13 +66,14 @@ def read_facts(result: str, entity: str) -> dict[str, str]:
             pattern = pattern.replace(slot, f"(?P<{relation}>{ENTITY_NAME.pattern})")
         passage = re.search(pattern, result)
         if passage:
-            return passage.groupdict()
-    return {}
+            return passage
+    return None
 
 
-def passage_of(result: str, entity: str) -> str:
-    """Return the passage of `entity` in a search result: the line that begins with it."""
-    return next(line for line in result.split("\n") if line.startswith(f"{entity} "))
+def read_facts(result: str, entity: str) -> dict[str, str]:
+    """Read the passage of `entity`: relation -> value. None found: empty."""
+    passage = find_passage(result, entity)
+    return passage.groupdict() if passage else {}
 
 
 def quote(passage: str, name: str) -> str:
