@@ -215,7 +215,7 @@ def test_a_drawn_order_has_no_margin_and_a_followed_plan_has_one():
 def explored(micro):
     """The chat format and the cloned rows of an explorer."""
     mix = {"1-hop": 0.25, "2-hop": 0.5, "3-hop": 0.25}
-    chat = ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, planners=True), 1024))
+    chat = ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, with_plans=True), 1024))
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
     rows, _ = demonstrations(micro.rows("cold"), loop, EXPLORE, 0)
     return chat, rows

@@ -5,16 +5,17 @@ In: cold-start questions, the search tool. Out: a chat format, and training rows
 published data sets are played with other names (`entity_renaming.py`).
 
 RL cannot start from scratch: a model that never searches and answers correctly never gets a reward.
-A pretrained model has that knowledge; ours gets it in a minute from demonstrations, in two phases:
+A pretrained model has that knowledge; ours gets it in a minute from demonstrations.
+
+The explorer of `discover` and `smoke` (`explore`) has one phase: plays of all kinds, with their
+names exchanged. None of them shows a solution of several hops. The demonstrator of `laptop` and
+`small` reads the solutions, and has two:
 
     (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes
                   longest.
     (b) mixture   all kinds of questions, by a demonstrator that mostly plays badly (see
                   BEHAVIOURS). Cloning a mixture gives a policy that *samples* the mixture:
                   sometimes right, which RL can reinforce.
-
-The explorer of the default preset (`explore`) has one phase: plays of all kinds, with their names
-exchanged. None of them shows a solution of several hops.
 
 The demonstrator is a `Policy`: the same episode loop asks it for turns, the same tools answer it,
 and the same rows and masks result. The loss is on its own tokens; tool results are only read.
@@ -74,8 +75,9 @@ BEHAVIOURS = {
 EXPLORES = "explore"
 """Its thoughts do the work. A thought that names the next hop turns a choice into a copy:
 ` from Bumvel/publisher/headquarters` quotes the passage, then the question. A model of two layers
-learns these copies within 500 steps (docs/laptop.md, "Thoughts that do the work"). Without them it
-has to find relation, sentence and name at once, for which it takes two thousand."""
+learns these copies in 450 steps with three passages in a result, and in 1,000 with two to six.
+Without them it has to find relation, sentence and name at once, for which the preset `laptop` takes
+2,200 (docs/laptop.md, "Thoughts that do the work")."""
 
 
 @dataclass
@@ -408,27 +410,29 @@ SHORTEST = 128
 """Tokens of a demonstration, at least: the tools' schemas and two turns."""
 
 
-def tokenizer_texts(mix: dict[str, float], seed: int, planners: bool = False) -> Iterator[str]:
+def tokenizer_texts(mix: dict[str, float], seed: int, with_plans: bool = False) -> Iterator[str]:
     """Yield pieces of conversations in a throw-away world, to train the tokenizer on.
 
     Names are shown one syllable at a time. BPE merges frequent neighbours. With whole names it
     would learn pieces across two syllables, and spell new names differently from known names.
 
-    For `planners`, questions are shown one relation at a time, and plans one item at a time.
-    Otherwise ` is the mayor of the capital of ` would be one token, and its two relations would
-    have to be learned once more.
+    With plans, as the explorer writes them, questions are shown one relation at a time, and plans
+    one item at a time. Otherwise ` is the mayor of the capital of ` would be one token, and its two
+    relations would have to be learned once more.
     """
     rng = random.Random(f"{seed}/tokenizer")
     world = make_world(rng, 600, set())
     questions = [question.text for question in make_questions(world, rng, 1000, mix)]
     texts = [f"user\n{text}" for text in questions]
-    if planners:
+    if with_plans:
         texts = ["user\n"] * len(questions)
         texts += [piece for text in questions for piece in re.split(_relation_words(), text)]
     texts += [f"\n{passage.text}\n" for passage in world.passages()]
     texts += [search_turn({"relation": relation, "entity": "Name"}) for relation in RELATIONS] * 50
-    if planners:
+    if with_plans:
         texts += [item_text(relation) for relation in (*RELATIONS, DONE)] * 100
+        # Of a demonstrator that is gone. Without them the tokenizer is another one, and so are all
+        # bits of the presets whose figures are published.
         texts += [f": {_aim(relation)}" for relation in RELATIONS] * 100
         texts += ["plan", f": {DONE}"] * 300
     texts += ["assistant\n", "system\ntools: search(query)", "answer", "guess", "yes", "no"] * 500

@@ -237,7 +237,7 @@ def test_an_unknown_behaviour_is_refused(micro, chat):
 @pytest.fixture(scope="module")
 def explorer_chat():
     mix = {"1-hop": 0.25, "2-hop": 0.5, "3-hop": 0.25}
-    return ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, planners=True), 1024))
+    return ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, with_plans=True), 1024))
 
 
 def test_a_renamed_play_is_the_same_play_with_other_names(micro, explorer_chat):
