@@ -565,7 +565,7 @@ def named_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
                     yield leaf.value, leaf.lineno
 
 
-KINDS = ("data", "corpus", "env", "tool", "reward", "estimator", "encoder")
+KINDS = ("data", "corpus", "env", "tool", "reward", "estimator")
 
 
 def registered() -> set[str]:

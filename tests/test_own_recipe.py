@@ -62,7 +62,7 @@ PRESET = "extends: small\nenv: {name: thrifty, tools: [double]}\nhalved: {actor:
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A recipe that no other test has named."""
-    for kind in ("env", "tool", "estimator", "settings", "command", "export"):
+    for kind in ("env", "tool", "estimator", "setting", "command", "option"):
         monkeypatch.setitem(tables._tables(), kind, dict(tables.entries(kind)))
     monkeypatch.setattr(plugins, "_trusted_names", set())
     monkeypatch.setattr(parser, "COMMANDS", dict(parser.COMMANDS))
@@ -101,7 +101,7 @@ def test_it_declares_settings_of_its_own(folder, capsys):
     )
     (folder / "preset.yaml").write_text("extends: small\n")
     (folder / "recipe.toml").write_text(
-        TABLE + "[settings]\n'env.thrift' = 'thrift_settings.py:Thrift'\n"
+        TABLE + "[setting.'env.thrift']\nfields = 'thrift_settings.py:Thrift'\n"
     )
     for words, said in (
         (["env.call_cost=0.5"], "  call_cost: 0.5\n"),
@@ -110,7 +110,7 @@ def test_it_declares_settings_of_its_own(folder, capsys):
     ):
         main("train", "grpo", "--recipe=mine", "--dry-run", "--verbose", *words)
         assert said in "".join(capsys.readouterr())
-    tables.entries("settings").pop("env.thrift")
+    tables.entries("setting").pop("env.thrift")
     with pytest.raises(ConfigError, match="unknown configuration key 'env.call_cost'"):
         load_config("small", ["env.call_cost=0.5"])
 
@@ -135,7 +135,7 @@ def test_it_adds_commands_and_export_formats(folder, capsys):
     (folder / "spoken.py").write_text(COMMANDS)
     (folder / "recipe.toml").write_text(
         TABLE + "[command.greet]\ncode = 'spoken.py:greet'\nhelp = 'greet a reader'\n"
-        "[export.card]\ncode = 'spoken.py:write_card'\nhelp = 'write a card: one line'\n"
+        "[option.'export --card']\ncode = 'spoken.py:write_card'\nhelp = 'write a card: one line'\n"
     )
     assert main("greet", "Ada") == 2 and "invalid choice: 'greet'" in capsys.readouterr().err
     assert main("--help", "--recipe=mine") == 0 and "greet a reader" in capsys.readouterr().out
@@ -197,7 +197,16 @@ def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(fold
     [
         ("[env]\nhermes = 'world.py:Thrifty'", "the env 'hermes' is already in another table"),
         ("[environment]\nthrifty = 'world.py:Thrifty'", "'environment' is unknown"),
-        ("[settings]\n'env.x' = 'json:loads'", "json:loads does not extend EnvConfig"),
+        (
+            "[setting.'env.x']\nfields = 'json:loads'",
+            "json:loads does not extend EnvConfig",
+        ),
+        (
+            "[settings]\n'env.x' = 'world.py:Thrifty'",
+            """write [setting."SECTION.OWNER"] with fields = "CODE" instead of [settings]""",
+        ),
+        ("[export.card]\ncode = 'world.py:f'", """write [option."export --NAME"] instead"""),
+
     ],
 )
 def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table, said):

@@ -378,7 +378,7 @@ def evaluate(a: Namespace) -> None:
 
         return print_power(a.power, a.cards or [])
     if a.api:
-        tables.resolve("option", "--api", "--api")(a)
+        tables.resolve("option", "eval --api", "--api")(a)
     if a.model:
         return _evaluate_models(a)
     config = _config_of_run(a)
@@ -533,12 +533,13 @@ def export(a: Namespace) -> None:
         newest_step(a.checkpoint_dir) if a.checkpoint_dir else find_checkpoint(a.run, a.step)
     )
     formats = {}
-    for name in tables.names("export"):
+    for name in tables.options_of("export"):
         file = getattr(a, name.replace("-", "_"))
         if file:
             formats[name] = file
     for name, file in formats.items():
-        tables.resolve("export", name, f"--{name}")(checkpoint, own_settings(checkpoint), file)
+        write = tables.resolve("option", f"export --{name}", f"--{name}")
+        write(checkpoint, own_settings(checkpoint), file)
     if formats and not (a.target_dir or a.push_to_hub):
         return
     base = hub_model(a.base_model) if a.base_model else None
@@ -569,8 +570,8 @@ def serve(a: Namespace) -> None:
         # The run's agent is the client here, and is not started.
         config = config.model_copy(update={"rollout": config.rollout.without_commands()})
         with open_agent(model, config) as opened:
-            return tables.resolve("server", "local", "--backend")(opened, a.port)
-    tables.resolve("server", "vllm", "--backend")(model, config, a.port)
+            return tables.resolve("option", "serve --backend local", "--backend")(opened, a.port)
+    tables.resolve("option", "serve --backend vllm", "--backend")(model, config, a.port)
 
 
 @command(

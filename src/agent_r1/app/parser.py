@@ -220,10 +220,9 @@ def _add_recipes(argv: list[str]) -> None:
 
 def _file_formats() -> tuple[Any, ...]:
     """Return one option of `export` per format that a recipe adds."""
-    names = ((name, tables.entry_of("export", name, "format")) for name in tables.names("export"))
     return tuple(
         option(f"--{name}", type=Path, metavar="FILE", help=facts.get("help"))
-        for name, facts in names
+        for name, facts in tables.options_of("export").items()
     )
 
 

@@ -25,6 +25,7 @@ import math
 
 from agent_r1.cluster.hardware import Gpu, find_gpu
 from agent_r1.config import Config, tables
+from agent_r1.config.settings import SearchConfig
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.machine import total_memory
@@ -237,10 +238,8 @@ def passage_count(config: Config) -> int:
 
 def width(config: Config) -> int:
     """Return the width of the encoder's vectors, by its name."""
-    if config.search.encoder in tables.names(
-        "encoder"
-    ):  # other encoders are models with a width of their own
-        return config.search.dim
+    if config.search.encoder == SearchConfig().encoder:
+        return config.search.dim  # any other encoder is a model with a width of its own
     return next(
         (value for name, value in WIDTHS.items() if name in config.search.encoder),
         max(WIDTHS.values()),

