@@ -96,7 +96,7 @@ class Result:
 def make_parser(description: str) -> argparse.ArgumentParser:
     """Add the options of both sides."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--preset", default="laptop")
+    parser.add_argument("--preset", default="lab/laptop.yaml")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=10, help="measured RL steps")
     parser.add_argument("--warmup", type=int, default=3, help="RL steps before them, not counted")

@@ -1,6 +1,6 @@
 """Compare a step with its products, attention, softmax and optimiser alone.
 
-    PYTHONPATH=src .venv/bin/python benchmarks/floor.py --preset laptop --steps 4 --warmup 3
+    PYTHONPATH=src .venv/bin/python benchmarks/floor.py --steps 4 --warmup 3
     .venv/bin/python benchmarks/floor.py --draw    # docs/images/floor.svg from floor.jsonl
 
 It needs data, index and cold start of the preset. The last step of a real run records every

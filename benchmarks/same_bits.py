@@ -1,14 +1,14 @@
 """Check that training is bit-identical before and after a change of structure.
 
     python -m benchmarks.same_bits record /tmp/before          small seeds 0 to 4 (grpo) and 0, 1
-                                                               (ppo), laptop 0, 1; discover, smoke 0
+                                                               (ppo); discover, smoke 0
     python -m benchmarks.same_bits check /tmp/before small-0   the same runs by this checkout,
                                                                compared with those
 
 Compared: every key of metrics.jsonl but clock readings, the weights that RL starts from, every file
 in rollouts/, and eval.json. Left out: seconds, and the names of artefacts and configurations, which
 change with every new setting (`NOT_COMPARED`). Bits depend on the CPU and on PyTorch, so use one
-machine. A run of small takes about a minute, laptop about five.
+machine. A run of small takes about a minute, discover about six.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 RUNS = [*(f"small-{seed}" for seed in range(5)), "small-0-ppo", "small-1-ppo"]
-RUNS += ["laptop-0", "laptop-1", "discover-0", "smoke-0"]
+RUNS += ["discover-0", "smoke-0"]
 CLOCKS = ("timing_s/", "perf/")
 NEWER = ("val-aux/",)
 """Prefixes of metrics that older recordings lack: validation by kind. Its mean is compared."""

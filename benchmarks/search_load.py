@@ -3,7 +3,7 @@
 In: a running service and a file of questions. Out: one line: queries/s, median and 99th percentile
 of a request.
 
-    agent-r1 search-server --preset laptop &
+    agent-r1 search-server --preset lab/laptop.yaml &
     python benchmarks/search_load.py --rows artifacts/tinyhop-*/train.parquet --clients 64
 
 Each client sends its next request after the answer to the last, as episodes do. Every query is

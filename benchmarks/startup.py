@@ -13,7 +13,7 @@ import resource
 import subprocess
 import sys
 
-PLANS = ("discover", "laptop", "smoke", "pocket", "tinyquest", "hotpotqa-4xh100")
+PLANS = ("discover", "smoke", "pocket", "tinyquest", "hotpotqa-4xh100")
 STAGES = (
     "doctor",
     "data",

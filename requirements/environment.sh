@@ -15,7 +15,7 @@ usage: bash speedrun-nodocker.sh [ALGORITHM] [--preset NAME | --recipe FOLDER] [
 
   ALGORITHM          grpo (default), ppo, rloo, reinforce++, reinforce++-baseline, remax, steppo or gigpo
                      (docs/algorithms.md)
-  --preset NAME      discover, smoke, laptop, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
+  --preset NAME      discover, smoke, small, tinymath, hotpotqa-tiny: on a CPU; hotpotqa-*, search-r1-3b, gsm8k, dapo-math: on GPUs
                      (default: what fits the GPUs here and their driver; without a GPU that can train, discover)
   --recipe FOLDER    your own recipe (`agent-r1 new` writes one), or the name of one in recipes/; instead of --preset
   --run NAME         folder of the run in runs/ (default: PRESET-ALGORITHM)
@@ -91,7 +91,7 @@ case "$preset" in
     fi ;;
 esac
 
-is_tiny() { case "$preset" in discover|smoke|laptop|small|*tiny*) ;; *) false ;; esac; }
+is_tiny() { case "$preset" in discover|smoke|small|*tiny*) ;; *) false ;; esac; }
 
 preset_value() {  # preset_value PRESET SED-PATTERN: print the value that the preset has, or the first that it extends
     local name=$1 file value

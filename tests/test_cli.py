@@ -106,7 +106,7 @@ def test_help_shows_examples_that_work(name, capsys, tmp_path, monkeypatch):
         arguments = cli.parse_command_line(example[1:])
         if name in ("chat", "serve"):  # the settings go on top of the model's own
             model = [f"model.path={arguments.model}"] if arguments.model else []
-            load_config(arguments.preset or "laptop", model + arguments.settings)
+            load_config(arguments.preset or "discover", model + arguments.settings)
         elif "settings" in arguments:
             preset = cli.config_of(arguments).preset
             assert (
@@ -123,7 +123,7 @@ WITHOUT_TORCH = [
     ["doctor", "--suggest-preset"],
     *(
         ["train", "--preset", preset, "--dry-run"]
-        for preset in ("laptop", "pocket", "tinyquest", "hotpotqa-4xh100")
+        for preset in ("discover", "pocket", "tinyquest", "hotpotqa-4xh100")
     ),
 ]
 

@@ -134,7 +134,7 @@ def test_a_table_replaces_the_one_below_it():
     """Merged, the shares of kinds that were not named would stay, and the mixture would not be what
     was written."""
     config = load_config(
-        "laptop", ["data.mix={1-hop: 1}", "cold_start.behaviours={good: 0.5, guess: 0.5}"]
+        "small", ["data.mix={1-hop: 1}", "cold_start.behaviours={good: 0.5, guess: 0.5}"]
     )
     assert config.data.mix == {"1-hop": 1.0} and config.cold_start.behaviours == {
         "good": 0.5,
@@ -289,11 +289,11 @@ def test_a_preset_for_a_cpu_stays_there_on_a_machine_with_a_gpu(monkeypatch, tmp
     so."""
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     here = [name for name in preset_names() if not load_config(name).verl.gpu]
-    assert {"laptop", "small", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
+    assert {"discover", "small", "pocket", "tinyquest", "hotpotqa-tiny"} < set(here)
     pretend_processor(monkeypatch, tmp_path, True)
     assert {resolved(name) for name in here if name != "pocket"} == {("cpu", torch.float32)}
     assert resolved("pocket") == ("cpu", torch.bfloat16)
-    assert resolved("laptop", "trainer.device=cuda") == ("cuda", torch.bfloat16)
+    assert resolved("discover", "trainer.device=cuda") == ("cuda", torch.bfloat16)
 
 
 def resolved(preset: str, *settings: str) -> tuple[str, torch.dtype]:
@@ -323,14 +323,14 @@ def test_a_section_of_a_data_set_holds_for_this_data_set_alone(tmp_path):
     rows = tmp_path / "questions.jsonl"
     rows.write_text("{}")
     other = ["data.name=rows", f"data.source={rows}"]
-    for tuned, plain in (("smoke", "small"), ("discover", "laptop")):
-        for algorithm in ("grpo", "ppo", "steppo"):
-            here, there = (
-                load_config(preset, other, algorithm=algorithm) for preset in (tuned, plain)
-            )
-            assert here.model_copy(update={"preset": plain}) == there
-        assert "explore" in load_config(tuned).cold_start.behaviours
-        assert "explore" not in load_config(plain).cold_start.behaviours
+    for algorithm in ("grpo", "ppo", "steppo"):
+        here, there = (
+            load_config(preset, other, algorithm=algorithm) for preset in ("smoke", "small")
+        )
+        assert here.model_copy(update={"preset": "small"}) == there
+    for preset in ("smoke", "discover", "shuffled"):
+        assert "explore" in load_config(preset).cold_start.behaviours
+        assert "explore" not in load_config(preset, other).cold_start.behaviours
 
 
 def test_an_own_preset_may_have_sections(tmp_path):

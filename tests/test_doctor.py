@@ -43,13 +43,13 @@ def found(preset: str, *settings: str) -> dict[str, Check]:
     return {check.name: check for check in run_checks(load_config(preset, list(settings)))}
 
 
-@pytest.mark.parametrize("preset", ["laptop", "hotpotqa-4xh100"])
+@pytest.mark.parametrize("preset", ["discover", "hotpotqa-4xh100"])
 def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
     checks = found(preset)
     names = ["packages", "verl", "torch works", "memory", "disk", "open files", "load", "GPUs"]
     assert [*checks] == [
         *names,
-        *(["attention", "shared memory", "C compiler"] if preset != "laptop" else []),
+        *(["attention", "shared memory", "C compiler"] if preset != "discover" else []),
         "preset",
     ]
     assert all(check.remedy for check in checks.values() if check.status != "ok")
@@ -65,7 +65,7 @@ def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
 )
 def test_the_list_has_the_remedy_unless_the_finding_names_one(nvidia_smi, finding, remedy):
     row = doctor.CheckRow("x", lambda facts: finding, "the usual remedy")
-    facts = doctor.gather_facts(load_config("laptop"))
+    facts = doctor.gather_facts(load_config("discover"))
     assert doctor.run_check(row, facts) == Check("x", finding.status, finding.detail, remedy)
 
 
@@ -143,7 +143,7 @@ CPU, GPU = (
 )
 def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, status, said):
     monkeypatch.setattr(doctor, "installed", have.get)
-    answer = doctor.check_packages(doctor.gather_facts(load_config("laptop")))
+    answer = doctor.check_packages(doctor.gather_facts(load_config("discover")))
     assert answer[0] == status and said in answer[1]
     assert status == "ok" or "-r requirements/" in answer[2]
 
@@ -153,7 +153,7 @@ def test_packages_are_held_against_the_pins_of_their_own_set(monkeypatch, have, 
 
 def test_a_real_model_takes_more_and_settings_count(nvidia_smi, monkeypatch):
     monkeypatch.setattr(doctor, "available_memory", lambda: 6 * GIB)
-    assert found("laptop")["memory"].status == "ok"
+    assert found("discover")["memory"].status == "ok"
     assert found("pocket", "algorithm=grpo")["memory"].status == "fail"
     assert (
         found(

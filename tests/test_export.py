@@ -82,14 +82,24 @@ def test_the_export_of_a_run(home, capsys):
     "settings", [[], TINY[1:], ["data.mix={2-hop: 1.0}", "env.tools=[search]", "model.path='a b'"]]
 )
 def test_the_command_that_trains_it_again(settings):
-    config = load_config("laptop", settings, seed=3)
+    config = load_config("small", settings, seed=3)
     words = shlex.split(train_command(config))
     assert words[:3] == ["bash", "speedrun-nodocker.sh", "grpo"]
-    assert words[3:7] == ["--preset", "laptop", "--seed", "3"]
+    assert words[3:7] == ["--preset", "small", "--seed", "3"]
     assert len(words) <= 7 + len(
         [s for s in settings if "tools" not in s]
     )  # only what differs from the preset
-    assert load_config("laptop", words[7:], algorithm="grpo", seed=3) == config
+    assert load_config("small", words[7:], algorithm="grpo", seed=3) == config
+
+
+@pytest.mark.parametrize("gone", ["laptop", "sprint", "deleted.yaml"])
+def test_a_run_of_a_preset_that_is_gone_can_be_trained_again(gone):
+    """The command has another preset, and all settings that differ."""
+    config = load_config("small", ["actor.lr=0.25"], seed=3)
+    words = shlex.split(train_command(config.model_copy(update={"preset": gone})))
+    assert words[3:5] == ["--preset", "discover"]
+    again = load_config("discover", words[7:], algorithm="grpo", seed=3)
+    assert again.model_copy(update={"preset": "small"}) == config
 
 
 def test_a_folder_of_somebody_else_is_left_alone(home, capsys):

@@ -204,11 +204,11 @@ def test_a_call_in_other_letters_is_the_same_call():
 
 def test_calls_can_never_pay_as_much_as_a_right_answer():
     with fails_with("excessive_reward"):
-        load_config("laptop", ["env.call_reward=0.2"])
-    assert load_config("laptop", ["env.call_reward=0.16"]).env.call_reward == 0.16
+        load_config("small", ["env.call_reward=0.2"])
+    assert load_config("small", ["env.call_reward=0.16"]).env.call_reward == 0.16
     for words in (["env.evidence_reward=1"], ["env.evidence_reward=.5", "env.call_reward=.1"]):
         with fails_with("excessive_reward"):
-            load_config("laptop", words)
+            load_config("small", words)
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "[1.5, -1e999]"])

@@ -1,6 +1,6 @@
 """one_file.py computes what the training loop computes, and its agent learns.
 
-The recorded batch is docs/lessons/group.jsonl: eight attempts at one question, as the laptop preset
+The recorded batch is docs/lessons/group.jsonl: eight attempts at one question, as lab/laptop.yaml
 sampled them. Both sides replay the recorded turns, against the recorded search results.
 """
 
@@ -45,7 +45,7 @@ from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
 
 SOURCE = (ROOT / "one_file.py").read_text()
 CONFIG = load_config(
-    "laptop",
+    str(ROOT / "lab/laptop.yaml"),
     ["actor.minibatches=1", "actor.kl_coef=0", "actor.loss_aggregation=token-mean"]
     # one_file.py has no dual clip, and the optimiser below must see the gradient as it is
     + ["actor.clip_dual=0", "actor.grad_clip=1e9"],

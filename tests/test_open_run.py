@@ -65,12 +65,12 @@ def test_values_arrive_as_they_were_given(home):
 
 
 def test_dotted_settings_override_the_preset(home):
-    run = open_run("laptop", "grpo", seed=3, **{"trainer.steps": 7, "actor.lr": 1e-05})
+    run = open_run("small", "grpo", seed=3, **{"trainer.steps": 7, "actor.lr": 1e-05})
     assert (run.config.trainer.steps, run.config.actor.lr, run.config.seed) == (7, 1e-05, 3)
     assert run.config == load_config(
-        "laptop", ["trainer.steps=7", "actor.lr=1e-5"], algorithm="grpo", seed=3
+        "small", ["trainer.steps=7", "actor.lr=1e-5"], algorithm="grpo", seed=3
     )
-    assert run.name == "laptop-grpo-s3" and not list(home.iterdir())
+    assert run.name == "small-grpo-s3" and not list(home.iterdir())
 
 
 def test_a_file_of_settings_is_a_preset(home, tmp_path):

@@ -139,7 +139,7 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
 ):
     (folder / "sub").mkdir()
     (folder / "sub" / "p.yaml").write_text(
-        "extends: laptop\ndata: {name: rows, source: q.jsonl}\nenv: {name: 'env.py:E'}"
+        "extends: small\ndata: {name: rows, source: q.jsonl}\nenv: {name: 'env.py:E'}"
     )
     (folder / "sub" / "q.jsonl").write_text("")
     monkeypatch.chdir(folder)
@@ -147,7 +147,7 @@ def test_an_override_is_seen_from_the_working_directory_and_a_preset_from_its_ow
     sub = folder.resolve() / "sub"
     assert config.env.name == f"{sub}/env.py:E" and config.data.source == str(sub / "q.jsonl")
     assert config.env.tools == ["search", f"{folder.resolve()}/t.py:t", "package.module:t"]
-    assert config.trainer == load_config("laptop").trainer
+    assert config.trainer == load_config("small").trainer
     assert (
         preset_title(config.preset) == "p" and preset_title("/x/my-task/preset.yaml") == "my-task"
     )

@@ -228,7 +228,7 @@ def test_ours_go_by_name_and_by_folder():
     with fails_with("missing_recipe"):
         presets.preset_of("tinymaths")
     assert (
-        load_config(str(ROOT / "recipes/laptop/preset.yaml")).data.name == "tinyhop"
+        load_config(str(ROOT / "recipes/laptop/discover.yaml")).data.name == "tinyhop"
     )  # its table is there already
 
 

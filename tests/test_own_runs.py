@@ -102,7 +102,7 @@ def test_naming_the_code_is_the_permission(forgetful):
     assert runs.main("eval", "--run", "lamp", *code, "--limit", "2") == 0
 
 
-@pytest.mark.parametrize("setting", ["actor.lr=0.5", "--preset=laptop", "--seed=3", "ppo"])
+@pytest.mark.parametrize("setting", ["actor.lr=0.5", "--preset=discover", "--seed=3", "ppo"])
 def test_eval_with_other_settings_says_that_it_takes_the_runs_own(forgetful, capsys, setting):
     text = error_of(capsys, "eval", "--run", "lamp", "--trust-run", setting, "--limit", "2")
     assert "an evaluation takes the run's own settings" in text

@@ -85,7 +85,7 @@ def test_a_package_whose_hash_is_known_is_that_very_file_or_is_not_installed(tmp
         "requirements/environment.sh",
         "requirements/packages.sh",
         "src/agent_r1/config/names.toml",
-        "recipes/laptop/preset.yaml",
+        "recipes/laptop/discover.yaml",
         "recipes/credit/recipe.toml",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -220,18 +220,18 @@ def test_gpus_choose_the_preset_and_get_a_search_service(box):
     [
         (["--preset", "hotpotqa-1x80gb"], True),
         (["--preset", "hotpotqa-1x80gb", "search.url=http://10.0.0.1:8100"], False),
-        (["--preset", "laptop"], False),
+        (["--preset", "small"], False),
     ],
 )
 def test_a_preset_that_is_named_is_taken(box, words, service):
-    """The laptop preset searches in its own process, also next to GPUs; a service that is named is
+    """A tiny preset searches in its own process, also next to GPUs; a service that is named is
     used."""
     assert speedrun(box.home, *words, **box.variables).returncode == 0
     assert any(call.startswith("search-server") for call in box.calls()) == service
-    assert any(call.startswith("gpu-check") for call in box.calls()) == ("laptop" not in words)
+    assert any(call.startswith("gpu-check") for call in box.calls()) == ("small" not in words)
     assert any(call.startswith(f"train {' '.join(words)}") for call in box.calls())
     processes = len(box.log.read_text().splitlines())
-    assert processes == (1 if "laptop" in words else len(box.calls()))
+    assert processes == (1 if "small" in words else len(box.calls()))
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ class Task:
     """Options that only `run.py` has."""
 
 
-LAPTOP = Task("laptop", start=(), steps=60, look_every=5, limit=150, test=500)
+LAPTOP = Task("lab/laptop.yaml", start=(), steps=60, look_every=5, limit=150, test=500)
 # A step of TRL takes minutes, so there is one trial a side. It has fewer and smaller steps than the
 # preset, a shorter warm start, and twice its learning rate. Four rows a pass, because a copy of the
 # logits of all 24 takes more than 1 GB.

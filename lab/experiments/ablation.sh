@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What the action mask is for: GRPO on the laptop task, three arms from the same cold start, for each seed.
+# What the action mask is for: GRPO with lab/laptop.yaml, three arms from the same cold start, for each seed.
 #   masked                the loss sees sampled tokens only, as always
 #   tool-tokens           tool results are in the loss too, as if the policy had written them (ablation.py)
 #   tool-tokens-agent-n   the same, but divided by the number of sampled tokens only: this separates the effect of the
@@ -7,7 +7,7 @@
 #   bash lab/experiments/ablation.sh "0 1 2" trainer.threads=1        seeds, each with a cold start of its own; settings
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-seeds=${1:-0 1 2} preset=${PRESET:-laptop}
+seeds=${1:-0 1 2} preset=${PRESET:-lab/laptop.yaml}
 shift $(( $# > 0 ? 1 : 0 ))
 bin=${AGENT_R1_VENV:-.venv}/bin
 runs=()

@@ -4,7 +4,7 @@ python -m lab.experiments.agents_learn 0 1 2             three seeds, about 8 CP
 python -m lab.experiments.agents_learn --table           only print the table
 
 The agents play through the gateway of recipes/gateway, unchanged. LangGraph gets an environment of
-its own. All three begin with the weights of our loop's cold start (preset `laptop`). Each trains
+its own. All three begin with the weights of our loop's cold start (lab/laptop.yaml). Each trains
 for STEPS steps on one thread, and answers 500 test questions greedily. The figures are kept in
 docs/lab/agents_learn-laptop.json, and a seed that it has is not run again. The file
 agents_learn.json is of a preset that is gone (`sprint` of commit 3acf9e67, 20 steps).
@@ -27,7 +27,7 @@ from lab.rehearsals.agents import CLIENTS, install
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs" / "lab" / "agents_learn-laptop.json"
-PRESET = "laptop"
+PRESET = "lab/laptop.yaml"
 STEPS = 40
 SETTINGS = (f"trainer.steps={STEPS}", "trainer.eval_every=5", "trainer.eval_samples=1")
 OPENAI = f"{ROOT}/recipes/gateway/example_agent.py:answer"

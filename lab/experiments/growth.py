@@ -126,7 +126,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     result = (cell["context"] - first - BASE["turns"] * TURN) // results - frame
     longest = first + cell["turns"] * (TURN + frame + result) + 32
     config = load_config(
-        "laptop",
+        "lab/laptop.yaml",
         [
             f"rollout.prompts_per_step={PROMPTS}",
             f"rollout.samples_per_prompt={cell['group']}",

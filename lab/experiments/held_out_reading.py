@@ -2,8 +2,8 @@
 
 All four worlds share one index.
 
-agent-r1 data --preset laptop && agent-r1 index --preset laptop && python
-lab/experiments/held_out_reading.py laptop
+agent-r1 data --preset lab/laptop.yaml && agent-r1 index --preset lab/laptop.yaml && python
+lab/experiments/held_out_reading.py lab/laptop.yaml
 """
 
 from __future__ import annotations

@@ -6,10 +6,10 @@
 # Afterwards docs/lab/race/PRESET.json holds the curves of these runs, and those of runs made on other machines.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-arms="ppo steppo rloo reinforce++ reinforce++-baseline remax gigpo" preset=${PRESET:-laptop}
+arms="ppo steppo rloo reinforce++ reinforce++-baseline remax gigpo" preset=${PRESET:-lab/laptop.yaml}
 if [ "${1:-}" = --only ]; then arms=${2:?"--only needs names of arms, with commas between them: $arms"}; arms=${arms//,/ }; shift 2; fi
 bin=${AGENT_R1_VENV:-.venv}/bin
 # Often validated, which costs time and changes no weight.
 # shellcheck disable=SC2086  # the arms are words
 "$bin/agent-r1" race grpo $arms --preset "$preset" --seeds "${SEEDS:-3}" trainer.eval_every=2 "$@"
-"$bin/python" lab/experiments/race.py "$preset"
+"$bin/python" lab/experiments/race.py "$(basename "$preset" .yaml)"

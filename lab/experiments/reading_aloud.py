@@ -2,7 +2,7 @@
 
 .venv/bin/python lab/experiments/reading_aloud.py plain 201    or quoted; 20 CPU seconds each
 
-After a search, the laptop preset's demonstrator thinks "answer", and answers. With `quoted` its
+After a search, the demonstrator of lab/laptop.yaml thinks "answer", and answers. With `quoted` its
 thought is the end of the sentence that it has read, such as ` is a book by Dirtax`. The words
 follow from the relation that it asked for, and the name follows from the words by the circuit that
 `init_weights` lays out. Prints the loss during the copying phase, and afterwards that of answers
@@ -74,7 +74,7 @@ def answer_loss(model: Decoder, batch: Batch, chat: ChatFormat) -> tuple[float, 
 def main(arm: str, seed: int) -> None:
     """Clone one-hop demonstrations for STEPS steps, and print the losses."""
     torch.set_num_threads(1)
-    config = load_config("laptop", algorithm="grpo", seed=seed)
+    config = load_config("lab/laptop.yaml", algorithm="grpo", seed=seed)
     paths = Workspace(config)
     paths.make_task()
     texts = tokenizer_texts(config.data.mix, seed)

@@ -19,7 +19,6 @@ import planted  # noqa: E402
 
 WORLDS = (
     "small",
-    "laptop",
     "restock",
     "support",
     "tinyquest",

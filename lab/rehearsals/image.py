@@ -179,7 +179,7 @@ def gpu_stage(root: Path) -> dict[str, str]:
     )
     python = root / "venv" / "bin" / "python"
     call([python, "-m", "pip", "install", "--quiet", "--no-deps", "-e", copy])
-    assert "laptop" in call([root / "venv" / "bin" / "agent-r1", "train", "--help"])
+    assert "discover" in call([root / "venv" / "bin" / "agent-r1", "train", "--help"])
     return {"gpu_stage": f"pins and package installed; skipped: {omissions}"}
 
 

@@ -1,7 +1,7 @@
 """Compare the page of recipes/page with Python, and open it in headless Chromium.
 
 Every checkpoint plays 50 questions, the last one all of them. Hostile questions and passages must
-stay text. Uses the run `discover-grpo` or `laptop-grpo` in AGENT_R1_HOME, or trains `discover`
+stay text. Uses the run `discover-grpo` or `smoke-grpo` in AGENT_R1_HOME, or trains `discover`
 first. Needs Debian's chromium.
 """
 
@@ -111,7 +111,7 @@ def run() -> dict[str, Any]:
 
 def _trained() -> Path:
     """Return the last checkpoint of a finished run. Without one, train `discover` first."""
-    runs = [home() / "runs" / f"{preset}-grpo" for preset in ("discover", "laptop")]
+    runs = [home() / "runs" / f"{preset}-grpo" for preset in ("discover", "smoke")]
     finished = [run for run in runs if (run / "eval.json").is_file()]
     if not finished:
         for words in (["train", "grpo", "--plain"], ["eval", "grpo"]):

@@ -20,7 +20,6 @@ PRESETS = (
     "small",
     "smoke",
     "discover",
-    "laptop",
     "restock",
     "support",
     "two-tools",

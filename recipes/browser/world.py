@@ -1,9 +1,9 @@
 """Prepare what the page trains on: start weights, questions, passages, tokenizer.
 
-In: start.bin and the preset `laptop`. Out: a header (JSON) and weights, as recipes/page packs
+In: start.bin and lab/laptop.yaml. Out: a header (JSON) and weights, as recipes/page packs
 them. Next: js/worker.js reads both.
 
-`start.bin` has the weights of the laptop preset's cold start, which no agent was trained from by RL
+`start.bin` has the weights of its cold start, which no agent was trained from by RL
 yet: whole numbers from -127 to 127 and a scale for each row, zlib-compressed. `write_start` makes
 it from a cold start on this machine; another CPU gives other last bits, so the file is committed.
 """
@@ -45,7 +45,7 @@ START = HERE / "start.bin"
 
 def preset() -> Config:
     """Return the preset whose world, limits and start the page uses."""
-    return load_config("laptop", [], algorithm="grpo")
+    return load_config(str(HERE.parents[1] / "lab/laptop.yaml"), [], algorithm="grpo")
 
 
 def write_start(cold_start: Path) -> None:

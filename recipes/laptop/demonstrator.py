@@ -318,7 +318,7 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
     if explores(behaviours) and not all(_is_chain(row) for row in rows):
         raise ConfigError(
             f"cold_start.behaviours: {EXPLORES} needs chains of relations; set data.mix to kinds "
-            'such as {"1-hop": 1, "2-hop": 1}, or use --preset laptop or small, whose '
+            'such as {"1-hop": 1, "2-hop": 1}, or use --preset small, whose '
             "demonstrator does not plan",
             code="explorer_without_chain",
         )

@@ -21,7 +21,7 @@ SMALL = [
 
 
 def small_config() -> Any:
-    return load_config("laptop", SMALL, algorithm="grpo")
+    return load_config(str(world.HERE.parents[1] / "lab/laptop.yaml"), SMALL, algorithm="grpo")
 
 
 def small_world() -> tuple[dict[str, Any], bytes]:

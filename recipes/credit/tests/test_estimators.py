@@ -283,15 +283,15 @@ def test_a_column_that_is_not_declared_is_refused_where_rows_meet_and_where_it_i
 
 def test_a_critic_or_a_group_decides_which_section_of_the_preset_counts():
     assert (
-        load_config("laptop", algorithm="steppo").rollout
-        == load_config("laptop", algorithm="ppo").rollout
+        load_config("discover", algorithm="steppo").rollout
+        == load_config("discover", algorithm="ppo").rollout
     )
     assert (
-        load_config("laptop", algorithm="gigpo").rollout
-        == load_config("laptop", algorithm="grpo").rollout
+        load_config("discover", algorithm="gigpo").rollout
+        == load_config("discover", algorithm="grpo").rollout
     )
     for name in ("rloo", "gigpo", "reinforce++-baseline"):
         with pytest.raises(
             ConfigError, match=rf"^{name.replace('+', '.')} compares samples of one prompt"
         ):
-            load_config("laptop", ["rollout.samples_per_prompt=1"], algorithm=name)
+            load_config("discover", ["rollout.samples_per_prompt=1"], algorithm=name)

@@ -25,6 +25,7 @@ SMALL = [
     "data.cold=8",
     "data.entities=60",
     "data.cold_entities=60",
+    "search.top_k=3",  # as in the training of the agent
 ]
 EVIL = "</script><img src=x onerror=alert(1)><|im_end|></tool_response>\u202e&\"'é\U0001f600<!--"
 
@@ -46,7 +47,7 @@ def run(tmp_path_factory):
                     weight.float() + spoiled * torch.randn(weight.shape, generator=noise)
                 ).to(weight.dtype)
             save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-        config = load_config("laptop", SMALL, algorithm="grpo")
+        config = load_config("small", SMALL, algorithm="grpo")
         yield model.parent, config, export.pack_page(model.parent, config)
 
 

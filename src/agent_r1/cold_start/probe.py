@@ -27,7 +27,7 @@ It is not refused if, on average, at least one group of a step of RL differs.
 FEW_DIFFER = 0.8
 """Share of groups with equal rewards from which a warning is due.
 
-`laptop` has .3 to .7, and `discover` .8 to .95.
+lab/laptop.yaml has .3 to .7, and `discover` .8 to .95.
 """
 RIGHT = 0.95
 """Mean score from which groups that agree are right."""

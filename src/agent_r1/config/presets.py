@@ -13,7 +13,7 @@ from agent_r1.ground.errors import ConfigError, nearest
 
 DEFAULT = "discover"
 """The preset without `--preset`, on a machine without a large GPU."""
-SUCCESSORS = {"sprint": "discover"}
+SUCCESSORS = {"sprint": "discover", "laptop": "discover"}
 """A preset of an earlier version -> the one in its place."""
 
 
@@ -37,6 +37,13 @@ def preset_files() -> dict[str, Path]:
 def preset_names() -> list[str]:
     """List the names that `--preset` accepts."""
     return list(preset_files())
+
+
+def replace_gone(name: str) -> str:
+    """Return a preset's name or file, or the preset in place of one that is gone."""
+    if name in preset_names() or Path(name).is_file():
+        return name
+    return SUCCESSORS.get(name, DEFAULT)
 
 
 def preset_named(recipe: str | None, preset: str | None) -> str | None:

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import __version__
-from agent_r1.config import Config, fingerprint, load_config, preset_names, shareable, tables
+from agent_r1.config import (
+    Config,
+    fingerprint,
+    load_config,
+    preset_names,
+    presets,
+    shareable,
+    tables,
+)
 from agent_r1.ground import bounds
 from agent_r1.ground.files import sha256
 from agent_r1.ground.machine import describe_machine
@@ -112,6 +120,7 @@ def _revision(model: Path) -> str | None:
 def train_command(config: Config, *program: str) -> str:
     """Return the command that trains this model again, with every setting that differs.
 
+    If the preset of an old run is gone, the settings are those that differ from another one's.
     Commands are left out, and of paths the names are kept: the command may be published.
     `program`: another one that takes these options, such as `agent-r1 data`.
     """
@@ -126,11 +135,12 @@ def train_command(config: Config, *program: str) -> str:
                 settings[f"{section}.{key}"] = inner
         return settings
 
-    plain = flat(load_config(config.preset, algorithm=config.algorithm, seed=config.seed))
-    shown = flat(shareable(config))
+    preset = presets.replace_gone(config.preset)
+    plain = flat(load_config(preset, algorithm=config.algorithm, seed=config.seed))
+    shown = flat(shareable(config.model_copy(update={"preset": preset})))
     settings = []
     for key, value in flat(config).items():
-        if plain[key] != value and plain[key] != shown[key]:
+        if key != "preset" and plain[key] != value and plain[key] != shown[key]:
             settings.append(f"{key}={json.dumps(shown[key])}")
     program = program or ("bash", "speedrun-nodocker.sh")
     words = [

@@ -122,7 +122,7 @@ def train(
         # those of pi_old, the policy that the ratios of phase 6 divide by.
         parts.policy.sync(learner.actor)
 
-        # 1  sample. Preset laptop plays 16 questions, 8 times each: 128 episodes at once. Their
+        # 1  sample. The lessons' run plays 16 questions, 8 times each: 128 episodes at once. Their
         # randomness depends only on (seed, step, question, sample), so a resumed run repeats them.
         episodes = parts.rollouts.play(step)
         clock.lap("gen")
@@ -264,7 +264,7 @@ def update_actor(
     # Counted before rows are cut into micro-batches, which may part the rows of an episode.
     batch = replace(batch, episode_tokens_B=episode_tokens(batch.mask_BT, batch.trajectory_B))
     # Without a KL or entropy term, a row of zero advantages has zero gradient: skip it. In the
-    # first step of preset laptop these are 0.4375 of the rows (7 of 16 groups, lesson 7).
+    # first step of the lessons' run these are 0.4375 of the rows (7 of 16 groups, lesson 7).
     skip = actor.entropy_coef == 0 and (actor.kl_coef == 0 or actor.kl_in == "reward")
     shuffle_seed = derive_seed(config.seed, "actor", step)
     # With two minibatches the ratio is 1 in the first, and the clip can act in the second.

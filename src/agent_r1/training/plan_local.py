@@ -16,8 +16,11 @@ from agent_r1.ground.shapes import Shape, find_shape
 from agent_r1.ground.units import GIB
 
 TOKENS_PER_EPISODE = 115
-"""Mean length of an episode of `laptop` in training (metrics: sequence_length/mean). Those of
-`discover` are longer, because its results have up to six passages and its thoughts quote them."""
+"""Mean length of an episode of lab/laptop.yaml in training (metrics: sequence_length/mean).
+
+Those of `discover` are longer, because its results have up to six passages and its thoughts
+quote them.
+"""
 EFFICIENCY = 0.55
 """Share of the matmul rate that a whole step reaches, with a computation shared by several episodes
 counted for each. At 266 GFLOP/s it predicts 0.36 s for GRPO's step of 16 x 8 and 0.73 s for PPO's
