@@ -40,7 +40,7 @@ def preset_names() -> list[str]:
 
 
 def replace_gone(name: str) -> str:
-    """Return a preset's name or file, or the preset in place of one that is gone."""
+    """Return a preset's name, or that of the preset in place of it."""
     if name in preset_names() or Path(name).is_file():
         return name
     return SUCCESSORS.get(name, DEFAULT)
