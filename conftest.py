@@ -29,7 +29,7 @@ from hypothesis import settings
 
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import train_tokenizer
-from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.config import Config, load_config, to_yaml
 from agent_r1.config.tables import algorithm_has
@@ -446,7 +446,8 @@ def clone_steps(
 ) -> list[float]:
     """Behaviour cloning; returns the losses."""
     losses: list[float] = []
-    clone(model, rows, steps, tokens, lr, seed, lambda step, loss: losses.append(loss))
+    phase = Phase("copy", Lesson(rows), steps, tokens, lr)
+    clone(model, phase, seed, lambda step, loss: losses.append(loss))
     return losses
 
 

@@ -483,12 +483,12 @@ def test_only_one_place_imports_by_name():
     assert takers == {"ground.imports"}
 
 
-MOST_LOADED = 115
+MOST_LOADED = 117
 """Modules of the core that a training command imports, screen and files of a run included. It may
 only fall. Five came with the checks of chat templates and the probe before RL. Fifteen came on
 2026-11-29: six packages of the rooms, the interface of the engines, the renderer and checks of
 files and folders from outside. Then three: the ends of a turn, keys in settings, cleaned
-consoles."""
+consoles. Two on 2026-11-30: the stage of cloning imports what a phase is."""
 LISTED = """
 import sys
 from agent_r1.app import cli

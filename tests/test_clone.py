@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from agent_r1 import load_config
 from agent_r1.cold_start import clone
-from agent_r1.cold_start.stage import CLONED_ROWS, Phase, keep_cloned_rows
+from agent_r1.cold_start.clone import Lesson, Phase
+from agent_r1.cold_start.stage import CLONED_ROWS, keep_cloned_rows
 from agent_r1.core import StopReason
 from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.model.sampler import LocalPolicy
@@ -106,7 +107,8 @@ def test_muon_steps_equally_far_in_each_direction_of_a_matrix(micro, chat, demon
     for muon in (False, True):
         model = tiny_model(micro.config.model, len(chat.tokenizer))
         before = {name: weight.clone() for name, weight in model.named_parameters()}
-        clone.clone(model, demonstrations, 1, 1024, 1e-3, 0, lambda step, loss: None, muon=muon)
+        phase = Phase("copy", Lesson(demonstrations), 1, 1024, 1e-3, muon=muon)
+        clone.clone(model, phase, 0, lambda step, loss: None)
         changes = {
             name: weight.detach() - before[name] for name, weight in model.named_parameters()
         }
@@ -122,7 +124,7 @@ def test_muon_steps_equally_far_in_each_direction_of_a_matrix(micro, chat, demon
 @pytest.mark.parametrize("muon", [False, True])
 def test_each_weight_has_one_optimizer(micro, chat, muon):
     model = tiny_model(micro.config.model, len(chat.tokenizer))
-    optimizers = clone.make_optimizers(model, 1e-3, 0.01, muon)
+    optimizers = clone.make_optimizers(model, Phase("copy", Lesson([]), 1, 1024, 1e-3, muon=muon))
     weights = [
         weight
         for optimizer in optimizers
@@ -138,18 +140,8 @@ def test_embeddings_have_a_learning_rate_of_their_own(micro, chat, demonstration
     the matrices by .2 of theirs."""
     model = tiny_model(micro.config.model, len(chat.tokenizer))
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    clone.clone(
-        model,
-        demonstrations,
-        1,
-        1024,
-        1e-3,
-        0,
-        lambda step, loss: None,
-        muon=True,
-        embedding_lr=5e-3,
-        weight_decay=0,
-    )
+    phase = Phase("copy", Lesson(demonstrations), 1, 1024, 1e-3, 0.0, True, 5e-3)
+    clone.clone(model, phase, 0, lambda step, loss: None)
     changes = {name: weight.detach() - before[name] for name, weight in model.named_parameters()}
     warmup = 1 / 20  # the first of 20 steps
     assert changes["norm.weight"].abs().median().item() == pytest.approx(5e-3 * warmup, rel=0.01)
@@ -165,7 +157,7 @@ def test_a_learning_rate_that_nothing_reads_is_refused():
 
 def test_the_rows_that_were_cloned_are_kept_with_what_had_a_loss(demonstrations, tmp_path):
     rows = demonstrations[:5]
-    phases = [Phase("copy", rows, 3, 1024, 1e-3, 0.0), Phase("mix", rows, 0, 1024, 1e-3, 0.0)]
+    phases = [Phase("copy", Lesson(rows), 3, 1024, 1e-3), Phase("mix", Lesson(rows), 0, 1024, 1e-3)]
     keep_cloned_rows(phases, tmp_path)
     lines = [json.loads(line) for line in (tmp_path / CLONED_ROWS).read_text().splitlines()]
     # A phase of no steps has cloned nothing.

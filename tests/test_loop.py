@@ -27,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from letters import LETTERS, LetterEnv, SilentEnv, letters_run
 
-from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.config import ALGORITHMS
 from agent_r1.core import SAMPLER_GAP, Observation, StepResult, StopReason, Trajectory
 from agent_r1.env import make_env
@@ -1006,9 +1006,8 @@ def test_a_step_reads_only_tensors_of_the_models_device(
 
 def test_cloning_reads_only_tensors_of_the_models_device(demonstrations, cloned_model):
     with CreatedWithDevice() as mode:
-        clone(
-            cloned_model, demonstrations, 2, 1024, 1e-3, 0, lambda step, loss: None, torch.bfloat16
-        )
+        phase = Phase("copy", Lesson(demonstrations), 2, 1024, 1e-3)
+        clone(cloned_model, phase, 0, lambda step, loss: None, torch.bfloat16)
     assert mode.operations > 100, "hardly anything was looked at"
 
 

@@ -117,16 +117,16 @@ def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_p
     """Keep the weight decay of many demonstrations, and so the shipped starts."""
     decays = []
 
-    def record(model, *arguments, weight_decay, **others):
-        decays.append(weight_decay)
-        return 0
+    def record(model, phase, *others):
+        decays.append(phase.weight_decay)
+        return clone.Ending(0)
 
-    monkeypatch.setattr(clone, "clone", record)
+    monkeypatch.setattr(cold_start, "clone", record)
     row = TrainingRow(0, "0", [1, 2, 3], [0, 0, 1], [0.0] * 3, [0.0] * 3, [0] * 3)
     chat = cold_start.byte_chat()
     config = load_config("small", ["cold_start.episodes=x.jsonl"])
     for held in ([], [row]):
-        lessons = cold_start.Lessons(chat, [row], [row], held, held)
+        lessons = cold_start.Lessons(chat, *2 * [clone.Lesson([row], held)])
         monkeypatch.setattr(cold_start, "own_demonstrations", lambda *arguments, it=lessons: it)
         cold_start._teach(Workspace(config, tmp_path), tmp_path / f"model{len(held)}")
     assert decays == [0.01, 0.01, 3.0, 1.0]
@@ -160,15 +160,14 @@ def test_cloning_stops_where_held_out_demonstrations_get_worse():
     def row(i, token):
         return TrainingRow(i, str(i), [1, 2, 3, token], [0, 0, 0, 1], [0.0] * 4, [0.0] * 4, [0] * 4)
 
-    held_out = clone.HeldOut([row(0, 5)], 1000)
-    rows = [row(i, 6) for i in range(16)]
-    arguments = (model, rows, 400, 64, 1e-2, 0, lambda step, loss: None)
-    steps = clone.clone(*arguments, held_out=held_out)
-    assert steps <= clone.CHECK_EVERY * (clone.PATIENCE + 2)
-    assert held_out.best_loss < float("inf")
-    best = {name: value.clone() for name, value in held_out.best_weights.items()}
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, best[name])
+    contradiction = clone.Lesson([row(i, 6) for i in range(16)], [row(0, 5)])
+    phase = clone.Phase("mix", contradiction, 400, 64, 1e-2)
+    end = clone.clone(model, phase, 0, lambda step, loss: None)
+    assert end.steps <= clone.CHECK_EVERY * (clone.PATIENCE + 2)
+    # The best weights are back: the same look finds the best loss again.
+    again = clone.HeldOut(contradiction.held_out, phase.tokens)
+    again.look(model, torch.float32)
+    assert again.best_loss == end.held_out_loss < float("inf")
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from agent_r1.cluster.hardware import GPUS
-from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.config import load_config
 from agent_r1.core import Generation, Sampling
 from agent_r1.ground.shapes import MODELS, Shape
@@ -80,7 +80,8 @@ def warm_start(model: Decoder, s: Shape, tokens: int) -> dict[str, Any]:
         training_row(i, torch.randint(1000, (length,)).tolist(), length // 2) for i in range(ROWS)
     ]
     model.recompute = True
-    clone(model, rows, STEPS, tokens, 1e-5, 0, on_step, torch.bfloat16)
+    phase = Phase("warm", Lesson(rows), STEPS, tokens, 1e-5)
+    clone(model, phase, 0, on_step, torch.bfloat16)
     seconds = (stamps[-1] - stamps[1]) / (
         STEPS - 2
     )  # the first steps choose kernels and grow the allocator

@@ -30,7 +30,7 @@ import torch
 from agent_r1 import Hermes, Message, load_config
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.tokenizer import chat_with_tools
-from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.cold_start.demonstrate import Demonstration, sequences
 from agent_r1.cold_start.stage import make_cold_start
 from agent_r1.data.own_rows import OwnQuestion
@@ -178,7 +178,7 @@ def measure(arm: str, paths: Workspace) -> None:
         print(json.dumps(line), flush=True)
 
     model = model_files.load_model(paths.base_model)
-    clone(model, rows, STEPS, TOKENS, 3e-4, 0, on_step)
+    clone(model, Phase("mix", Lesson(rows), STEPS, TOKENS, 3e-4), 0, on_step)
 
 
 def print_table() -> None:

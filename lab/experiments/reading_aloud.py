@@ -26,7 +26,7 @@ from agent_r1 import (
     make_loop,
     train_tokenizer,
 )
-from agent_r1.cold_start.clone import clone
+from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.model.decoder import Decoder
 from agent_r1.rollout.training_rows import Batch, collate
@@ -98,7 +98,7 @@ def main(arm: str, seed: int) -> None:
     cold = config.cold_start
     rows = demonstrations("cold")
     start = time.process_time()
-    clone(model, rows, STEPS, cold.copy_tokens, cold.lr, seed, on_step)
+    clone(model, Phase("copy", Lesson(rows), STEPS, cold.copy_tokens, cold.lr), seed, on_step)
     seconds = time.process_time() - start
     answers, others = answer_loss(model, collate(demonstrations("val")), chat)
     print(f"{arm}, seed {seed}: loss of answers {answers:.3f}, of other tokens {others:.4f}")

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +48,40 @@ Weights that only know one question by heart shrink faster than its next turn re
 that many questions share are renewed in each step. docs/tutorial/your-own-data.md has what this
 changes. With 10, a model learns nothing.
 """
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """Demonstrations for a phase of cloning."""
+
+    rows: Sequence[TrainingRow]
+    held_out: Sequence[TrainingRow] = ()
+    """Not cloned: they measure when the phase should stop. Empty: it takes all its steps."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of cloning: what it clones, for how long, and how its optimisers move."""
+
+    name: str
+    lesson: Lesson
+    steps: int
+    """At most; 0 leaves the phase out."""
+    tokens: int
+    """In each step, about."""
+    lr: float
+    weight_decay: float = WEIGHT_DECAY
+    muon: bool = False
+    embedding_lr: float | None = None
+
+
+class Ending(NamedTuple):
+    """How a phase ended."""
+
+    steps: int
+    """Taken."""
+    held_out_loss: float | None = None
+    """The best one in nats per action token, whose weights are kept; None without held-out rows."""
 
 
 class HeldOut:
@@ -89,40 +125,33 @@ class HeldOut:
 
 def clone(
     model: Decoder,
-    rows: Sequence[TrainingRow],
-    steps: int,
-    tokens: int,
-    lr: float,
+    phase: Phase,
     seed: int,
     on_step: Callable[[int, float], None],
     dtype: torch.dtype = torch.float32,
-    held_out: HeldOut | None = None,
-    weight_decay: float = WEIGHT_DECAY,
-    muon: bool = False,
-    embedding_lr: float | None = None,
-) -> int:
-    """Train on the action tokens of `rows`: mean cross-entropy, warm-up and linear decay. The
-    optimisers are those of `make_optimizers`.
+) -> Ending:
+    """Train on the action tokens of a phase's rows: mean cross-entropy, warm-up, linear decay.
 
-    With `held_out`, stop when its loss no longer falls, and end with the best weights so far.
-    Return the number of steps that were taken.
+    With held-out rows, stop when their loss no longer falls, and end with the best weights so far.
+    `on_step` gets each step's number, from 0, and its loss in nats per token.
     """
-    if not steps:  # a phase can be left out: cold_start.copy_steps=0
-        return 0
-    batch = collate(rows)
+    if not phase.steps:  # a phase can be left out: cold_start.copy_steps=0
+        return Ending(0)
+    held_out = HeldOut(phase.lesson.held_out, phase.tokens) if phase.lesson.held_out else None
+    batch = collate(phase.lesson.rows)
     device = model.embed.weight.device
-    optimizers = make_optimizers(model, lr, weight_decay, muon, embedding_lr)
+    optimizers = make_optimizers(model, phase)
     # 20 steps of warm-up, since an optimiser's averages know one batch at first. Then the rate
     # falls in a line to 5 %, so that the last batches, as noisy as the first, move little.
     schedules = [
         torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / steps)
+            optimizer, lambda step: min(1.0, (step + 1) / 20) * max(0.05, 1 - step / phase.steps)
         )
         for optimizer in optimizers
     ]
-    batches = _endless_batches(batch, tokens, seed)
+    batches = _endless_batches(batch, phase.tokens, seed)
     taken = 0
-    for step in range(steps):
+    for step in range(phase.steps):
         part = batch[next(batches)].to(device)
         with autocast(dtype, device):
             logprobs_BT, _ = action_logprobs(model, part)
@@ -134,21 +163,16 @@ def clone(
             schedule.step()
         on_step(step, loss.item())
         taken = step + 1
-        due = taken % CHECK_EVERY == 0 or taken == steps
+        due = taken % CHECK_EVERY == 0 or taken == phase.steps
         if held_out and due and held_out.look(model, dtype):
             break
-    if held_out:
-        held_out.restore(model)
-    return taken
+    if not held_out:
+        return Ending(taken)
+    held_out.restore(model)
+    return Ending(taken, held_out.best_loss)
 
 
-def make_optimizers(
-    model: Decoder,
-    lr: float,
-    weight_decay: float,
-    muon: bool,
-    embedding_lr: float | None = None,
-) -> list[torch.optim.Optimizer]:
+def make_optimizers(model: Decoder, phase: Phase) -> list[torch.optim.Optimizer]:
     """Return AdamW for all weights; with `muon`, Muon for the matrices of the layers.
 
     AdamW divides each weight's step by that weight's usual gradient. Muon looks at a matrix as a
@@ -159,18 +183,24 @@ def make_optimizers(
     if AdamW has a larger one (`embedding_lr`; None: `lr`). Measured were 4 to 8 times `lr`. Why was
     not.
     """
-    matrices = [weight for weight in model.blocks.parameters() if muon and weight.ndim == 2]
+    matrices: list[torch.nn.Parameter] = []
+    if phase.muon:
+        matrices = [weight for weight in model.blocks.parameters() if weight.ndim == 2]
     in_matrices = {id(weight) for weight in matrices}
     others = [weight for weight in model.parameters() if id(weight) not in in_matrices]
     # beta2=.98 averages squared gradients over about 50 steps. PyTorch's .999 would need 1,000, and
     # a phase has a few hundred. With .95, four of four runs copied worse (docs/lab/laptop.md).
     optimizers: list[torch.optim.Optimizer] = [
         torch.optim.AdamW(
-            others, embedding_lr or lr, betas=(0.9, 0.98), weight_decay=weight_decay, fused=True
+            others,
+            phase.embedding_lr or phase.lr,
+            betas=(0.9, 0.98),
+            weight_decay=phase.weight_decay,
+            fused=True,
         )
     ]
     if matrices:
-        optimizers.append(Muon(matrices, lr, weight_decay))
+        optimizers.append(Muon(matrices, phase.lr, phase.weight_decay))
     return optimizers
 
 

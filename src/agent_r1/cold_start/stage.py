@@ -22,6 +22,14 @@ from agent_r1.chat.fit import check_dialect
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.start import check_start_chat
 from agent_r1.chat.tokenizer import byte_chat, chat_with_tools, load_chat, train_tokenizer
+from agent_r1.cold_start.clone import (
+    COPY_DECAY_OF_FEW,
+    MIX_DECAY_OF_FEW,
+    WEIGHT_DECAY,
+    Lesson,
+    Phase,
+    clone,
+)
 from agent_r1.cold_start.probe import (
     Probe,
     probe_tasks,
@@ -46,6 +54,7 @@ from agent_r1.rollout.setup import make_loop
 from agent_r1.rollout.training_rows import TrainingRow
 from agent_r1.training.plan_local import check_free_memory
 from agent_r1.training.run import check_network, check_start_model, write_model
+from agent_r1.training.settings import ColdStartConfig
 from agent_r1.workspace import Workspace, check_local_model, code, stage
 
 CLONED_ROWS = "cloned.jsonl"
@@ -58,27 +67,9 @@ class Lessons(NamedTuple):
     """What a cold start clones, and in which chat format."""
 
     chat: ChatFormat
-    copy_rows: list[TrainingRow]
-    """Of the first phase of a new model."""
-    mix_rows: list[TrainingRow]
-    held_copy_rows: Sequence[TrainingRow] = ()
-    """Not cloned: they measure when the first phase should stop. Empty: it takes all its steps."""
-    held_mix_rows: Sequence[TrainingRow] = ()
-
-
-class Phase(NamedTuple):
-    """A phase of cloning."""
-
-    name: str
-    rows: Sequence[TrainingRow]
-    steps: int
-    tokens: int
-    """In each step."""
-    lr: float
-    weight_decay: float
-    held_rows: Sequence[TrainingRow] = ()
-    muon: bool = False
-    embedding_lr: float | None = None
+    copy: Lesson
+    """For the first phase of a new model."""
+    mix: Lesson
 
 
 def make_cold_start(paths: Workspace) -> None:
@@ -212,12 +203,9 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 def _teach(paths: Workspace, out: Path) -> str:
     """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
-    from agent_r1.cold_start import clone  # a run whose start model exists does without
-
     config = paths.config
     set_threads(config.trainer.threads)
     c = config.cold_start
-    decay = clone.WEIGHT_DECAY
     base = None
     model_chat = None
     precision = []
@@ -231,33 +219,17 @@ def _teach(paths: Workspace, out: Path) -> str:
         lessons = own_demonstrations(paths, model_chat)
     else:
         teach = plugins.import_object(config.data_facts["teacher"], "data.name")
-        lessons = Lessons(*teach(paths, model_chat))
+        chat, copy_rows, mix_rows = teach(paths, model_chat)
+        lessons = Lessons(chat, Lesson(copy_rows), Lesson(mix_rows))
     chat = lessons.chat
     if base:
         device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
-        phases = [Phase("warm", lessons.mix_rows, c.warm_steps, c.mix_tokens, c.lr, decay)]
+        phases = [Phase("warm", Lesson(lessons.mix.rows), c.warm_steps, c.mix_tokens, c.lr)]
     else:
         model = new_model(config.model, len(chat.tokenizer), config.seed)
-        mix_lr = c.lr if c.mix_lr == "auto" else c.mix_lr
-        copy = Phase(
-            "copy",
-            lessons.copy_rows,
-            c.copy_steps,
-            c.copy_tokens,
-            c.lr,
-            decay,
-            muon=c.copy_optimizer == "muon",
-            embedding_lr=None if c.embedding_lr == "auto" else c.embedding_lr,
-        )
-        mix = Phase("mix", lessons.mix_rows, c.mix_steps, c.mix_tokens, mix_lr, decay)
-        if lessons.held_copy_rows:  # few demonstrations
-            copy = copy._replace(
-                held_rows=lessons.held_copy_rows, weight_decay=clone.COPY_DECAY_OF_FEW
-            )
-            mix = mix._replace(held_rows=lessons.held_mix_rows, weight_decay=clone.MIX_DECAY_OF_FEW)
-        phases = [copy, mix]
+        phases = phases_of(lessons, c)
     losses: list[float] = []
     ends: list[str] = []
     with progress("cloning", sum(phase.steps for phase in phases)) as advance:
@@ -267,27 +239,11 @@ def _teach(paths: Workspace, out: Path) -> str:
                 losses.append(loss)
                 advance(f"{name} loss {loss:.3f}")
 
-            held_out = None
-            if phase.held_rows and phase.steps:
-                held_out = clone.HeldOut(phase.held_rows, config.trainer.max_tokens_per_microbatch)
-            taken = clone.clone(
-                model,
-                phase.rows,
-                phase.steps,
-                phase.tokens,
-                phase.lr,
-                config.seed,
-                on_step,
-                *precision,
-                held_out=held_out,
-                weight_decay=phase.weight_decay,
-                muon=phase.muon,
-                embedding_lr=phase.embedding_lr,
-            )
-            if held_out:
+            end = clone(model, phase, config.seed, on_step, *precision)
+            if end.held_out_loss is not None:
                 ends.append(
-                    f"{phase.name}: {taken} of {phase.steps} steps, held-out loss "
-                    f"{held_out.best_loss:.3f} at its best, which is kept"
+                    f"{phase.name}: {end.steps} of {phase.steps} steps, held-out loss "
+                    f"{end.held_out_loss:.3f} at its best, which is kept"
                 )
     write_model(model, chat, out)
     keep_cloned_rows(phases, out)
@@ -298,7 +254,7 @@ def _teach(paths: Workspace, out: Path) -> str:
             write_whole(out / CLONED_COUNTS, json.dumps(counts, indent=2) + "\n")
     for text in ends:
         say(f"  {text}")
-    demonstrations = " + ".join(str(len(phase.rows)) for phase in phases if phase.steps)
+    demonstrations = " + ".join(str(len(phase.lesson.rows)) for phase in phases if phase.steps)
     change = ""
     if losses:
         change = f", loss {losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
@@ -308,6 +264,30 @@ def _teach(paths: Workspace, out: Path) -> str:
     )
 
 
+def phases_of(lessons: Lessons, settings: ColdStartConfig) -> list[Phase]:
+    """Return the two phases of a new model: to copy, then to play."""
+    few = bool(lessons.copy.held_out)
+    copy = Phase(
+        "copy",
+        lessons.copy,
+        settings.copy_steps,
+        settings.copy_tokens,
+        settings.lr,
+        COPY_DECAY_OF_FEW if few else WEIGHT_DECAY,
+        settings.copy_optimizer == "muon",
+        None if settings.embedding_lr == "auto" else settings.embedding_lr,
+    )
+    mix = Phase(
+        "mix",
+        lessons.mix,
+        settings.mix_steps,
+        settings.mix_tokens,
+        settings.lr if settings.mix_lr == "auto" else settings.mix_lr,
+        MIX_DECAY_OF_FEW if few else WEIGHT_DECAY,
+    )
+    return [copy, mix]
+
+
 def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
     """Write the token ids of every cloned row, so that its content can be counted.
 
@@ -315,7 +295,7 @@ def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
     """
     lines = []
     for phase in phases:
-        for row in phase.rows if phase.steps else ():
+        for row in phase.lesson.rows if phase.steps else ():
             changes = enumerate(pairwise([0, *row.action_mask, 0]))
             edges = [i for i, (before, after) in changes if before != after]
             line = {
@@ -359,21 +339,20 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
     if model_chat is None:
         held_questions = demonstrate.held_out_questions(episodes, config.seed)
     if not held_questions:
-        return Lessons(chat, rows, rows)
-    copy_rows: list[TrainingRow] = []
-    mix_rows: list[TrainingRow] = []
-    held_copy_rows: list[TrainingRow] = []
-    held_mix_rows: list[TrainingRow] = []
+        return Lessons(chat, Lesson(rows), Lesson(rows))
     best = demonstrate.best_plays(episodes)
+    cloned: list[TrainingRow] = []
+    held: list[TrainingRow] = []
     for row in rows:
-        held = episodes[row.trajectory].question in held_questions
-        (held_mix_rows if held else mix_rows).append(row)
-        if row.trajectory in best:
-            (held_copy_rows if held else copy_rows).append(row)
+        (held if episodes[row.trajectory].question in held_questions else cloned).append(row)
+    copy_rows = [row for row in cloned if row.trajectory in best]
+    held_copy_rows = [row for row in held if row.trajectory in best]
     if not copy_rows or not held_copy_rows:
-        copy_rows = mix_rows
-        held_copy_rows = held_mix_rows
-    repeats = demonstrate.repeats_of_best(len(copy_rows), len(mix_rows))
-    mix_rows = mix_rows + repeats * copy_rows
-    held_mix_rows = held_mix_rows + repeats * held_copy_rows
-    return Lessons(chat, copy_rows, mix_rows, held_copy_rows, held_mix_rows)
+        copy_rows = cloned
+        held_copy_rows = held
+    repeats = demonstrate.repeats_of_best(len(copy_rows), len(cloned))
+    return Lessons(
+        chat,
+        Lesson(copy_rows, held_copy_rows),
+        Lesson(cloned + repeats * copy_rows, held + repeats * held_copy_rows),
+    )
