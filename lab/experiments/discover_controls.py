@@ -6,6 +6,7 @@ python -m lab.experiments.discover_controls --table
 Each control exchanges a part of the demonstrator or of the training while the program runs. So the
 recipe has no switches that no one else uses. Figures are added to
 docs/lab/discover-controls.json. One thread, greedy evaluation on 500 test questions.
+`smoke_controls` does the same with `smoke`, whose runs are short.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import Row, Trajectory, open_run
+from agent_r1 import Row, Trajectory, load_config, open_run
 from agent_r1.training import loop
 from agent_r1_recipes.laptop import demonstrator
 from agent_r1_recipes.laptop.explorer import Explorer
@@ -92,22 +93,26 @@ CONTROLS: dict[str, tuple[Callable[[], None], dict[str, Any]]] = {
     "no success at all": (drop_every_success, {}),
     "shuffled rewards": (shuffle_rewards, {}),
     "penalty of .2": (change_nothing, {"env.format_penalty": 0.2}),
-    "cloning twice as long": (change_nothing, {"cold_start.copy_steps": 2000}),
-    "cloning four times as long": (change_nothing, {"cold_start.copy_steps": 4000}),
+    "cloning twice as long": (change_nothing, {}),
+    "cloning four times as long": (change_nothing, {}),
     "ppo": (change_nothing, {}),
 }
 """Name -> what to exchange, and settings."""
+LONGER = {"cloning twice as long": 2, "cloning four times as long": 4}
+"""Control -> factor of the preset's steps of cloning."""
 
 
-def measure(name: str, seed: int) -> dict[str, Any]:
+def measure(name: str, seed: int, preset: str = "discover") -> dict[str, Any]:
     """Train and evaluate one seed of a control."""
     exchange, settings = CONTROLS[name]
     exchange()
     quick = {"trainer.threads": 1, "trainer.eval_samples": 1, "cold_start.probe": 0}
+    steps = LONGER.get(name, 1) * load_config(preset).cold_start.copy_steps
+    quick |= {"cold_start.copy_steps": steps}
     with tempfile.TemporaryDirectory() as home:
         os.environ["AGENT_R1_HOME"] = home
         algorithm = "ppo" if name == "ppo" else "grpo"
-        run = open_run("discover", algorithm, seed=seed, run="control", **quick, **settings)
+        run = open_run(preset, algorithm, seed=seed, run="control", **quick, **settings)
         cards = {"before": run.evaluate(before=True).card}
         run.train()
         cards["after"] = run.evaluate().card
