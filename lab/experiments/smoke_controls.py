@@ -26,7 +26,7 @@ def measure_smoke(name: str, seed: int) -> dict[str, Any]:
 
 
 def table(controls: dict[str, dict[str, Any]]) -> str:
-    """Return a line for each control: means over its seeds, and the extremes of all questions."""
+    """Return a line for each control: means over its seeds, and the extremes."""
     lines = [
         "| | seeds | before: 1, 2, 3 hops | after: 1, 2, 3 hops | all, after (least to most) |",
         "|---|---|---|---|---|",
