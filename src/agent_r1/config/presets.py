@@ -74,6 +74,17 @@ def preset_of(recipe: str) -> str:
         return str(file)
     if name in preset_names():
         return name
+    others = [
+        preset
+        for preset, built_in in preset_files().items()
+        if Path(str(built_in)).parent.name.replace("_", "-") == name
+    ]
+    if others:
+        raise ConfigError(
+            f"--recipe {recipe}: this recipe has several presets; name one with --preset: "
+            f"{', '.join(others)}",
+            code="missing_recipe",
+        )
     raise ConfigError(
         f"--recipe {recipe}: there is no {file}{nearest(name, preset_names())}; `agent-r1 new "
         f"FOLDER` writes one, and the built-in presets are {', '.join(preset_names())}",
