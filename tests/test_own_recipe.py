@@ -227,7 +227,7 @@ def test_ours_go_by_name_and_by_folder():
     assert presets.preset_of("two_tools") == presets.preset_of("two-tools") == "two-tools"
     with fails_with("missing_recipe"):
         presets.preset_of("tinymaths")
-    with pytest.raises(ConfigError, match="name one with --preset: discover, shuffled, small, smoke"):
+    with pytest.raises(ConfigError, match="--preset: discover, shuffled, small, smoke"):
         presets.preset_of("laptop")
     assert (
         load_config(str(ROOT / "recipes/laptop/discover.yaml")).data.name == "tinyhop"
