@@ -4,16 +4,20 @@ Faults are in masks, rewards, advantages, losses, rows, chat format, sampling an
 (faults.yaml) replaces one text in a copy of the source, and its tests run on the copy. At least one
 must fail; without the fault all pass. If a refactoring moves the text, move the fault along
 (tests/test_long.py finds lost ones). A new rule of the algorithm needs a fault.
+
+Verdicts are kept in build/, by the commit and the fault: an interrupted run goes on where it was.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,60 +106,106 @@ def pytest(source: Path, arguments: list[str]) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def check(fault: Fault, copies: SimpleQueue[Path]) -> bool:
-    """Return whether a test fails. Raises if pytest could not run, which proves nothing."""
+def check(fault: Fault, copies: SimpleQueue[Path]) -> str:
+    """Return how pytest ended with a fault: `caught`, `SURVIVED`, or why it proves nothing."""
     source = copies.get()
     path = source.joinpath(*place(fault))
     before = path.read_text()
     try:
         path.write_text(plant(fault))
         code, output = pytest(source, fault.tests.split())
+    except subprocess.TimeoutExpired:
+        return "no verdict: too slow"
     finally:
         path.write_text(before)
         copies.put(source)
     if code not in (0, 1):
-        raise RuntimeError(f"{fault.says}: pytest ended with {code}: {output[-500:]}")
+        return f"no verdict: pytest ended with {code}: {output[-500:]}"
     summary = next(
         (line for line in output.splitlines() if line.startswith(("FAILED", "ERROR"))),
         "no test failed",
     )
-    print(
-        f"  {'caught  ' if code else 'SURVIVED'} {fault.area}: {fault.says} "
-        f"({summary.split(' - ')[0]})",
-        flush=True,
-    )
-    return code == 1
+    verdict = "caught" if code else "SURVIVED"
+    print(f"  {verdict:8} {fault.area}: {fault.says} ({summary.split(' - ')[0]})", flush=True)
+    return verdict
+
+
+def passes(source: Path, tests: str) -> str:
+    """Return `passes` if tests pass without a fault, else what happened."""
+    try:
+        code, output = pytest(source, tests.split())
+    except subprocess.TimeoutExpired:
+        return "no verdict: too slow"
+    return "passes" if code == 0 else f"fails: {output[-500:]}"
+
+
+class Verdicts:
+    """Verdicts of a commit, kept in a file with a line for each."""
+
+    def __init__(self, file: Path):
+        self.file = file
+        self.by_name: dict[str, str] = {}
+        if file.is_file():
+            for line in file.read_text().splitlines():
+                self.by_name |= json.loads(line)
+
+    def add(self, name: str, find: Callable[[], str]) -> str:
+        """Return the verdict of that name; find and keep it if it is not known."""
+        if name not in self.by_name:
+            self.by_name[name] = verdict = find()
+            if not verdict.startswith("no verdict"):
+                with self.file.open("a") as file:
+                    file.write(json.dumps({name: verdict}) + "\n")
+        return self.by_name[name]
+
+
+def git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
 
 
 def run() -> dict[str, Any]:
     workers = min(2, len(os.sched_getaffinity(0)))
-    with tempfile.TemporaryDirectory() as folder:
+    commit = git("rev-parse", "--short", "HEAD")
+    file = ROOT / "build" / f"mutation-{commit}.jsonl"
+    file.parent.mkdir(exist_ok=True)
+    if git("status", "--porcelain"):  # not the commit's: nothing is known about these files
+        file.unlink(missing_ok=True)
+    verdicts = Verdicts(file)
+    selections = sorted({fault.tests for fault in FAULTS})
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(workers) as pool:
         copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(workers):
-            source = Path(folder) / str(number)
+        for name in (*map(str, range(workers)), "clean"):
+            source = Path(folder) / name
             for package, folder_here in PACKAGES.items():
                 ignore = shutil.ignore_patterns("__pycache__")
                 shutil.copytree(folder_here, source / package, ignore=ignore)
-            copies.put(source)
-        selections = sorted({fault.tests for fault in FAULTS})
-        with ThreadPoolExecutor(workers) as pool:
-            clean = list(
-                pool.map(lambda tests: pytest(Path(folder) / "0", tests.split()), selections)
-            )
-            if red := [tests for tests, (code, _) in zip(selections, clean, strict=True) if code]:
-                raise RuntimeError(f"these fail without any fault: {', '.join(red)}")
-            verdicts = list(pool.map(lambda fault: check(fault, copies), FAULTS))
-    survivors = [
-        f"{fault.area}: {fault.says}"
-        for fault, is_caught in zip(FAULTS, verdicts, strict=True)
-        if not is_caught
+            if name != "clean":
+                copies.put(source)
+
+        def with_fault(fault: Fault) -> str:
+            name = f"{fault.area}: {fault.says}: {fault.old} -> {fault.new}"
+            return verdicts.add(name, lambda: check(fault, copies))
+
+        def without_fault(tests: str) -> str:
+            return verdicts.add(tests, lambda: passes(Path(folder) / "clean", tests))
+
+        found = list(pool.map(with_fault, FAULTS))
+        clean = list(pool.map(without_fault, selections))
+    wrong = [
+        f"{fault.area}: {fault.says}: {verdict}"
+        for fault, verdict in zip(FAULTS, found, strict=True)
+        if verdict != "caught"
     ]
-    if survivors:
-        raise AssertionError(
-            f"{len(survivors)} faults were caught by no test: {'; '.join(survivors)}"
-        )
+    wrong += [
+        f"without any fault, {tests}: {verdict}"
+        for tests, verdict in zip(selections, clean, strict=True)
+        if verdict != "passes"
+    ]
+    if wrong:
+        raise AssertionError(f"{len(wrong)} verdicts are wrong or open: {'; '.join(wrong)}")
     return {
         "faults": len(FAULTS),
-        "caught": sum(verdicts),
+        "caught": found.count("caught"),
         "by area": dict(Counter(fault.area for fault in FAULTS)),
     }
