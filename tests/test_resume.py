@@ -328,7 +328,8 @@ def test_a_killed_evaluation_leaves_no_half_a_card(home, fresh):
     card = fresh / "runs" / "grpo" / "eval.json"
     before = json.loads(card.read_text())
     card.unlink()  # a card that is there is not written again
-    killed_at(fresh, "os.rename", "eval.json", 1, *command)
+    # The first file whose name has this in it is rollouts/eval.jsonl, the second is the card.
+    killed_at(fresh, "os.rename", "eval.json", 2, *command)
     assert not card.exists()
     assert main(*command) == 0
     after = json.loads(card.read_text())
