@@ -119,7 +119,7 @@ def show_probe(paths: Workspace) -> Probe | None:
     if config.model.path or not groups:
         return None
     digest = fingerprint(
-        config.rollout, config.env, config.seed, groups, *code(*user_code(config, updates=False))
+        config.rollout, config.env, config.seed, groups, *code(*user_code(config, trains=False))
     )
     file = paths.cold_start.with_name(f".probe-{paths.cold_start.name}-{digest}.json")
     with suppress(OSError, ValueError, TypeError):
