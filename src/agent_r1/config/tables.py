@@ -273,12 +273,13 @@ def _trusted_entry(file: Path, kind: str, name: str, facts: Any) -> dict[str, An
             code="names_no_code",
         )
     folder = file.resolve().parent
-    entry = facts | {USER: True}
+    entry: dict[str, Any] = facts | {USER: True}
     for key, text in facts.items():
         if isinstance(text, str):
-            entry[key] = plugins.absolute(text, folder)
-            if plugins.is_user_code(entry[key]):
-                plugins.trust([entry[key]])
+            absolute_text = plugins.absolute(text, folder)
+            entry[key] = absolute_text
+            if plugins.is_user_code(absolute_text):
+                plugins.trust([absolute_text])
     return entry
 
 
