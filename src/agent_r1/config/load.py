@@ -75,8 +75,8 @@ def load_config(
     preset = preset or presets.DEFAULT
     preset_layers = _read_preset(preset)
     # All layers together choose the sections. The last one may: data.name=rows on the command line.
-    merged = _merge(*_insert_implied([*preset_layers, override_layer]))
-    data_name, algorithm_name = _final_names(merged)
+    merged_layer = _merge(*_insert_implied([*preset_layers, override_layer]))
+    data_name, algorithm_name = _final_names(merged_layer)
     layers: list[dict[str, Any]] = []
     for layer in preset_layers:
         layers += [layer, *_pop_sections(layer, data_name, algorithm_name)]
@@ -660,7 +660,7 @@ def _check_names(config: Config) -> None:
 
 def _task_conflicts(config: Config) -> Iterator[ConfigError]:
     """Find names of models, questions and searches that do not exist, or not together."""
-    data = config.data
+    dataset = config.data
     search = config.search
     for name, setting in ((config.model.path, "model.path"), (search.encoder, "search.encoder")):
         scheme = tables.scheme_of(name)
@@ -673,20 +673,20 @@ def _task_conflicts(config: Config) -> Iterator[ConfigError]:
             code="min_k_above_top_k",
         )
     is_generated = config.data_facts.get("generated")
-    if is_generated and (data.source or data.corpus != DataConfig().corpus):
+    if is_generated and (dataset.source or dataset.corpus != DataConfig().corpus):
         others = [
             name for name, facts in tables.entries("data").items() if not facts.get("generated")
         ]
         yield ConfigError(
-            f"{data.name} is generated and takes no data.source or data.corpus; set data.name to "
-            f"{', '.join(others)}",
+            f"{dataset.name} is generated and takes no data.source or data.corpus; set data.name "
+            f"to {', '.join(others)}",
             code="unused_setting",
         )
     # User-defined questions share the facts of `rows`, and their function needs no file.
-    needs_source = config.data_facts.get("needs_source") and not plugins.is_user_code(data.name)
-    if needs_source and not data.source:
+    needs_source = config.data_facts.get("needs_source") and not plugins.is_user_code(dataset.name)
+    if needs_source and not dataset.source:
         yield ConfigError(
-            f"data.name={data.name} has no questions; name a JSONL or parquet file of them with "
+            f"data.name={dataset.name} has no questions; name a JSONL or parquet file of them with "
             "data.source",
             code="missing_source",
         )

@@ -247,10 +247,10 @@ def add_recipe(file: Path) -> None:
         our_names = {name for name, facts in entries(kind).items() if not facts.get(USER)}
         _refuse_taken_names(file, kind, our_names & new_entries.keys())
         for name, facts in new_entries.items():
-            entries(kind)[name] = _trusted_entry(file, kind, name, facts)
+            entries(kind)[name] = _trust_entry(file, kind, name, facts)
 
 
-def _trusted_entry(file: Path, kind: str, name: str, facts: Any) -> dict[str, Any]:
+def _trust_entry(file: Path, kind: str, name: str, facts: Any) -> dict[str, Any]:
     """Return an entry of a user's recipe with its code absolute and trusted.
 
     Raises ConfigError if it names no code, or code for a part of a run that does not exist.
