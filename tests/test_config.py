@@ -176,7 +176,11 @@ def test_a_table_replaces_the_one_below_it():
         (["algorithm=grpo", "rollout.samples_per_prompt=1"], "group_of_one"),
         (["actor.lora_rank=8"], "lora_without_verl"),
         (
-            ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "critic.minibatches=3"],
+            ["rollout.prompts_per_step=4", "rollout.samples_per_prompt=4", "actor.minibatches=3"],
+            "indivisible_batch",
+        ),
+        (
+            ["algorithm=ppo", "rollout.prompts_per_step=4", "critic.minibatches=3"],
             "indivisible_batch",
         ),
     ],
@@ -185,6 +189,14 @@ def test_a_table_replaces_the_one_below_it():
 def test_what_no_run_can_do_is_refused(overrides, code):
     with fails_with(code):
         load_config("small", overrides, algorithm=None)
+
+
+def test_a_critic_that_is_not_trained_divides_no_batch():
+    """Before, 3 x 3 episodes of grpo were refused for the critic's two minibatches."""
+    words = ["rollout.prompts_per_step=3", "rollout.samples_per_prompt=3", "actor.minibatches=3"]
+    assert load_config("small", words, algorithm="grpo").critic.minibatches == 2
+    with fails_with("indivisible_batch"):
+        load_config("small", words, algorithm="ppo")
 
 
 def test_a_gpu_preset_is_prepared_in_small():

@@ -125,6 +125,16 @@ def test_by_hand_one_writes_as_the_agent_would(dialect):
     )
 
 
+def test_a_call_by_hand_needs_no_quotes():
+    """Before, it searched for "the"."""
+    env = env_of("hermes")
+    for line in ("search query=the mayor of Pumfir", "search query='the mayor of Pumfir'"):
+        (call,) = env.extract_tool_calls(expand(line, TOOLS, env.dialect))
+        assert call.arguments == {"query": "the mayor of Pumfir"}
+    (call,) = env.extract_tool_calls(expand("search Pumfir", TOOLS, env.dialect))
+    assert call.arguments == {}  # the tool asks for its query
+
+
 def test_a_dialect_knows_nothing_of_what_an_answer_is_worth():
     foreign = ("reward", "data", "rollout", "env.base", "env.questions")
     assert not [

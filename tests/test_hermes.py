@@ -203,9 +203,14 @@ def test_a_call_in_other_letters_is_the_same_call():
 
 
 def test_calls_can_never_pay_as_much_as_a_right_answer():
-    with fails_with("excessive_reward"):
-        load_config("small", ["env.call_reward=0.2"])
+    # 0.168 is below 0.17, which the message of an earlier version named: six calls earned 1.008.
+    with fails_with("excessive_reward") as error:
+        load_config("small", ["env.call_reward=0.168"])
+    assert str(error.value).endswith("set it below 1/6")
     assert load_config("small", ["env.call_reward=0.16"]).env.call_reward == 0.16
+    with fails_with("excessive_reward") as error:
+        load_config("small", ["env.evidence_reward=.5", "env.call_reward=.1105"])
+    assert str(error.value).endswith("set it below 0.337")
     for words in (["env.evidence_reward=1"], ["env.evidence_reward=.5", "env.call_reward=.1"]):
         with fails_with("excessive_reward"):
             load_config("small", words)

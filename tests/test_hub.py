@@ -8,12 +8,14 @@ import hashlib
 import json
 import os
 import shutil
+import subprocess
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 from runs import TINY, main
 
+from agent_r1 import __version__
 from agent_r1.config import load_config
 from agent_r1.evaluation.provenance import code_version, weights_hash
 from agent_r1.workspace import Workspace
@@ -80,6 +82,24 @@ def refused(capsys, *argv: str) -> str:
 
 
 # ------------------------------------------------------------------------------------- start models
+
+
+@pytest.mark.parametrize("script", ["echo HEAD; exit 128", "exit 1"])
+def test_a_git_that_fails_says_nothing_about_the_code(script, tmp_path, monkeypatch):
+    """`git rev-parse HEAD` prints HEAD in a checkout without a commit, and fails."""
+    git = tmp_path / "git"
+    git.write_text(f"#!/bin/sh\n{script}\n")
+    git.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert code_version() == {"version": __version__, "commit": None}
+
+
+def test_a_git_that_is_too_slow_loses_no_card(monkeypatch):
+    def time_out(words, **options):
+        raise subprocess.TimeoutExpired(words, options["timeout"])
+
+    monkeypatch.setattr(subprocess, "run", time_out)
+    assert code_version() == {"version": __version__, "commit": None}
 
 
 def test_a_start_model_is_fetched_once_and_its_commit_kept(fake, micro_model, capsys):

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from agent_r1.config import plugins, tables
+from agent_r1.config import load_config, plugins, tables
 from agent_r1.config.settings import RolloutConfig
 from agent_r1.config.whole import all_settings
 from agent_r1.ground.errors import ConfigError
@@ -68,6 +68,20 @@ def test_a_users_recipe_changes_what_a_setting_names(tmp_path, monkeypatch):
     made = [make() for make in tables.for_changed_settings("flow", rollout=changed)]
     assert made == ["mine"]
     assert not list(tables.for_changed_settings("flow", rollout=RolloutConfig()))
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["env.rules={exactmatch: 0.5}", "trainer.eval_conditions=[passage 4]", "env.reward=exactmatch"],
+)
+def test_own_code_is_advised_for_settings_that_take_it(setting):
+    """Before, env.rules and conditions advised FILE.py:NAME, and then refused it."""
+    key = setting.partition("=")[0]
+    with pytest.raises(ConfigError) as error:
+        load_config("small", ["env.reward=math", setting])
+    advises_code = "or name your own code as FILE.py:NAME" in str(error.value)
+    assert error.value.code == "unknown_name"
+    assert advises_code == (key in all_settings().code)
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one():

@@ -93,7 +93,7 @@ class Workspace:
             c.rollout.max_tokens_per_turn,
             c.seed,
             self.data.name,
-            *code(*user_code(c, updates=False)),
+            *code(*user_code(c, trains=False)),
             *self._own_flow,
         )
         return self.root / "artifacts" / f"cold-start-{digest}"

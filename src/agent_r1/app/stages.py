@@ -52,13 +52,17 @@ from agent_r1.training.run_dir import (
 from agent_r1.watch.log import AGENT_SCORE, time_to
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
+BEFORE = "eval_before.json"
+"""Card of the model that RL starts from, in the run's folder."""
 SAMPLED_QUESTIONS = 1000
-"""Questions of an evaluation that are also sampled at temperature 1: gives +-.03.
+"""Questions of an evaluation that are also sampled at temperature 1: at most.
 
-All of HotpotQA's would take seven times as long.
+Their 95 % interval is +-.03 at a score of .5. All 7,405 of HotpotQA would take seven times as long.
 """
 CONDITION_QUESTIONS = 100
-"""Questions for each of `trainer.eval_conditions`: gives +-.05 near .9, in about a second."""
+"""Questions for each of `trainer.eval_conditions`, at most: +-.06 at a score of .9."""
+RECORDED_EPISODES = 60
+"""Greedy episodes of an evaluation in rollouts/, at most: enough to read, and small to keep."""
 
 
 def make_missing(paths: Workspace) -> None:
@@ -72,7 +76,7 @@ def make_missing(paths: Workspace) -> None:
 def prepare(paths: Workspace) -> None:
     """Run `make_missing`, and print one line if there was anything to do.
 
-    While it clones, a line every ten seconds says how far it is.
+    The stages' own lines are hidden, but for progress: while it clones, one every ten seconds.
     """
     has_index = paths.index.exists() or not paths.needs_index
     if paths.data.exists() and has_index and paths.start_model.exists():
@@ -80,10 +84,10 @@ def prepare(paths: Workspace) -> None:
     print("making data, index and start model ...", end=" ", flush=True)
     start = time.perf_counter()
     shown = OnlyProgress(sys.stdout)
-    with contextlib.redirect_stdout(shown):  # the stages have many lines
+    with contextlib.redirect_stdout(shown):
         make_missing(paths)
     if shown.lines:
-        print()  # ends the last of them
+        print()  # the lines of progress have their line break before them
     say(f"{time.perf_counter() - start:.1f} s, in {paths.root / 'artifacts'}")
 
 
@@ -99,8 +103,9 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
         model     the folder of `model.path` is complete and supports context and arithmetic
         template  its chat template is exact and fits the dialect (of a hub model, fetched)
 
-    `start_model` checks again what the stages have made, and `launch.check_runnable` what verl's
-    workers need. Raises AgentR1Error with the remedy.
+    A finished run is only checked for its settings: nothing will be trained. `start_model` checks
+    again what the stages have made, and `launch.check_runnable` what verl's workers need. Raises
+    AgentR1Error with the remedy.
     """
     config = paths.config
     check_run(run, config, resume)
@@ -111,7 +116,8 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
     check_free_memory(config)
     if path := config.model.path:
         check_local_model(path)
-        # A stage fetches these models, and repairs damaged ones.
+        # A stage fetches these models and repairs damaged ones, so their folders are checked later.
+        # A model with a warm start was checked before that.
         is_fetched = hub.is_repo_name(path) or tables.scheme_of(path)
         if not is_fetched and not paths.cold_start.exists():
             check_network(config, paths.base_model)
@@ -119,12 +125,19 @@ def preflight(paths: Workspace, run: RunDir, resume: bool) -> None:
 
 
 def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
-    """Train with RL (stage)."""
-    config_file = run_dir(config, name).path / "config.yaml"
-    if resume and config_file.exists():
-        config = keep_stored(config, from_yaml(config_file))
+    """Train with RL (stage).
+
+    Args:
+        name: The folder in runs/.
+        resume: Continue from the newest checkpoint, or begin if there is none.
+        plain: Print lines instead of the dashboard.
+
+    Raises AgentR1Error before anything is made, if the run cannot be trained.
+    """
+    run = run_dir(config, name)
+    if resume and run.config.exists():
+        config = keep_stored(config, from_yaml(run.config))
     paths = Workspace(config)
-    run = RunDir(paths.run(name))
     preflight(paths, run, resume)
     if run.is_finished(config.trainer.steps):
         say(f"train: already done, in {run.latest_checkpoint()}")
@@ -138,6 +151,8 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     make_missing(paths)
     set_threads(config.trainer.threads)
     model = start_model(paths)
+    # A resumed run has learned already. The probe plays with the local sampler, which is too slow
+    # for verl's models.
     if config.engine == "local" and latest is None:
         check_start(paths)
     say(f"train: {config.algorithm}, {config.trainer.steps} steps, {run.path} ...")
@@ -154,30 +169,38 @@ def run_dir(config: Config, name: str) -> RunDir:
 def evaluate_run(
     config: Config, name: str, before: bool, condition: str | None = None
 ) -> dict[str, Any]:
-    """Evaluate a run's trained model, or with `before` its start model (stage); return the card."""
-    paths = Workspace(config)
+    """Evaluate a run's trained model, or with `before` its start model (stage).
+
+    Returns the card, which also is in the run's folder. `condition`: see `run_eval`.
+    """
     run = run_dir(config, name)
     model = model_to_evaluate(config, name, before)
-    paths.make_task()
-    if not before:
-        card = run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
-        print_change(run, card, condition)
+    Workspace(config).make_task()
+    if before:
+        card = run_eval(config, model, run.path / BEFORE, "evaluate before RL", condition)
+        # Now the run has begun: its config.yaml refuses a training with other settings.
+        open_run(run, config)
         return card
-    card = run_eval(config, model, run.path / "eval_before.json", "evaluate before RL", condition)
-    open_run(run, config)
+    card = run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
+    print_change(run, card, condition)
     return card
+
+
+def condition_card(card: Path, condition: str | None) -> Path:
+    """Return the file of a card under a condition: `eval_passages_4.json` next to `eval.json`."""
+    if not condition:
+        return card
+    return card.with_name(f"{card.stem}_{re.sub('[ -]', '_', condition)}.json")
 
 
 def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> None:
     """Print the paired difference to the evaluation before RL, if there is one."""
     from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
 
-    name = "eval_before.json"
-    if condition:
-        name = f"eval_before_{re.sub('[ -]', '_', condition)}.json"
-    if (run.path / name).is_file():
+    file = condition_card(run.path / BEFORE, condition)
+    if file.is_file():
         with suppress(AgentR1Error):  # another version's card, or other questions
-            print_comparison(compare_cards(read_card(run.path / name), card), "after minus before")
+            print_comparison(compare_cards(read_card(file), card), "after minus before")
 
 
 def model_to_evaluate(config: Config, name: str, before: bool) -> Path:
@@ -207,8 +230,14 @@ def run_eval(
 ) -> dict:
     """Evaluate a model folder greedily and sampled (stage); write and return the card.
 
-    The card goes to `out`, or with a `condition` (recipes/robustness) to a separate file next to
-    `out`.
+    All test questions are played greedily, the first ones also sampled, and a few under each of
+    `trainer.eval_conditions`. An evaluation whose card exists is not repeated.
+
+    Args:
+        out: The card's file: `eval.json` of a run, or another.
+        title: The evaluation's name in the lines that are printed.
+        condition: Play all questions under it instead (recipes/robustness, such as `passages 4`).
+        The card is a separate file next to `out`.
     """
     from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_under
     from agent_r1.evaluation.evaluate import (
@@ -227,17 +256,17 @@ def run_eval(
     samples = config.trainer.eval_samples
     threshold = config.trainer.eval_threshold
     if condition:
-        out, title = (
-            out.with_name(f"{out.stem}_{re.sub('[ -]', '_', condition)}.json"),
-            f"{title} ({condition})",
-        )
+        out = condition_card(out, condition)
+        title = f"{title} ({condition})"
     if out.exists():
         say(f"{title}: already done, in {out}")
         return json.loads(out.read_text())
     paths = Workspace(config)
-    rows, backend = paths.load_rows("test"), _backend(config, model)
+    rows = paths.load_rows("test")
+    backend = _backend(config, model)
     if condition:
-        # What the agent knows without its tools is one number; reliability is about its work.
+        # A condition is about one number, such as what the agent knows without its tools.
+        # Reliability is about its work.
         samples = 1
         facts = {"condition": condition, "majority": majority(paths.load_rows("train"), rows)}
         rows, tools = condition_of(condition).apply(config, rows, paths.load_tools)
@@ -245,12 +274,13 @@ def run_eval(
         tools = paths.load_tools()
         if out.name == "eval.json":
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
-    few = rows[:SAMPLED_QUESTIONS]
+    sampled_rows = rows[:SAMPLED_QUESTIONS]
     # Before anything is played, since one of them may be wrong.
     conditions = {} if condition else apply_conditions(config, rows[:CONDITION_QUESTIONS], tools)
-    total = len(rows) + len(few) * samples + sum(len(other) for other, _ in conditions.values())
+    total = len(rows) + len(sampled_rows) * samples
+    total += sum(len(other_rows) for other_rows, _ in conditions.values())
     times = f" {samples} times" if samples > 1 else ""
-    say(f"{title}: {len(rows)} test questions greedily, {len(few)} sampled{times} ...")
+    say(f"{title}: {len(rows)} test questions greedily, {len(sampled_rows)} sampled{times} ...")
     with (
         open_agent(model, config, backend, tools, all_gpus=True) as agent,
         progress("evaluating", total) as advance,
@@ -260,34 +290,38 @@ def run_eval(
         if samples > 1:
             check_scores(greedy, threshold)
         # One pass: the first samples are those of an evaluation with one sample.
-        samples_of_few = play_rows(agent, few, 1.0, lambda done: advance(), samples=samples)
+        sampled_episodes = play_rows(
+            agent, sampled_rows, 1.0, lambda done: advance(), samples=samples
+        )
         scores_under = {
             text: score_under(agent, other_rows, other_tools, lambda done: advance())
             for text, (other_rows, other_tools) in conditions.items()
         }
     if samples > 1:
-        name = scores(samples_of_few)["score_name"]
-        facts["reliability"] = reliability(samples_of_few, name, 1.0, threshold)
+        name = scores(sampled_episodes)["score_name"]
+        facts["reliability"] = reliability(sampled_episodes, name, 1.0, threshold)
     counts = paths.start_model / CLONED_COUNTS
     if counts.is_file():
         # What imitation could know, next to what RL made of it.
         facts["cloned"] = json.loads(counts.read_text())
-    samples_of_few = first_samples(samples_of_few)
     if scores_under:
         facts["conditions"] = scores_under
-    card_scores = {k: v for k, v in scores(samples_of_few).items() if k not in ("sub_em", "f1")}
+    sampled_episodes = first_samples(sampled_episodes)
+    # sub_em and f1 of the greedy answers are in the card, and enough.
+    card_scores = {k: v for k, v in scores(sampled_episodes).items() if k not in ("sub_em", "f1")}
     card = full_card(
         agent,
         greedy,
         "test",
         start,
-        sampled={"temperature": 1.0, "n": len(samples_of_few)} | card_scores,
+        sampled={"temperature": 1.0, "n": len(sampled_episodes)} | card_scores,
         **facts,
     )
-    (out.parent / "rollouts").mkdir(parents=True, exist_ok=True)
-    write_rollouts(
-        out.parent / "rollouts" / f"{out.stem}.jsonl", evaluation_records(greedy[:60], agent.chat)
-    )
+    rollouts = out.parent / "rollouts"
+    rollouts.mkdir(parents=True, exist_ok=True)
+    records = evaluation_records(greedy[:RECORDED_EPISODES], agent.chat)
+    write_rollouts(rollouts / f"{out.stem}.jsonl", records)
+    # Last, because the evaluation counts as done when its card exists.
     write_whole(out, card_text(card))
     say(f"  {score_line(card)}; sampled {card['sampled']['score']:.3f}, {calls_line(card)}")
     if samples > 1:
@@ -303,11 +337,13 @@ def run_eval(
 def apply_conditions(
     config: Config, rows: list[Row], tools: dict[str, BaseTool]
 ) -> dict[str, tuple[list[Row], dict[str, BaseTool]]]:
-    """Return the rows and tools of each of `trainer.eval_conditions`. Raise ConfigError for a
-    condition that the task does not know."""
+    """Return the rows and tools of each of `trainer.eval_conditions`.
+
+    `tools` are the agent's, so their index is loaded once. Raises ConfigError for a condition that
+    the task does not know.
+    """
     from agent_r1.evaluation.compare import condition_of
 
-    # `tools` are the agent's, whose index is loaded once.
     return {
         text: condition_of(text).apply(config, rows, lambda: dict(tools))
         for text in config.trainer.eval_conditions
@@ -327,9 +363,10 @@ def time_to_agent(config: Config, run: RunDir) -> dict:
 
 
 def _backend(config: Config, model: Path) -> str:
-    """Choose vLLM on GPUs, and for an architecture that only verl trains.
+    """Choose what samples an evaluation: "vllm" or "local".
 
-    On GPUs it needs minutes for what takes the reference sampler hours.
+    With verl it is vLLM, if there is a GPU or the local sampler does not know the model. On a GPU
+    vLLM needs minutes for what takes the local sampler hours.
     """
     from agent_r1.model.files import OtherModelError, read_shape
 
@@ -339,17 +376,15 @@ def _backend(config: Config, model: Path) -> str:
         read_shape(model)
     except OtherModelError:
         return "vllm"
-    return (
-        "vllm"
-        if resolve_device(config.trainer.device, config.trainer.dtype)[0] == "cuda"
-        else "local"
-    )
+    device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
+    return "vllm" if device == "cuda" else "local"
 
 
 def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
-    """Let a person play one episode.
+    """Let a person play one episode: question `index` of `split`, from 0.
 
-    The tokens are those of the start model, or bytes if there is no model yet.
+    The tokens are those of the start model, or bytes if there is no model yet. `table` shows them
+    in a table. Raises ConfigError for an index outside the split.
     """
     from agent_r1.chat.tokenizer import load_chat
     from agent_r1.inference.play import NO_LIMIT, play_by_hand
@@ -357,7 +392,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
     check_own(config)
     paths = Workspace(config)
     paths.make_task()
-    rows, tools, start = paths.load_rows(split), paths.load_tools(), paths.start_model
+    rows = paths.load_rows(split)
     if not 0 <= index < len(rows):
         raise ConfigError(
             f"--index {index}: {split} has questions 0 to {len(rows) - 1}",
@@ -368,6 +403,7 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
         f"a turn has at most {rollout.max_tokens_per_turn} tokens (rollout.max_tokens_per_turn), "
         f"an episode {rollout.max_context} (rollout.max_context)"
     )
+    start = paths.start_model
     if (start / "config.json").exists():
         chat = load_chat(start)
         say(f"as in training: {limits}, of the tokenizer in {start}")
@@ -377,8 +413,10 @@ def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
             f"In training {limits}, of a tokenizer that `agent-r1 cold-start` makes"
         )
         chat = byte_chat()
-        wide = {"max_context": 10**6, "max_tokens_per_turn": NO_LIMIT}
-        rollout = rollout.model_copy(update=wide)
+        # An episode of ten turns without limits fits into the context.
+        no_limits = {"max_context": 10 * NO_LIMIT, "max_tokens_per_turn": NO_LIMIT}
+        rollout = rollout.model_copy(update=no_limits)
+    tools = paths.load_tools()
     agent_tools = add_class_tools(tools, config.env)
     play_by_hand(
         rows[index],

@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
+import torch
+
 from agent_r1.chat.fit import check_dialect
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.start import check_start_chat
@@ -68,19 +70,23 @@ class Lessons(NamedTuple):
 
     chat: ChatFormat
     copy: Lesson
-    """For the first phase of a new model."""
+    """For the first phase of a new model, which learns to copy names."""
     mix: Lesson
+    """For the second phase, and for the only one of a pretrained model."""
 
 
 def make_cold_start(paths: Workspace) -> None:
     """Make tokenizer and tiny model, and clone an imperfect demonstrator (stage).
 
     A pretrained `model.path` is fetched instead, and cloned into only with `cold_start.warm_steps`.
+    Raises ConfigError for a task without a demonstrator.
     """
     config = paths.config
-    own_task = config.cold_start.demonstrator or config.cold_start.episodes
-    teaches = not config.model.path or config.cold_start.warm_steps
-    if teaches and not own_task and ("teacher" not in config.data_facts or not config.searches):
+    settings = config.cold_start
+    clones = not config.model.path or settings.warm_steps > 0
+    has_own = settings.demonstrator or settings.episodes
+    has_teacher = "teacher" in config.data_facts and config.searches  # ours only search
+    if clones and not has_own and not has_teacher:
         raise ConfigError(
             "this task has no demonstrator: set cold_start.demonstrator to your function "
             "(FILE.py:FUNCTION), cold_start.episodes to recorded conversations, or model.path to a "
@@ -89,16 +95,19 @@ def make_cold_start(paths: Workspace) -> None:
         )
     check_start_chat(config)
     if config.model.path:
-        teach = config.cold_start.warm_steps and not paths.cold_start.exists()
-        if teach:
+        will_clone = clones and not paths.cold_start.exists()
+        # Both refuse what cloning would only find after minutes: before the download by its size,
+        # after it by its files.
+        if will_clone:
             check_free_memory(config)
         _fetch_model(paths, config.model.path)
-        if teach:
+        if will_clone:
             check_network(config, paths.base_model)
-        if config.cold_start.warm_steps:
+        if clones:
             title = f"warm start: teach {config.model.path} the format"
             stage(title, paths.cold_start, lambda part: _teach(paths, part))
-        return check_start_model(paths)
+        check_start_model(paths)
+        return
     title = "cold start: teach a new model the format, to copy, and to play badly"
     try:
         stage(title, paths.cold_start, lambda part: _teach(paths, part))
@@ -110,18 +119,19 @@ def make_cold_start(paths: Workspace) -> None:
 
 
 def show_probe(paths: Workspace) -> Probe | None:
-    """Probe the model of the cold start, unless a file has the result. Print one line about it.
+    """Probe the model of the cold start and print it, or read an earlier result.
 
-    Return None if there is nothing to probe: a pretrained model, or `cold_start.probe=0`.
+    Returns None if there is nothing to probe: a pretrained model, or `cold_start.probe=0`.
     """
     config = paths.config
     groups = config.cold_start.probe
     if config.model.path or not groups:
         return None
     digest = fingerprint(
-        config.rollout, config.env, config.seed, groups, *code(*user_code(config, updates=False))
+        config.rollout, config.env, config.seed, groups, *code(*user_code(config, trains=False))
     )
     file = paths.cold_start.with_name(f".probe-{paths.cold_start.name}-{digest}.json")
+    # No file, a damaged one, or one with the fields of another version: probe again.
     with suppress(OSError, ValueError, TypeError):
         return Probe(**json.loads(file.read_text()))
     probe = _play_probe(paths, groups)
@@ -155,8 +165,10 @@ def _play_probe(paths: Workspace, groups: int) -> Probe:
 
 
 def check_start(paths: Workspace) -> None:
-    """Probe the start model before RL. Print a warning, or raise ConfigError with the remedy, if
-    there is nothing to compare."""
+    """Probe the start model before RL. Print a warning if little differs between samples.
+
+    Raises ConfigError with the remedy if RL could learn nothing from it.
+    """
     probe = show_probe(paths)
     if probe:
         warning = warning_or_refusal(probe, paths.config)
@@ -181,7 +193,7 @@ def _fetch_model(paths: Workspace, name: str) -> None:
         if not paths.config.cold_start.warm_steps:
             say(f"cold start: not needed, the run starts from {name}")
         return
-    # The hub's cache was emptied, or a part of it.
+    # The hub's cache was emptied, or a part of it: fetch the same commit again.
     if paths.fetch_folder.exists() and hub.damage(paths.base_model):
         manifest_of_fetch = json.loads((paths.fetch_folder / "manifest.json").read_text())
         name = f"{name.partition('@')[0]}@{manifest_of_fetch['revision']}"
@@ -202,13 +214,16 @@ def _fetch_model(paths: Workspace, name: str) -> None:
 
 
 def _teach(paths: Workspace, out: Path) -> str:
-    """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one."""
+    """Clone demonstrations into `out`: a new model in two phases, a pretrained one in one.
+
+    Returns the summary of the stage.
+    """
     config = paths.config
     set_threads(config.trainer.threads)
     c = config.cold_start
     base = None
     model_chat = None
-    precision = []
+    dtype = torch.float32  # of a new model, which is tiny
     if config.model.path:
         base = paths.base_model
         model_chat = chat_with_tools(base)
@@ -223,10 +238,10 @@ def _teach(paths: Workspace, out: Path) -> str:
         lessons = Lessons(chat, Lesson(copy_rows), Lesson(mix_rows))
     chat = lessons.chat
     if base:
-        device, *precision = resolve_device(config.trainer.device, config.trainer.dtype)
+        device, dtype = resolve_device(config.trainer.device, config.trainer.dtype)
         model = model_files.load_model(base, device)
         model.recompute = config.trainer.recompute
-        phases = [Phase("warm", Lesson(lessons.mix.rows), c.warm_steps, c.mix_tokens, c.lr)]
+        phases = [Phase("warm", lessons.mix, c.warm_steps, c.mix_tokens, c.lr)]
     else:
         model = new_model(config.model, len(chat.tokenizer), config.seed)
         phases = phases_of(lessons, c)
@@ -234,12 +249,12 @@ def _teach(paths: Workspace, out: Path) -> str:
     ends: list[str] = []
     with progress("cloning", sum(phase.steps for phase in phases)) as advance:
         for phase in phases:
-
+            # `name` has a default, because a function of a loop sees the loop's last phase.
             def on_step(step: int, loss: float, name: str = phase.name) -> None:
                 losses.append(loss)
                 advance(f"{name} loss {loss:.3f}")
 
-            end = clone(model, phase, config.seed, on_step, *precision)
+            end = clone(model, phase, config.seed, on_step, dtype)
             if end.held_out_loss is not None:
                 ends.append(
                     f"{phase.name}: {end.steps} of {phase.steps} steps, held-out loss "
@@ -257,6 +272,7 @@ def _teach(paths: Workspace, out: Path) -> str:
     demonstrations = " + ".join(str(len(phase.lesson.rows)) for phase in phases if phase.steps)
     change = ""
     if losses:
+        # A step's loss is noisy; the first falls too quickly for a mean.
         change = f", loss {losses[0]:.2f} -> {fmean(losses[-5:]):.2f}"
     return (
         f"{model.parameter_count / 1e6:.2f} M parameters, {len(chat.tokenizer)} tokens, "
@@ -265,25 +281,28 @@ def _teach(paths: Workspace, out: Path) -> str:
 
 
 def phases_of(lessons: Lessons, settings: ColdStartConfig) -> list[Phase]:
-    """Return the two phases of a new model: to copy, then to play."""
-    few = bool(lessons.copy.held_out)
+    """Return the two phases of a new model: to copy, then to play.
+
+    Held-out rows mean that the demonstrations are few, which need more weight decay (clone.py).
+    """
+    is_few = bool(lessons.copy.held_out)
     copy = Phase(
-        "copy",
-        lessons.copy,
-        settings.copy_steps,
-        settings.copy_tokens,
-        settings.lr,
-        COPY_DECAY_OF_FEW if few else WEIGHT_DECAY,
-        settings.copy_optimizer == "muon",
-        None if settings.embedding_lr == "auto" else settings.embedding_lr,
+        name="copy",
+        lesson=lessons.copy,
+        steps=settings.copy_steps,
+        tokens=settings.copy_tokens,
+        lr=settings.lr,
+        weight_decay=COPY_DECAY_OF_FEW if is_few else WEIGHT_DECAY,
+        muon=settings.copy_optimizer == "muon",
+        embedding_lr=None if settings.embedding_lr == "auto" else settings.embedding_lr,
     )
     mix = Phase(
-        "mix",
-        lessons.mix,
-        settings.mix_steps,
-        settings.mix_tokens,
-        settings.lr if settings.mix_lr == "auto" else settings.mix_lr,
-        MIX_DECAY_OF_FEW if few else WEIGHT_DECAY,
+        name="mix",
+        lesson=lessons.mix,
+        steps=settings.mix_steps,
+        tokens=settings.mix_tokens,
+        lr=settings.lr if settings.mix_lr == "auto" else settings.mix_lr,
+        weight_decay=MIX_DECAY_OF_FEW if is_few else WEIGHT_DECAY,
     )
     return [copy, mix]
 
@@ -296,6 +315,7 @@ def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
     lines = []
     for phase in phases:
         for row in phase.lesson.rows if phase.steps else ():
+            # Where the mask rises a stretch starts, where it falls the stretch ends: by turns.
             changes = enumerate(pairwise([0, *row.action_mask, 0]))
             edges = [i for i, (before, after) in changes if before != after]
             line = {
@@ -311,8 +331,9 @@ def keep_cloned_rows(phases: Sequence[Phase], out: Path) -> None:
 def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -> Lessons:
     """Return the chat format and training rows of a user-defined task.
 
-    They come from its demonstrator on the training questions, or from recorded episodes. Of few
-    questions some are held out, and a new model first clones the best plays.
+    They come from its demonstrator on the training questions, or from recorded episodes. A new
+    model gets a tokenizer of their texts. Of few questions some are held out, and a new model first
+    clones the best plays.
     """
     from agent_r1.cold_start import demonstrate
 
@@ -320,19 +341,27 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
     tools = paths.load_tools()
     c = config.cold_start
     if c.demonstrator:
-        rows = paths.load_rows("train")
+        questions = paths.load_rows("train")
         plays = c.plays or 1
         if model_chat is None:  # a pretrained model needs few demonstrations
-            plays = demonstrate.plays_per_question(c.plays, len(rows))
-        rows += [without_tools(row) for row in rows[: round(c.closed_book * len(rows))]]
+            plays = demonstrate.plays_per_question(c.plays, len(questions))
+        closed_book = questions[: round(c.closed_book * len(questions))]
+        questions += [without_tools(row) for row in closed_book]
         episodes = demonstrate.play_demonstrations(
-            c.demonstrator, rows, tools, config.rollout, paths.demonstration_env, config.seed, plays
+            c.demonstrator,
+            questions,
+            tools,
+            config.rollout,
+            paths.demonstration_env,
+            config.seed,
+            plays,
         )
     else:
         episodes = demonstrate.read_episodes(Path(c.episodes), tools, config.env)
-    chat = model_chat or ChatFormat(
-        train_tokenizer(demonstrate.texts_of(episodes), config.model.vocab_size)
-    )
+    chat = model_chat
+    if chat is None:
+        texts = demonstrate.texts_of(episodes)
+        chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
     say(f"  {demonstrate.describe_demonstrations(episodes)}")
     rows = demonstrate.sequences(episodes, chat, config.rollout.max_context, paths.dialect)
     held_questions: set[str] = set()
@@ -340,19 +369,23 @@ def own_demonstrations(paths: Workspace, model_chat: ChatFormat | None = None) -
         held_questions = demonstrate.held_out_questions(episodes, config.seed)
     if not held_questions:
         return Lessons(chat, Lesson(rows), Lesson(rows))
-    best = demonstrate.best_plays(episodes)
-    cloned: list[TrainingRow] = []
-    held: list[TrainingRow] = []
+    cloned_rows: list[TrainingRow] = []
+    held_rows: list[TrainingRow] = []
     for row in rows:
-        (held if episodes[row.trajectory].question in held_questions else cloned).append(row)
-    copy_rows = [row for row in cloned if row.trajectory in best]
-    held_copy_rows = [row for row in held if row.trajectory in best]
-    if not copy_rows or not held_copy_rows:
-        copy_rows = cloned
-        held_copy_rows = held
-    repeats = demonstrate.repeats_of_best(len(copy_rows), len(cloned))
+        if episodes[row.trajectory].question in held_questions:
+            held_rows.append(row)
+        else:
+            cloned_rows.append(row)
+    best = demonstrate.best_plays(episodes)
+    best_cloned = [row for row in cloned_rows if row.trajectory in best]
+    best_held = [row for row in held_rows if row.trajectory in best]
+    if not best_cloned or not best_held:  # too few to choose from
+        best_cloned = cloned_rows
+        best_held = held_rows
+    repeats = demonstrate.repeats_of_best(len(best_cloned), len(cloned_rows))
+    # Held-out rows have the same mixture, so that their loss measures the same.
     return Lessons(
         chat,
-        Lesson(copy_rows, held_copy_rows),
-        Lesson(cloned + repeats * copy_rows, held + repeats * held_copy_rows),
+        copy=Lesson(best_cloned, best_held),
+        mix=Lesson(cloned_rows + repeats * best_cloned, held_rows + repeats * best_held),
     )

@@ -4,13 +4,14 @@ In: a preset's name and words of the command line. Out: a `Config`. Next: `works
 folders after its fingerprints, and `stages.py` passes its sections on. Later layers override
 earlier ones:
 
-    defaults in settings.py  <-  the preset  <-  its section of the data set  <-  its section of the
-    algorithm  <-  `section.key=value`
+    defaults in settings.py
+    the preset
+    the preset's section of the data set        named as `data.name`, such as `tinyhop:`
+    the preset's section of the algorithm       named as it; else `ppo:` with a critic, or `grpo:`
+    `section.key=value` of the command line
 
-The section of the data set has the name of `data.name`, such as `tinyhop:`. The section of the
-algorithm has its name; otherwise `ppo:` serves algorithms with a critic and
-`grpo:` the others. A preset that `extends` another one overrides all of it, including its section
-of the algorithm. An impossible combination is refused in one line with the remedy.
+A preset that `extends` another one overrides all of it, including its sections. An impossible
+combination is refused in one line with the remedy.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, get_args
 
@@ -31,17 +32,17 @@ from agent_r1.config import plugins, presets, tables
 from agent_r1.config.key_values import addresses, find_key
 from agent_r1.config.presets import preset_names
 from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
-from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, Engine, Section
+from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, DataConfig, Engine, Section
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 from agent_r1.ground.ui import say
 
 ALGORITHMS = tables.names("estimator")
+"""Our own ones: names of a user's recipe are added later, and only checked by `_check_names`."""
 ENGINES = get_args(Engine)
-
-
 AUTO = "auto"
+"""Value of a setting that the machine or the model decides."""
 
 # --------------------------------------------------------------------------------------- load, save
 
@@ -59,55 +60,55 @@ def load_config(
     Args:
         preset: A name, or a file (default: `presets.DEFAULT`).
         overrides: `section.key=value` strings; values are YAML.
+        algorithm: Overrides `algorithm`, and so selects the preset's section of that name.
+        seed: Overrides `seed`.
         trains: Whether the command trains; otherwise, as for `agent-r1 data`, batches need not fit
         together.
 
     Raises ConfigError naming the key and its nearest match.
     """
-    overriding = _resolve_paths(_read_overrides(overrides or []), Path.cwd())
+    override_layer = _resolve_paths(_read_overrides(overrides or []), Path.cwd())
     if algorithm is not None:
-        overriding["algorithm"] = algorithm
+        override_layer["algorithm"] = algorithm
     if seed is not None:
-        overriding["seed"] = seed
+        override_layer["seed"] = seed
     preset = preset or presets.DEFAULT
-    files = _read_preset(preset)
-    preset = _resolve_preset(preset, Path.cwd())
-    data_name, algorithm = _final_names(_merge(*with_implied([*files, overriding])))
+    preset_layers = _read_preset(preset)
+    # All layers together choose the sections. The last one may: data.name=rows on the command line.
+    merged_layer = _merge(*_insert_implied([*preset_layers, override_layer]))
+    data_name, algorithm_name = _final_names(merged_layer)
     layers: list[dict[str, Any]] = []
-    for file in files:
-        layers += [file, *_pop_sections(file, data_name, algorithm)]
-    layers = with_implied([*layers, {"preset": preset}, overriding])
+    for layer in preset_layers:
+        layers += [layer, *_pop_sections(layer, data_name, algorithm_name)]
+    name_layer = {"preset": _resolve_preset(preset, Path.cwd())}
+    layers = _insert_implied([*layers, name_layer, override_layer])
     return _validate(_merge(*layers), trains)
 
 
 def _final_names(merged: dict[str, Any]) -> tuple[str, str]:
-    """Return the data set and the algorithm that all layers together name."""
+    """Return `data.name` and `algorithm` of merged layers, or their defaults."""
     fields = all_settings().config.model_fields
-    algorithm = merged.get("algorithm", fields["algorithm"].default)
+    algorithm = str(merged.get("algorithm", fields["algorithm"].default))
     data = merged.get("data")
     if isinstance(data, dict) and "name" in data:
-        return str(data["name"]), str(algorithm)
-    return fields["data"].get_default(call_default_factory=True).name, str(algorithm)
+        return str(data["name"]), algorithm
+    return fields["data"].get_default(call_default_factory=True).name, algorithm
 
 
-def _pop_sections(file: dict[str, Any], data_name: str, algorithm: str) -> list[dict[str, Any]]:
-    """Take a preset's sections for a data set or an algorithm. Return those that apply.
+def _pop_sections(preset: dict[str, Any], data_name: str, algorithm: str) -> list[dict[str, Any]]:
+    """Remove all sections for data sets and algorithms from `preset`. Return those that apply.
 
-    `tinyhop:` is for `data.name=tinyhop`. So a preset can be tuned for its own questions, and still
-    be one to start from for others. `ppo:` is for all algorithms with a critic, `grpo:` for those
-    without, if their own name has no section.
+    So a preset can be tuned for its own questions, and still be one to start from for others.
     """
-    per_data = {name: file.pop(name, None) or {} for name in tables.names("data")}
-    per_algorithm = {name: file.pop(name, None) or {} for name in tables.names("estimator")}
+    per_data = {name: preset.pop(name, None) or {} for name in tables.names("data")}
+    per_algorithm = {name: preset.pop(name, None) or {} for name in tables.names("estimator")}
+    # An unknown algorithm gets some section here, and its message by `_check_names`.
     critic = algorithm in per_algorithm and tables.algorithm_has(algorithm, "critic")
-    relative = "ppo" if critic else "grpo"
-    return [
-        per_data.get(data_name, {}),
-        per_algorithm.get(algorithm) or per_algorithm[relative],
-    ]
+    fallback = per_algorithm["ppo" if critic else "grpo"]
+    return [per_data.get(data_name, {}), per_algorithm.get(algorithm) or fallback]
 
 
-def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _insert_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Insert the settings that an environment's scheme implies, before the layer that names it.
 
     So `env.name=gym:FILE.py:Class` brings its own rows and demonstrator, and the same layer or a
@@ -119,6 +120,7 @@ def with_implied(layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
         name = env.get("name") if isinstance(env, dict) else None
         entry = tables.env_scheme(str(name))
         if entry is not None:
+            # Our own table names this code, and the user named the scheme.
             plugins.trust(_strings(entry["implies"].get("cold_start", {})))
             result.append(entry["implies"])
         result.append(layer)
@@ -140,11 +142,13 @@ def to_yaml(config: Config) -> str:
 
 
 def from_yaml(path: Path, written_here: bool = False) -> Config:
-    """Read a run's config.yaml. Raises ConfigError if it is damaged or of another version.
+    """Read a run's config.yaml, with keys of earlier versions translated.
 
     Args:
         written_here: The parent process wrote it, after the user named its code and its recipe
-        there.
+        there. So the code that it names is trusted.
+
+    Raises ConfigError if it is damaged or of another version.
     """
     try:
         values = bounds.read_yaml(path)
@@ -158,47 +162,47 @@ def from_yaml(path: Path, written_here: bool = False) -> Config:
     if isinstance(values, dict):
         preset = str(values.get("preset", ""))
         values = translate_keys(values)
-    table = None
-    if _is_file(preset):
-        table = Path(preset).parent / "recipe.toml"
-    if written_here and table:
-        tables.add_recipe(table)
+    recipe = None
+    if presets.is_file_name(preset):
+        recipe = Path(preset).parent / "recipe.toml"
+    if written_here and recipe:
+        tables.add_recipe(recipe)
     try:
         config = _validate(values)
     except ConfigError as error:
-        theirs = ""
-        if table and table.is_file():
-            theirs = f" Or does it need the names of its recipe, --recipe {table.parent}?"
+        hint = ""
+        if recipe and recipe.is_file():
+            hint = f" Or does it need the names of its recipe, --recipe {recipe.parent}?"
         raise ConfigError(
-            f"{path}: {error}; was this run made by another version?{theirs}", code=error.code
+            f"{path}: {error}; was this run made by another version?{hint}", code=error.code
         ) from None
     if written_here:
         plugins.trust(all_code(config))
     elif preset in presets.preset_files():
-        load_config(preset)  # trusts the code that our own preset names, and no other
+        # The file may name any code, our preset only ours: loading the preset trusts that.
+        load_config(preset)
     return config
 
 
 def preset_title(preset: str) -> str:
     """Return a preset's name, or of a user's file its stem (for preset.yaml: its folder)."""
-    if not _is_file(preset):
+    if not presets.is_file_name(preset):
         return preset
     path = Path(preset)
     return path.parent.name if path.stem == "preset" else path.stem
 
 
-def _is_file(preset: str) -> bool:
-    return preset.endswith((".yaml", ".yml"))
-
-
 def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    """Read a preset by name or file, after the presets that it `extends`."""
+    """Read a preset by name or file. Return one layer for it, after those that it `extends`.
+
+    `children` are the presets that extend this one. Raises ConfigError.
+    """
     if name in children:
         raise ConfigError(
             f"presets extend one another in a circle: {' -> '.join([*children, name])}",
             code="preset_circle",
         )
-    if not _is_file(name) and name not in preset_names():
+    if not presets.is_file_name(name) and name not in preset_names():
         hint = nearest(name, preset_names())
         if name in presets.SUCCESSORS:
             hint = f" (it is gone, and {presets.SUCCESSORS[name]!r} is in its place)"
@@ -207,7 +211,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
             "file (FILE.yaml)",
             code="unknown_preset",
         )
-    if _is_file(name):
+    if presets.is_file_name(name):
         path = Path(name).expanduser()
         tables.add_recipe(path.parent / "recipe.toml")
     else:
@@ -236,7 +240,7 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
             "`extends: small`",
             code="bad_preset",
         )
-    if parent and _is_file(parent):
+    if parent and presets.is_file_name(parent):
         parent = str(path.resolve().parent / parent)
     if not parent:
         return [preset]
@@ -244,32 +248,38 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
 
 
 def _resolve_paths(layer: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Resolve the names of code and files in `layer` from `folder`.
+    """Return `layer` with the names of code and files made absolute, from `folder`.
 
-    The user wrote this layer, so its code may be imported.
+    The user wrote this layer, so the code, commands and addresses that it names are trusted.
     """
     layer = copy_sections(layer)
     settings = all_settings()
     if "preset" in layer:
         layer["preset"] = _resolve_preset(layer["preset"], folder)
-    for key in (*settings.code, *settings.files, *settings.trusted_fields):
-        section, name = key.split(".")
-        values = layer.get(section)
-        if not isinstance(values, dict) or name not in values:
-            continue
-        if key in settings.trusted_fields and key not in settings.code:
-            plugins.trust(_strings(values[name]))
-            continue
-        resolve = _resolve_code if key in settings.code else _resolve_file
-        if isinstance(values[name], list):
-            values[name] = [resolve(entry, folder) for entry in values[name]]
-        else:
-            values[name] = resolve(values[name], folder)
+    for section, values in layer.items():
+        for name, value in values.items() if isinstance(values, dict) else ():
+            key = f"{section}.{name}"
+            if key in settings.code:
+                values[name] = _resolve_each(_resolve_code, value, folder)
+            elif key in settings.trusted_fields:
+                plugins.trust(_strings(value))
+            elif key in settings.files:
+                values[name] = _resolve_each(_resolve_file, value, folder)
     return layer
 
 
+def _resolve_each(resolve: Callable[[Any, Path], Any], value: Any, folder: Path) -> Any:
+    """Resolve a value, or each entry of a list."""
+    if isinstance(value, list):
+        return [resolve(entry, folder) for entry in value]
+    return resolve(value, folder)
+
+
 def _resolve_code(name: Any, folder: Path) -> Any:
-    """Make the file of user-defined code absolute, and trust the name."""
+    """Make the file of user-defined code absolute, and trust the name.
+
+    What is no string stays: pydantic refuses it later, with the setting's name.
+    """
     if not isinstance(name, str):
         return name
     if plugins.is_user_code(name):
@@ -292,7 +302,7 @@ def _resolve_preset(preset: Any, folder: Path) -> Any:
 
     A run is found again by this path, however the user spells it.
     """
-    if not (isinstance(preset, str) and _is_file(preset)):
+    if not (isinstance(preset, str) and presets.is_file_name(preset)):
         return preset
     return str((folder / os.path.expanduser(preset)).resolve())
 
@@ -317,22 +327,25 @@ def trusted_settings(config: Config) -> dict[str, str]:
             continue
         if isinstance(value, dict):
             for name, place in value.items():
-                places[f"{key}.{name}".rstrip(".")] = place
+                places[f"{key}.{name}"] = place
         else:
             places[key] = value
     return places
 
 
 def _value(config: Config, key: str) -> Any:
+    """Return the value of `section.key`."""
     section, name = key.split(".")
     return getattr(getattr(config, section), name)
 
 
-def user_code(config: Config, updates: bool = True) -> list[str]:
+def user_code(config: Config, trains: bool = True) -> list[str]:
     """List a run's user-defined code: in settings, and by names of a user's recipe.
 
+    If the code changes, artefacts are made anew and a run is not resumed.
+
     Args:
-        updates: False for a cold start, which uses no estimator.
+        trains: False for a cold start, which uses no estimator.
     """
     names: dict[str, list[Any]] = {
         "data": [config.data.name],
@@ -340,7 +353,7 @@ def user_code(config: Config, updates: bool = True) -> list[str]:
         "tool": config.env.tools,
         "reward": [config.env.reward, *config.env.rules],
     }
-    if updates:
+    if trains:
         names["estimator"] = [config.algorithm]
     return [*user_code_names(config), *tables.recipe_code(names)]
 
@@ -360,7 +373,7 @@ def user_code_names(config: Config) -> dict[str, str]:
 def _read_overrides(overrides: list[str]) -> dict[str, Any]:
     """Parse `["trainer.steps=20"]` to `{"trainer": {"steps": 20}}`.
 
-    `1e-4` stays a string, which pydantic converts.
+    YAML reads 1e-4 as a string, because it has no dot; pydantic converts it.
     """
     layer: dict[str, Any] = {}
     for override in overrides:
@@ -377,21 +390,25 @@ def _read_overrides(overrides: list[str]) -> dict[str, Any]:
             raise ConfigError(
                 f"the value of {key!r} is not valid YAML after the =", code="bad_override"
             ) from None
-        table = ".".join(key.split(".")[:2]) in all_settings().tables and key.count(".") > 1
-        dots = 2 if table else 1  # env.mcp.NAME=COMMAND sets one entry of a table
-        for name in reversed(key.split(".", dots)):
+        # env.mcp.NAME=COMMAND sets one entry of a table. Otherwise all after the first dot is one
+        # name, so that the message about an unknown key has it as the user wrote it.
+        is_entry = ".".join(key.split(".")[:2]) in all_settings().tables
+        for name in reversed(key.split(".", 2 if is_entry else 1)):
             value = {name: value}
         layer = _merge(layer, value)
     return layer
 
 
 def _merge(*layers: dict[str, Any]) -> dict[str, Any]:
-    """Merge layers key by key; later layers win, and replace tables of shares."""
+    """Merge layers key by key; later layers win.
+
+    A table of shares is replaced as a whole: half of an old one would not add up with the new one.
+    """
     result: dict[str, Any] = {}
     for layer in layers:
         for name, value in layer.items():
-            both = isinstance(value, dict) and isinstance(result.get(name), dict)
-            if both and name not in all_settings().replaced_tables:
+            both_tables = isinstance(value, dict) and isinstance(result.get(name), dict)
+            if both_tables and name not in all_settings().replaced_tables:
                 value = _merge(result[name], value)
             result[name] = value
     return result
@@ -407,22 +424,29 @@ def _validate(values: Any, trains: bool = True) -> Config:
     config = _resolve_auto(config)
     _check_names(config)
     _refuse_keys(trusted_settings(config).items())
-    for conflict in _all_conflicts(config, trains):
+    for conflict in _find_conflicts(config, trains):
         if isinstance(conflict, ConfigError):
             raise conflict
         raise ConfigError(conflict, code="settings_conflict")
     return config
 
 
-def _all_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
-    """Yield the conflicts of the core's settings, then those that their owners find."""
-    yield from _conflicts(config)
+def _find_conflicts(config: Config, trains: bool) -> Iterator[ConfigError | str]:
+    """Yield the conflicts of the core's settings, then those that their owners find.
+
+    Each says cause and remedy. Only the first is shown: the others may follow from it.
+    """
+    yield from _task_conflicts(config)
+    yield from _reward_conflicts(config.env)
+    yield from _learning_conflicts(config)
     if trains:
         yield from _batch_conflicts(config)
     for name in type(config).model_fields:
         section = getattr(config, name)
         if not isinstance(section, BaseModel):
             continue
+        # A section joins the classes of its owners (whole.py). Each may declare `conflicts`, and a
+        # plain call would find only the first.
         for owner in type(section).__mro__:
             if "conflicts" in vars(owner):
                 yield from owner.conflicts(config, trains)
@@ -446,28 +470,31 @@ def _resolve_auto(config: Config) -> Config:
 
 
 def keep_stored(config: Config, stored_config: Config) -> Config:
-    """Return `config` with what a resumed run found for `auto`, whatever would be found now."""
+    """Return `config` with what a run's start found for `auto` when it loaded its settings.
+
+    A resumed run may find another value now, for example with a newer version. A value that the
+    user names here stays.
+    """
     overrides = [f"{setting}={_value(stored_config, setting)}" for setting in config.replaced_auto]
     return apply_overrides(config, overrides) if overrides else config
 
 
 def keep_choices(config: Config, other: Config) -> Config:
-    """Return `config` with the values of `other` where a setting is still `auto`.
+    """Return `config` with the values of `other` where a setting is still `auto` after loading.
 
-    These are the settings that a stage of a run chooses, not the loading (`OutsideWhileDefault`).
+    A stage of the run chooses these, such as `verl.attention` (`OutsideWhileDefault`).
     """
+    sections = {}
     for name in type(config).model_fields:
         part = getattr(config, name)
         if not isinstance(part, BaseModel):
             continue
-        values = {
-            key: getattr(getattr(other, name), key)
-            for key, field in type(part).model_fields.items()
-            if OUTSIDE_WHILE_DEFAULT in field.metadata and getattr(part, key) == AUTO
-        }
-        if values:
-            config = config.model_copy(update={name: part.model_copy(update=values)})
-    return config
+        values = {}
+        for key, field in type(part).model_fields.items():
+            if OUTSIDE_WHILE_DEFAULT in field.metadata and getattr(part, key) == AUTO:
+                values[key] = getattr(getattr(other, name), key)
+        sections[name] = part.model_copy(update=values)
+    return config.model_copy(update=sections)
 
 
 def keep_spelling(value: Any, stored: Any) -> Any:
@@ -487,8 +514,10 @@ def keep_spelling(value: Any, stored: Any) -> Any:
 
 
 def _is_same_place(one: str, other: str) -> bool:
-    places = [os.path.realpath(os.path.expanduser(path)) for path in (one, other)]
-    return places[0] == places[1] and os.path.exists(places[0])
+    """Return whether both are paths of one file or folder, which exists."""
+    # Two settings may be equal strings that are no paths; then it does not matter which is kept.
+    place = os.path.realpath(os.path.expanduser(one))
+    return place == os.path.realpath(os.path.expanduser(other)) and os.path.exists(place)
 
 
 def shareable(config: Config) -> Config:
@@ -543,7 +572,7 @@ def _refuse_keys(places: Iterable[tuple[str, str]]) -> None:
 
 
 def _explain(error: ValidationError) -> ConfigError:
-    """Describe pydantic's first error in one line, with the nearest valid name."""
+    """Describe pydantic's first error in one line: its cause, and the nearest valid name."""
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     value = first["input"]
@@ -565,7 +594,7 @@ def _explain(error: ValidationError) -> ConfigError:
         choices = re.findall("'(.*?)'", context["expected"])
         return ConfigError.unknown(key, value, choices)
     text = first["msg"]
-    if kind == "no_variable":
+    if kind == "no_variable":  # the value may be a key, and is not shown
         return ConfigError(f"{key}: {text}", code="no_variable")
     message = f"{key}={value!r}: {context.get('error') or text[0].lower() + text[1:]}"
     if kind.startswith(("greater_than", "less_than", "finite_number", "too_short", "too_long")):
@@ -579,7 +608,10 @@ def _explain(error: ValidationError) -> ConfigError:
 
 
 def fingerprint(*parts: Any) -> str:
-    """Return eight hex digits that depend on all parts (JSON-able values or sections)."""
+    """Return eight hex digits that depend on all parts (JSON-able values or sections).
+
+    Names of artefacts, not protection: of 1,000 of them, two agree with a chance of 1 in 8,600.
+    """
     return hashlib.sha256(
         json.dumps([fingerprint_values(p) for p in parts], sort_keys=True).encode()
     ).hexdigest()[:8]
@@ -626,97 +658,110 @@ def _check_names(config: Config) -> None:
         tables.entry_of(kind, name, setting)
 
 
-def _conflicts(config: Config) -> Iterator[ConfigError]:
-    """Find settings that are valid alone but not together, each with cause and remedy."""
-    d = config.data
-    s = config.search
-    e = config.env
-    r = config.rollout
-    a = config.actor
-    for text, setting in ((config.model.path, "model.path"), (s.encoder, "search.encoder")):
-        scheme = tables.scheme_of(text)
+def _task_conflicts(config: Config) -> Iterator[ConfigError]:
+    """Find names of models, questions and searches that do not exist, or not together."""
+    dataset = config.data
+    search = config.search
+    for name, setting in ((config.model.path, "model.path"), (search.encoder, "search.encoder")):
+        scheme = tables.scheme_of(name)
         if scheme:
-            scheme.find(text, setting)
-    if s.min_k is not None and s.min_k > s.top_k:
+            scheme.find(name, setting)  # raises for a name that the scheme does not have
+    if search.min_k is not None and search.min_k > search.top_k:
         yield ConfigError(
-            f"search.min_k={s.min_k} is more than search.top_k={s.top_k}; results have "
+            f"search.min_k={search.min_k} is more than search.top_k={search.top_k}; results have "
             "search.min_k to search.top_k passages",
             code="min_k_above_top_k",
         )
-    if config.data_facts.get("generated") and (d.source or d.corpus != type(d)().corpus):
+    is_generated = config.data_facts.get("generated")
+    if is_generated and (dataset.source or dataset.corpus != DataConfig().corpus):
         others = [
-            name
-            for name in tables.names("data")
-            if not tables.entry_of("data", name, "").get("generated")
+            name for name, facts in tables.entries("data").items() if not facts.get("generated")
         ]
         yield ConfigError(
-            f"{d.name} is generated and takes no data.source or data.corpus; set data.name to "
-            f"{', '.join(others)}",
+            f"{dataset.name} is generated and takes no data.source or data.corpus; set data.name "
+            f"to {', '.join(others)}",
             code="unused_setting",
         )
-    if config.data_facts.get("needs_source") and not plugins.is_user_code(d.name) and not d.source:
+    # User-defined questions share the facts of `rows`, and their function needs no file.
+    needs_source = config.data_facts.get("needs_source") and not plugins.is_user_code(dataset.name)
+    if needs_source and not dataset.source:
         yield ConfigError(
-            f"data.name={d.name} has no questions; name a JSONL or parquet file of them with "
+            f"data.name={dataset.name} has no questions; name a JSONL or parquet file of them with "
             "data.source",
             code="missing_source",
         )
-    if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", s.index) and not Path(s.index).is_dir():
+    index = search.index
+    if not re.fullmatch(r"auto|Flat|(IVF|HNSW)\d+\S*", index) and not Path(index).is_dir():
         yield ConfigError(
-            f"search.index={s.index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the "
+            f"search.index={index!r} is unknown; choose auto, Flat, HNSW32, IVF4096,PQ64 or the "
             "like, or an index's folder",
             code="unknown_index",
         )
-    if s.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", s.url):
+    if search.url and not re.fullmatch(r"https?://[^/\s]+(/retrieve)?/?", search.url):
         yield ConfigError(
-            f"search.url={s.url!r} is not an address; give one such as http://127.0.0.1:8100 "
+            f"search.url={search.url!r} is not an address; give one such as http://127.0.0.1:8100 "
             "(Search-R1's: .../retrieve)",
             code="bad_address",
         )
-    yield from _addresses(e)
-    for name in e.rules:
+
+
+def _reward_conflicts(env: Any) -> Iterator[ConfigError]:
+    """Find rewards that are not defined, or that pay wrong answers like right ones."""
+    yield from _address_conflicts(env)
+    for name in env.rules:
         tables.entry_of("reward", name, "env.rules")
-    if e.rules and (not e.reward or sum(e.rules.values()) > 1):
+    if env.rules and (not env.reward or sum(env.rules.values()) > 1):
         yield ConfigError(
-            f"env.rules={e.rules} mixes rules with env.reward={e.reward}; set env.reward, and "
+            f"env.rules={env.rules} mixes rules with env.reward={env.reward}; set env.reward, and "
             "shares of 1 or less in all (env.reward has the rest)",
             code="bad_mixture",
         )
-    if e.call_reward * e.max_tool_calls >= 1:
+    # A right answer pays 1. An agent that gets as much for calls need not answer.
+    reward_of_calls = env.call_reward * env.max_tool_calls
+    if reward_of_calls >= 1:
         yield ConfigError(
-            f"env.call_reward={e.call_reward:g} pays {e.max_tool_calls} calls (env.max_tool_calls) "
-            f"as much as a right answer; set it below {1 / e.max_tool_calls:.2g}",
+            f"env.call_reward={env.call_reward:g} pays {env.max_tool_calls} calls "
+            "(env.max_tool_calls) as much as a right answer; set it below "
+            f"1/{env.max_tool_calls}",
             code="excessive_reward",
         )
-    elif e.call_reward * e.max_tool_calls + e.evidence_reward >= 1:
+    elif reward_of_calls + env.evidence_reward >= 1:
         yield ConfigError(
-            f"env.evidence_reward={e.evidence_reward:g} and the rewards of calls pay a wrong "
-            "answer as much as a right one; set it below "
-            f"{1 - e.call_reward * e.max_tool_calls:.2g}",
+            f"env.evidence_reward={env.evidence_reward:g} and the rewards of calls pay a wrong "
+            f"answer as much as a right one; set it below {1 - reward_of_calls:g}",
             code="excessive_reward",
         )
-    if r.max_tokens_per_turn >= r.max_context:
+
+
+def _learning_conflicts(config: Config) -> Iterator[ConfigError]:
+    """Find limits and losses that do not go together, whether or not the command trains."""
+    rollout = config.rollout
+    actor = config.actor
+    if rollout.max_tokens_per_turn >= rollout.max_context:
         yield ConfigError(
             "rollout.max_tokens_per_turn must be smaller than rollout.max_context",
             code="turn_exceeds_context",
         )
-    if config.algorithm_has("groups") and r.samples_per_prompt < 2:
+    if config.algorithm_has("groups") and rollout.samples_per_prompt < 2:
         yield ConfigError(
             f"{config.algorithm} compares samples of one prompt and has nothing to learn from a "
-            "group of one; "
-            "set rollout.samples_per_prompt to 2 or more, or use ppo",
+            "group of one; set rollout.samples_per_prompt to 2 or more, or use ppo",
             code="group_of_one",
         )
-    estimator = "k1" if a.kl_in == "reward" else "k3"
-    if (a.kl_in == "reward") != (a.kl_estimator == "k1"):
+    # In the reward only the value of the KL counts, and k1's mean is the KL. In the loss its
+    # gradient counts, and k1's has mean 0.
+    in_reward = actor.kl_in == "reward"
+    if in_reward != (actor.kl_estimator == "k1"):
         yield ConfigError(
-            f"actor.kl_estimator={a.kl_estimator} with actor.kl_in={a.kl_in} does not pull the "
-            f"policy to the reference (see losses.kl_penalty); set actor.kl_estimator={estimator}",
+            f"actor.kl_estimator={actor.kl_estimator} with actor.kl_in={actor.kl_in} does not pull "
+            "the policy to the reference (see losses.kl_penalty); set "
+            f"actor.kl_estimator={'k1' if in_reward else 'k3'}",
             code="mismatched_kl",
         )
 
 
-def _addresses(env: Any) -> Iterator[ConfigError]:
-    """Find names of server clients without an address, and addresses without such a name."""
+def _address_conflicts(env: Any) -> Iterator[ConfigError]:
+    """Find clients of servers without an address, and addresses without their client."""
     for kind, setting, value in (
         ("env", "env.name", env.name),
         ("reward", "env.reward", env.reward),
@@ -737,34 +782,37 @@ def _addresses(env: Any) -> Iterator[ConfigError]:
 
 def _batch_conflicts(config: Config) -> Iterator[ConfigError]:
     """Find settings of a training step that do not fit together."""
-    r = config.rollout
-    a = config.actor
-    if a.lora_rank and config.engine == "local":
+    rollout = config.rollout
+    actor = config.actor
+    trains_critic = config.algorithm_has("critic")
+    if actor.lora_rank and config.engine == "local":
         yield ConfigError(
-            f"actor.lora_rank={a.lora_rank} needs --engine verl; the local loop trains all weights "
-            "(actor.lora_rank=0)",
+            f"actor.lora_rank={actor.lora_rank} needs --engine verl; the local loop trains all "
+            "weights (actor.lora_rank=0)",
             code="lora_without_verl",
         )
     warmup = config.critic.warmup_steps
-    if config.algorithm_has("critic") and warmup >= config.trainer.steps:
+    if trains_critic and warmup >= config.trainer.steps:
         yield ConfigError(
             f"critic.warmup_steps={warmup} leaves none of trainer.steps={config.trainer.steps} for "
             "the policy, which would not be trained; set it below trainer.steps",
             code="policy_not_trained",
         )
-    if r.prompts_per_step > config.data.train:
+    if rollout.prompts_per_step > config.data.train:
         yield ConfigError(
-            f"rollout.prompts_per_step={r.prompts_per_step} is more than "
-            f"data.train={config.data.train} questions; "
-            "raise the second or lower the first",
+            f"rollout.prompts_per_step={rollout.prompts_per_step} is more than "
+            f"data.train={config.data.train} questions; raise the second or lower the first",
             code="too_few_questions",
         )
-    batch = r.prompts_per_step * r.samples_per_prompt
-    for name, count in (("actor", a.minibatches), ("critic", config.critic.minibatches)):
+    batch = rollout.prompts_per_step * rollout.samples_per_prompt
+    minibatches = {"actor": actor.minibatches}
+    if trains_critic:
+        minibatches["critic"] = config.critic.minibatches
+    for name, count in minibatches.items():
         if batch % count:
             yield ConfigError(
-                f"a batch of {r.prompts_per_step} prompts x {r.samples_per_prompt} samples = "
-                f"{batch} trajectories does not divide into {name}.minibatches={count}; choose a "
-                f"divisor of {batch}",
+                f"a batch of {rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} "
+                f"samples = {batch} trajectories does not divide into {name}.minibatches={count}; "
+                f"choose a divisor of {batch}",
                 code="indivisible_batch",
             )

@@ -39,6 +39,11 @@ def preset_names() -> list[str]:
     return list(preset_files())
 
 
+def is_file_name(preset: str) -> bool:
+    """Return whether a preset is named by its file, which may not exist."""
+    return preset.endswith((".yaml", ".yml"))
+
+
 def replace_gone(name: str) -> str:
     """Return a preset's name, or that of the preset in place of it."""
     if name in preset_names() or Path(name).is_file():
@@ -55,7 +60,7 @@ def preset_named(recipe: str | None, preset: str | None) -> str | None:
         )
     if recipe:
         preset = preset_of(recipe)
-    if preset and preset.endswith((".yaml", ".yml")):
+    if preset and is_file_name(preset):
         tables.add_recipe(Path(preset).expanduser().parent / "recipe.toml")
     return preset
 

@@ -1,14 +1,15 @@
-"""Declare the core's settings in ten sections: type, default, bounds and meaning of each.
+"""Declare the core's settings in nine sections: type, default, bounds and meaning of each.
 
 In: nothing. Out: `Config`. Next: `whole.py` adds the settings of recipes and engines, and `load.py`
-fills it. Pydantic refuses unknown names, wrong types and values outside their bounds.
+fills it. Pydantic refuses unknown names, wrong types and values outside their bounds. A setting's
+text stands below it. `Price[float]` is a float with a mark, and others find all settings with it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -35,15 +36,17 @@ KlEstimator = Literal["k1", "k2", "k3"]
 T = TypeVar("T")
 OUTSIDE = "outside the fingerprint"
 OutsideFingerprint = Annotated[T, OUTSIDE]
-"""No weight depends on it, for example logging intervals. `config.fingerprint`, which names folders
-in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
+"""A setting on which no weight depends, for example a logging interval. `config.fingerprint`, which
+names folders in artifacts/ and guards `--resume`, omits it. A resumed run may change it."""
 OUTSIDE_WHILE_DEFAULT = "outside the fingerprint while it has its default"
 OutsideWhileDefault = Annotated[T, OUTSIDE_WHILE_DEFAULT]
-"""For a setting that is newer than runs without it, and for `auto`, which leaves the choice to the
-machine: a run keeps what was chosen, and its fingerprint has it."""
-Price = Annotated[T, "a price"]
-"""It changes what an episode is worth, and not what a demonstrator plays. So the cold start is
-played and named as if it had its default."""
+"""A setting that the fingerprint has only if it is not at its default. So a new setting does not
+rename the artefacts of older runs. With `auto` a stage chooses the value: the run keeps it, and the
+run's fingerprint has it."""
+PRICE = "a price"
+Price = Annotated[T, PRICE]
+"""A setting that changes what an episode is worth, and not what a demonstrator plays. So the cold
+start is played and named as if it had its default, and runs with other prices share it."""
 NamesCode = Annotated[T, "may name code"]
 """FILE.py:NAME or MODULE:NAME is user-defined code; FILE.py is relative to the preset that names
 it."""
@@ -55,6 +58,7 @@ Trusted = Annotated[T, "trusted by naming"]
 
 
 def _check_variable(name: str) -> str:
+    # Keys may be written in capitals, too; no usual name of a variable is longer than 64.
     if re.fullmatch("[A-Z_][A-Z0-9_]*", name) and len(name) <= 64:
         return name
     raise PydanticCustomError(
@@ -71,6 +75,8 @@ VariableName = Annotated[str, AfterValidator(_check_variable)]
 class Section(BaseModel):
     """Hold one section of the settings. A recipe's class in its recipe.toml may extend it."""
 
+    # A file may be called 2024, which is a number in YAML. No setting means
+    # anything at infinity. Most classes only serve as bases in whole.py, and need no validator.
     model_config = ConfigDict(
         extra="forbid", coerce_numbers_to_str=True, allow_inf_nan=False, defer_build=True
     )
@@ -79,21 +85,22 @@ class Section(BaseModel):
     def conflicts(config: Any, trains: bool) -> Iterable[ConfigError | str]:
         """Find conflicts of these settings with the whole configuration, and their remedies.
 
+        `config` is the whole `Config`. A text is a ConfigError with the code `settings_conflict`.
         If nothing `trains`, as for `agent-r1 data`, conflicts that only concern training are
         omitted.
         """
         return ()
 
     def without_commands(self) -> Self:
-        """Return these settings without commands, for a downloaded model or run.
+        """Return these settings without commands to run and addresses that receive text.
 
-        A command starts a program.
+        A downloaded model or run could name any, and its user has not read them.
         """
         return self
 
 
 class DataConfig(Section):
-    """Choose questions and their world (package 1)."""
+    """Choose questions and their world (data/)."""
 
     name: NamesCode[str] = "tinyhop"
     """tinyhop (a generated synthetic world) | hotpotqa | hotpotqa-fullwiki | twowiki | musique |
@@ -125,13 +132,17 @@ class DataConfig(Section):
 
     @property
     def data_source(self) -> str:
-        """Return verl's name for a row's data set: `rows` for all user-defined questions."""
-        user_defined = ":" in self.name  # FILE.py:FUNCTION, or MODULE:NAME
+        """Return the data set that a row names, in verl's key `data_source`.
+
+        All user-defined questions (FILE.py:FUNCTION) are `rows`, which has an entry in the table
+        of data sets.
+        """
+        user_defined = ":" in self.name
         return "rows" if user_defined else self.name
 
 
 class SearchConfig(Section):
-    """Configure the search index (package 2)."""
+    """Configure the search index (search/)."""
 
     encoder: str = "ngram"
     """`ngram` needs no download. Any other value is a sentence-transformers model: a name such as
@@ -142,8 +153,8 @@ class SearchConfig(Section):
     top_k: AtLeast1 = 3
     """Passages per search result."""
     min_k: OutsideWhileDefault[AtLeast1 | None] = None
-    """If set, the results of an episode have `min_k` to `top_k` passages, by its first query. An
-    agent then cannot rely on one length."""
+    """If set, the results of an episode have `min_k` to `top_k` passages; its first query
+    decides how many (tool/search.py). An agent then cannot rely on one length."""
     index: NamesFile[str] = "auto"
     """auto (by corpus size and free memory) | a FAISS factory string such as Flat or IVF4096,PQ64 |
     the folder of an index over the same corpus."""
@@ -153,12 +164,12 @@ class SearchConfig(Section):
 
     @property
     def foreign(self) -> bool:
-        """Return whether `url` is a retriever that does not describe its corpus and encoder."""
+        """Return whether `url` has Search-R1's protocol, which tells no corpus and no encoder."""
         return (self.url or "").rstrip("/").endswith("/retrieve")
 
 
 class EnvConfig(Section):
-    """Configure environment, tools and reward (packages 3, 4 and 6)."""
+    """Configure environment, tools and reward (env/, tool/, reward/)."""
 
     name: NamesCode[str] = "hermes"
     """hermes (or nous) | retool | mathtir | react | harmony | qwen3_coder | llama3_json
@@ -197,10 +208,9 @@ class EnvConfig(Section):
 
     def without_prices(self) -> Self:
         """Return these settings with every `Price` at its default."""
-        _, mark = get_args(Price)
         defaults = {}
         for name, field in type(self).model_fields.items():
-            if mark in field.metadata:
+            if PRICE in field.metadata:
                 defaults[name] = field.get_default()
         return self.model_copy(update=defaults)
 
@@ -217,16 +227,18 @@ class ModelConfig(Section):
 
 
 class RolloutConfig(Section):
-    """Configure the sampling of episodes (package 5)."""
+    """Configure the sampling of episodes (rollout/)."""
 
     prompts_per_step: AtLeast1 = 16
     """Different questions per RL step."""
     samples_per_prompt: AtLeast1 = 8
     """Episodes per question: GRPO's group size. PPO works with 1."""
     temperature: float = Field(1.0, ge=0.01, le=100)
+    """Of the training episodes. Evaluations are greedy, and sample at 1."""
     max_tokens_per_turn: AtLeast1 = 64
+    """Longest turn of the agent, in tokens; a longer one is cut off."""
     max_context: int = 512
-    """Tokens of a whole conversation."""
+    """Longest conversation in tokens: prompts, tool results and the agent's turns."""
     max_concurrent_episodes: AtLeast1 = 128
     """Episodes that decode concurrently (rows of the KV cache)."""
     flow: NamesCode[str | None] = None
@@ -234,12 +246,12 @@ class RolloutConfig(Section):
 
     @property
     def has_agent(self) -> bool:
-        """Return whether an agent program of the user plays the episodes."""
+        """Return whether a program of the user plays the episodes (recipes/gateway says when)."""
         return False
 
     @property
     def replaces_equal_groups(self) -> bool:
-        """Return whether a step plays other groups for those whose rewards are equal."""
+        """Return whether a step replaces groups of equal rewards (recipes/credit says when)."""
         return False
 
 
@@ -256,7 +268,11 @@ class AdvantageConfig(Section):
 
 
 class Clip(NamedTuple):
-    """Where `losses.policy_loss` bounds the ratio and the loss."""
+    """Where `losses.policy_loss` bounds the ratio and the loss.
+
+    The ratio is clipped to [1 - low, 1 + high]. The loss of a negative advantage A is at most
+    `dual` * -A.
+    """
 
     low: float
     high: float
@@ -267,9 +283,11 @@ class ActorConfig(Section):
     """Configure the policy's update (training/losses.py)."""
 
     lr: LearningRate = 3e-4
+    """Learning rate of AdamW after the warm-up."""
     lr_final: Share = 0.1
     """The learning rate falls linearly to this share of `lr` at the last step."""
     warmup_steps: NonNegativeInt = 0
+    """RL steps in which the learning rate rises linearly to `lr`."""
     minibatches: AtLeast1 = 2
     """Optimiser steps per batch of trajectories."""
     epochs: AtLeast1 = 1
@@ -288,6 +306,7 @@ class ActorConfig(Section):
     loss_aggregation: LossAggregation = "token-mean"
     """token-mean | seq-mean-token-mean | seq-mean-token-sum | seq-mean-token-sum-norm."""
     entropy_coef: NonNegativeFloat = 0.0
+    """Weight of the policy's entropy, in nats per token, which is subtracted from the loss."""
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL to the model that RL starts from; 0 needs no reference model."""
     kl_estimator: KlEstimator = "k3"
@@ -296,7 +315,9 @@ class ActorConfig(Section):
     kl_in: Literal["loss", "reward"] = "loss"
     """`loss` adds the KL to the loss, `reward` subtracts it from each action token's reward."""
     grad_clip: float = Field(1.0, ge=1e-06)
+    """Largest norm of the gradient of an optimiser step."""
     weight_decay: NonNegativeFloat = 0.0
+    """Of AdamW: a step takes this share, times the learning rate, from every weight."""
     lora_rank: NonNegativeInt = 0
     """With `engine=verl`: train LoRA adapters of this rank instead of the weights, with about ten
     times the learning rate."""
@@ -314,10 +335,13 @@ class CriticConfig(Section):
     warmup_steps: NonNegativeInt = 5
     """RL steps in which only the critic is trained, because early values are noise."""
     value_clip: float = Field(0.5, ge=1e-06)
-    """Values may move this far from the sampled ones within one batch."""
+    """Values may move this far, in units of reward, from those before the step's updates."""
     minibatches: AtLeast1 = 2
+    """Optimiser steps of the critic per batch of trajectories."""
     epochs: AtLeast1 = 1
+    """Passes over a batch of trajectories."""
     grad_clip: float = Field(1.0, ge=1e-06)
+    """Largest norm of the gradient of an optimiser step."""
 
 
 class TrainerConfig(Section):
@@ -367,13 +391,17 @@ class TrainerConfig(Section):
 class Config(Section):
     """Hold everything that a run depends on. `agent-r1 train --dry-run --verbose` prints it."""
 
+    # Private, because neither config.yaml nor the fingerprint may have it.
     _replaced_auto: list[str] = PrivateAttr(default_factory=list)
     preset: str = "discover"
+    """A preset's name, or the absolute path of a user's file."""
     algorithm: str = "grpo"
     """Estimator; selects the critic and the preset's section of that name (else `ppo:` with a
     critic, `grpo:` without)."""
     engine: Engine = "local"
+    """local (one process, plain PyTorch) | verl (GPUs, with vLLM)."""
     seed: int = 0
+    """Of all randomness: the made-up world, the first weights, sampling and the order of data."""
     data: DataConfig = Field(default_factory=DataConfig)
     search: SearchConfig = Field(default_factory=SearchConfig)
     env: EnvConfig = Field(default_factory=EnvConfig)
@@ -386,5 +414,5 @@ class Config(Section):
 
     @property
     def replaced_auto(self) -> list[str]:
-        """The settings that were `auto` and were replaced (`load.py`)."""
+        """Settings such as `env.name` that were `auto`, and have the value that load.py found."""
         return self._replaced_auto

