@@ -190,11 +190,11 @@ def run() -> dict[str, Any]:
         def without_fault(tests: str) -> str:
             return verdicts.add(tests, lambda: passes(Path(folder) / "clean", tests))
 
-        found = list(pool.map(with_fault, FAULTS))
+        outcomes = list(pool.map(with_fault, FAULTS))
         clean = list(pool.map(without_fault, selections))
     wrong = [
         f"{fault.area}: {fault.says}: {verdict}"
-        for fault, verdict in zip(FAULTS, found, strict=True)
+        for fault, verdict in zip(FAULTS, outcomes, strict=True)
         if verdict != "caught"
     ]
     wrong += [
@@ -206,6 +206,6 @@ def run() -> dict[str, Any]:
         raise AssertionError(f"{len(wrong)} verdicts are wrong or open: {'; '.join(wrong)}")
     return {
         "faults": len(FAULTS),
-        "caught": found.count("caught"),
+        "caught": outcomes.count("caught"),
         "by area": dict(Counter(fault.area for fault in FAULTS)),
     }
