@@ -347,6 +347,26 @@ def verdict(effects: list[float], preconditions: list[float], bet: dict[str, Any
     return "not decided"
 
 
+def table(record: dict[str, Any]) -> str:
+    """Format a row for each claim in Markdown, from the record and what was written before."""
+    lines = [
+        "| claim, paper, its figure | what is measured | effect (95 % over seeds) | margin | "
+        "precondition | bet | verdict |",
+        "|---" * 7 + "|",
+    ]
+    bets = yaml.safe_load(BETS.read_text())
+    for name, found in record.items():
+        bet = bets[name]
+        mean, low, high = found["effect"]
+        least = fmean(run["precondition"] for run in found["runs"])
+        lines.append(
+            f"| {bet['claim']} {bet['paper']}: {bet['figure']} | {bet['effect']} | {mean:+.3f} "
+            f"({low:+.3f} to {high:+.3f}), {len(found['runs'])} seeds | {bet['margin']:g} | "
+            f"{bet['precondition']}: {least:.2f} | {bet['bet']} | **{found['verdict']}** |"
+        )
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help=f"of {', '.join(CLAIMS)} (default: all)")
