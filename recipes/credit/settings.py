@@ -40,7 +40,7 @@ class CreditRollout(RolloutConfig):
                 "rollout.exposure_reward pays episodes after they were chosen, so neither dynamic "
                 "sampling nor a greedy episode has it; set rollout.dynamic_sampling_rounds to 0, "
                 "and use an algorithm other than remax",
-                code="unfit_condition",
+                code="unused_setting",
             )
         if config.rollout.exposure_reward and config.engine != "local":
             yield ConfigError(

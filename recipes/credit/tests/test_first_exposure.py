@@ -83,9 +83,9 @@ def test_rollouts_report_the_share_that_was_shown():
 
 def test_it_is_refused_where_episodes_would_be_compared_without_it():
     words = ["rollout.exposure_reward=0.5"]
-    with fails_with("unfit_condition"):
+    with fails_with("unused_setting"):
         load_config("small", [*words, "rollout.dynamic_sampling_rounds=1"])
-    with fails_with("unfit_condition"):
+    with fails_with("unused_setting"):
         load_config("small", words, algorithm="remax")
     with fails_with("local_engine_only"):
         load_config("small", [*words, "engine=verl"])
