@@ -377,23 +377,31 @@ def main() -> None:
     bets = yaml.safe_load(BETS.read_text())
     record = json.loads(options.out.read_text()) if options.out.is_file() else {}
     torch.set_num_threads(1)
-    for name in options.names or CLAIMS:
-        start_s = time.process_time()
-        runs = []
-        for seed in range(options.first_seed, options.first_seed + options.seeds):
-            runs.append({"seed": seed} | {k: round(v, 5) for k, v in CLAIMS[name](seed).items()})
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
+        for name in options.names or CLAIMS:
+            runs = record.setdefault(name, {"runs": []})["runs"]
+            if any(run["seed"] == seed for run in runs):
+                continue
+            start_s = time.process_time()
+            found = {key: round(value, 5) for key, value in CLAIMS[name](seed).items()}
+            seconds = round(time.process_time() - start_s, 1)
+            runs.append({"seed": seed} | found | {"cpu_seconds": seconds})
             print(name, json.dumps(runs[-1]), flush=True)
-        effects = [run["effect"] for run in runs]
-        result = verdict(effects, [run["precondition"] for run in runs], bets[name])
+            # After each run, so that an interrupted command goes on where it was.
+            write_whole(options.out, json.dumps(record, indent=1) + "\n")
+    for name, found in record.items():
+        effects = [run["effect"] for run in found["runs"]]
+        if len(effects) < 2:
+            continue
+        found["verdict"] = verdict(
+            effects, [run["precondition"] for run in found["runs"]], bets[name]
+        )
         low, high = interval(effects)
-        print(f"{name}: effect {fmean(effects):+.4f} ({low:+.4f} to {high:+.4f}): {result}")
-        record[name] = {
-            "verdict": result,
-            "effect": [round(x, 4) for x in (fmean(effects), low, high)],
-            "cpu_seconds": round(time.process_time() - start_s),
-            "runs": runs,
-        }
-        write_whole(options.out, json.dumps(record, indent=1) + "\n")
+        found["effect"] = [round(x, 4) for x in (fmean(effects), low, high)]
+        print(
+            f"{name}: effect {fmean(effects):+.4f} ({low:+.4f} to {high:+.4f}): {found['verdict']}"
+        )
+    write_whole(options.out, json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
