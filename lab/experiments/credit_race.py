@@ -34,7 +34,7 @@ from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.files import write_whole
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
-from agent_r1_recipes.exact.gradient import play_logprobs, token_logprobs_of
+from agent_r1_recipes.exact.gradient import token_logprobs_of
 from agent_r1_recipes.exact.rows import Sampler, World, direction_weights, episode_sum, fit_critic
 from agent_r1_recipes.exact.table import entries_named, stop_world
 from agent_r1_recipes.race.stair import Climb, Stair, compare_stair, print_stair
@@ -65,30 +65,30 @@ def climb_in_stop(
     reached = (math.inf, math.inf)
     scores = []
     start_s = time.process_time()
+    follow(world, sampler)
     for step in range(1, episodes // per_step + 1):
-        with torch.no_grad():
-            sampler.table.logprobs_BT = token_logprobs_of(
-                world.model, world.plays.batch, world.temperature
-            ).float()
         if has_critic:
             sampler.table.values_BT, _ = fit_critic(
                 world.model, world.plays, CRITIC_EPISODES, seed * 1000 + step
             )
         weights_BT = direction_weights(sampler, estimator, entry.advantage, episode_sum)
         adam.ascend(world.push(weights_BT))
-        reward = follow(world)
+        reward = follow(world, sampler)
         scores.append((step * per_step, round(reward, 4)))
         if reward >= level and math.isinf(reached[0]):
             reached = (step * per_step, time.process_time() - start_s)
     return Climb(*reached, scores, time.process_time() - start_s)
 
 
-def follow(world: World) -> float:
+def follow(world: World, sampler: Sampler) -> float:
     """Compute all probabilities for the weights of now. Returns the exact mean reward."""
+    plays = world.plays
     with torch.no_grad():
-        logprob_N = play_logprobs(world.model, world.plays.batch, world.temperature)
-    world.plays.chance_N = logprob_N.exp()
-    return float(world.plays.value_Q().mean())
+        logprobs_BT = token_logprobs_of(world.model, plays.batch, world.temperature)
+    sampler.table.logprobs_BT = logprobs_BT.float()
+    # In Stop, each play is one row: its turns extend one conversation.
+    plays.chance_N = (logprobs_BT * plays.batch.mask_BT).sum(1).exp()
+    return float(plays.value_Q().mean())
 
 
 def with_entropy(inner: Estimator, weight: float) -> Estimator:
