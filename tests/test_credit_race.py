@@ -14,16 +14,16 @@ from agent_r1_recipes.race.stair import Climb
 
 def test_a_run_plays_its_episodes_and_is_scored_exactly():
     """Two steps of 48 episodes; the start is worth .409 (frozen/stop-start.json)."""
-    climb = climb_in_stop("rloo", {"lr": 1e-3}, 900, 100, level=0.1)
+    climb = climb_in_stop("rloo", {"lr": 1e-3}, 900, 100, pay=0.2, level=0.1)
     assert [episodes for episodes, _ in climb.scores] == [48, 96]
     assert climb.episodes == 48 and climb.scores[0][1] == pytest.approx(0.409, abs=0.1)
     assert climb.scores[0][1] != climb.scores[1][1]
-    never = climb_in_stop("rloo", {"lr": 1e-3, "group": 16}, 900, 100, level=1.9)
+    never = climb_in_stop("rloo", {"lr": 1e-3, "group": 16}, 900, 100, pay=0.2, level=1.9)
     assert math.isinf(never.episodes) and [n for n, _ in never.scores] == [96]
 
 
 def test_the_episodes_of_a_critic_count():
-    climb = climb_in_stop("ppo-.95", {"lr": 1e-3}, 900, 100, level=1.9)
+    climb = climb_in_stop("ppo-.95", {"lr": 1e-3}, 900, 100, pay=0.2, level=1.9)
     assert [episodes for episodes, _ in climb.scores] == [96]
 
 
@@ -41,7 +41,7 @@ def test_entropy_pays_unlikely_tokens():
 def test_a_stage_is_resumed_run_by_run(tmp_path, monkeypatch):
     ran = []
 
-    def fake(method, settings, seed, episodes, level):
+    def fake(method, settings, seed, episodes, pay, level):
         ran.append((method, seed))
         if len(ran) == 2:
             raise KeyboardInterrupt
@@ -49,8 +49,8 @@ def test_a_stage_is_resumed_run_by_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(credit_race, "climb_in_stop", fake)
     setting = {
-        "episodes": 960, "level": 1.5,
-        "tune": {"first_seed": 5, "seeds": 1, "arms": [["rloo", {"lr": 0.01}], ["grpo", {}]]},
+        "episodes": 960,
+        "tune": {"pay": 0.0, "level": 1.5, "first_seed": 5, "seeds": 1, "arms": [["rloo", {"lr": 0.01}], ["grpo", {}]]},
     }  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         run_stage("tune", setting, tmp_path / "race.json")

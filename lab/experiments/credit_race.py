@@ -1,5 +1,6 @@
 """Race estimators in Stop, where the mean reward after each step is exact.
 
+    python -m lab.experiments.credit_race trap       grpo, where going on pays: no setting gets there
     python -m lab.experiments.credit_race tune       grpo: each setting, two seeds
     python -m lab.experiments.credit_race screen     each method: each of its settings, two seeds
     python -m lab.experiments.credit_race final      the best against tuned grpo, twenty seeds
@@ -8,9 +9,8 @@ In: credit_race.yaml, which says what each stage runs; stair, test and bet of th
 committed before it. Out: docs/lab/race/credit.json. `logbooks.py` writes the tables of
 docs/answer-key.md from it.
 
-Stop is hard for a trainer, too: going on pays at once, so an agent learns to go on and never to
-answer, which is worth 1.2 of 2.0. Its 618 plays are all that can happen. A step draws episodes with
-their exact probabilities, gives them to the estimator as training does, and takes one step of Adam.
+Stop's 618 plays are all that can happen. A step draws episodes with their exact probabilities, gives
+them to the estimator as training does, and takes one step of Adam.
 All arms of a seed begin with the same weights and the same generator, and play equally many
 episodes.
 """
@@ -34,9 +34,11 @@ from agent_r1.config.settings import AdvantageConfig
 from agent_r1.ground.files import write_whole
 from agent_r1.rollout.training_rows import Batch
 from agent_r1.training.advantages import Estimator
-from agent_r1_recipes.exact.gradient import token_logprobs_of
+from agent_r1_recipes.exact.frozen import load_frozen
+from agent_r1_recipes.exact.gradient import Plays, token_logprobs_of
 from agent_r1_recipes.exact.rows import Sampler, World, direction_weights, episode_sum, fit_critic
-from agent_r1_recipes.exact.table import entries_named, stop_world
+from agent_r1_recipes.exact.stop import Stop, stop_trees
+from agent_r1_recipes.exact.table import entries_named, first_plays, make_world
 from agent_r1_recipes.race.stair import Climb, Stair, compare_stair, print_stair
 from lab.experiments.claims import Adam
 
@@ -46,8 +48,16 @@ CRITIC_EPISODES = 48
 """A critic is fitted to so many further episodes in each step. They count."""
 
 
+def open_stop(pay: float) -> World:
+    """Open stop-start, whose turns that go on are paid `pay`."""
+    agent, _ = load_frozen("stop-start")
+    plays = Plays.of(stop_trees(replace(agent, make_env=lambda row: Stop(pay))))
+    rows = [plays.trajectories[number].row for number in first_plays(plays)]
+    return make_world("stop-start", agent, plays, rows)
+
+
 def climb_in_stop(
-    method: str, settings: dict[str, Any], seed: int, episodes: int, level: float
+    method: str, settings: dict[str, Any], seed: int, episodes: int, pay: float, level: float
 ) -> Climb:
     """Train one method from stop-start. Returns the exact mean reward over episodes.
 
@@ -55,7 +65,7 @@ def climb_in_stop(
     the six questions).
     """
     [entry] = entries_named([method])
-    world = stop_world("stop-start")
+    world = open_stop(pay)
     world.group_size = settings.get("group", 8)
     has_critic = method in ("ppo", "ppo-.95", "steppo")
     per_step = world.group_size * world.plays.questions + CRITIC_EPISODES * has_critic
@@ -112,14 +122,16 @@ def run_stage(stage: str, setting: dict[str, Any], out: Path) -> dict[str, Any]:
     """Run all arms of a stage on all of its seeds. Runs that are on file are not repeated."""
     record = json.loads(out.read_text()) if out.is_file() else {}
     runs = record.setdefault(stage, {}).setdefault("runs", {})
-    first = setting[stage]["first_seed"]
-    for seed in range(first, first + setting[stage]["seeds"]):
-        for method, settings in setting[stage]["arms"]:
+    plan = setting[stage]
+    for seed in range(plan["first_seed"], plan["first_seed"] + plan["seeds"]):
+        for method, settings in plan["arms"]:
             name = name_of(method, settings)
             mine = runs.setdefault(name, {})
             if str(seed) in mine:
                 continue
-            climb = climb_in_stop(method, settings, seed, setting["episodes"], setting["level"])
+            climb = climb_in_stop(
+                method, settings, seed, setting["episodes"], plan["pay"], plan["level"]
+            )
             kept = climb.record()
             # One point in ten, and the last, is enough for a curve.
             kept["scores"] = [*climb.scores[9::10], climb.scores[-1]]
@@ -166,7 +178,7 @@ def table(runs: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("stage", choices=("tune", "screen", "final"))
+    parser.add_argument("stage", choices=("trap", "tune", "screen", "final"))
     parser.add_argument("--out", type=Path, default=RECORD)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -175,7 +187,7 @@ def main() -> None:
     runs = record[options.stage]["runs"]
     print(table(runs))
     if options.stage == "final":
-        stair = Stair("mean reward", setting["level"])
+        stair = Stair("mean reward", setting["final"]["level"])
         figures = compare_stair(stair, climbs_of(runs), setting["episodes"])
         print_stair(figures)
         record["final"]["tests"] = figures["tests"]
