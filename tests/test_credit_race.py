@@ -49,14 +49,16 @@ def test_a_stage_is_resumed_run_by_run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(credit_race, "climb_in_stop", fake)
     setting = {
-        "episodes": 960,
-        "tune": {"pay": 0.0, "level": 1.5, "first_seed": 5, "seeds": 1, "arms": [["rloo", {"lr": 0.01}], ["grpo", {}]]},
+        "tune": {
+            "episodes": 960, "pay": 0.0, "level": 1.5, "first_seed": 5, "seeds": 1,
+            "arms": [["rloo", {"lr": 0.01}], ["grpo", {}]],
+        },
     }  # fmt: skip
     with pytest.raises(KeyboardInterrupt):
         run_stage("tune", setting, tmp_path / "race.json")
     record = run_stage("tune", setting, tmp_path / "race.json")
     assert ran == [("rloo", 5), ("grpo", 5), ("grpo", 5)]
-    assert json.loads((tmp_path / "race.json").read_text()) == record
+    assert json.loads((tmp_path / "race.json").read_text()) == json.loads(json.dumps(record))
     rows = table(record["tune"]["runs"]).splitlines()[2:]
     assert rows == ["| rloo lr=0.01 | 1 | 1 | 480 | 1.250 | 2.0 |",
                     "| grpo | 1 | 0 | never | 1.250 | 2.0 |"]  # fmt: skip

@@ -1,6 +1,6 @@
 """Race estimators in Stop, where the mean reward after each step is exact.
 
-    python -m lab.experiments.credit_race trap       grpo, where going on pays: no setting gets there
+    python -m lab.experiments.credit_race trap       grpo, where going on pays: none gets there
     python -m lab.experiments.credit_race tune       grpo: each setting, two seeds
     python -m lab.experiments.credit_race screen     each method: each of its settings, two seeds
     python -m lab.experiments.credit_race final      the best against tuned grpo, twenty seeds
@@ -9,10 +9,9 @@ In: credit_race.yaml, which says what each stage runs; stair, test and bet of th
 committed before it. Out: docs/lab/race/credit.json. `logbooks.py` writes the tables of
 docs/answer-key.md from it.
 
-Stop's 618 plays are all that can happen. A step draws episodes with their exact probabilities, gives
-them to the estimator as training does, and takes one step of Adam.
-All arms of a seed begin with the same weights and the same generator, and play equally many
-episodes.
+Stop's 618 plays are all that can happen. A step draws episodes with their exact probabilities,
+gives them to the estimator as training does, and takes one step of Adam. All arms of a seed begin
+with the same weights and the same generator, and play equally many episodes.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def run_stage(stage: str, setting: dict[str, Any], out: Path) -> dict[str, Any]:
             if str(seed) in mine:
                 continue
             climb = climb_in_stop(
-                method, settings, seed, setting["episodes"], plan["pay"], plan["level"]
+                method, settings, seed, plan["episodes"], plan["pay"], plan["level"]
             )
             kept = climb.record()
             # One point in ten, and the last, is enough for a curve.
@@ -188,7 +187,7 @@ def main() -> None:
     print(table(runs))
     if options.stage == "final":
         stair = Stair("mean reward", setting["final"]["level"])
-        figures = compare_stair(stair, climbs_of(runs), setting["episodes"])
+        figures = compare_stair(stair, climbs_of(runs), setting["final"]["episodes"])
         print_stair(figures)
         record["final"]["tests"] = figures["tests"]
         record["final"]["deadline"] = figures["deadline"]
