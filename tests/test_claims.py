@@ -1,5 +1,7 @@
 """Claims tried in Stop: the verdict by hand, exact scores, and what one training does."""
 
+import json
+
 import pytest
 import torch
 import yaml
@@ -97,3 +99,24 @@ def test_the_table_has_what_was_written_before():
     row = claims.table(record).splitlines()[-1]
     assert "+0.100 (+0.050 to +0.150), 2 seeds | 0.2 |" in row
     assert row.endswith("at least .1 first: 0.30 | holds | **fails** |")
+
+
+def test_an_interrupted_command_goes_on_where_it_was(tmp_path, monkeypatch, capsys):
+    ran = []
+
+    def fake(seed):
+        ran.append(seed)
+        if len(ran) == 2:
+            raise KeyboardInterrupt
+        return {"effect": 0.5 + seed / 100, "precondition": 9.0}
+
+    monkeypatch.setattr(claims, "CLAIMS", {"judge": fake})
+    out = tmp_path / "claims.json"
+    monkeypatch.setattr("sys.argv", ["claims", "--seeds", "3", "--out", str(out)])
+    with pytest.raises(KeyboardInterrupt):
+        claims.main()
+    claims.main()
+    assert ran == [0, 1, 1, 2]
+    record = json.loads(out.read_text())["judge"]
+    assert record["verdict"] == "holds" and record["effect"][0] == 0.51
+    assert "judge: effect +0.5100 (+0.4852 to +0.5348): holds" in capsys.readouterr().out
