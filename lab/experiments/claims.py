@@ -1,4 +1,4 @@
-"""Try four claims of papers where the truth is known: in the world Stop, enumerated whole.
+"""Try four claims of papers in the world Stop, where the truth is known.
 
     python -m lab.experiments.claims                 all four, twenty seeds (six CPU minutes)
     python -m lab.experiments.claims k3 --seeds 3    one of them
@@ -118,7 +118,7 @@ def divide(score_QG: Tensor) -> Tensor:
 
 
 def weights_of(world: World, drawn_QG: Tensor, advantage_QG: Tensor) -> Tensor:
-    """Give each play the sum of its advantages over the drawn ones, as a mean: [N]."""
+    """Add up the advantages of each play, over the number drawn: [N]."""
     weight_N = torch.zeros(len(world.plays.trajectories), dtype=torch.float64)
     weight_N.index_add_(0, drawn_QG.flatten(), advantage_QG.double().flatten())
     return weight_N / drawn_QG.numel()
@@ -198,7 +198,7 @@ KL_WEIGHT = 0.1
 
 
 def try_k3(seed: int) -> dict[str, float]:
-    """Train on the score less a KL to the start: k3 in the loss, or k1 in the reward.
+    """Train with a KL penalty: k3 in the loss, or k1 in the reward.
 
     The second has the gradient of the KL (docs/answer-key.md). Both end at the exact objective.
     """
@@ -251,7 +251,7 @@ CAP = 2.0
 
 
 def try_stale(seed: int) -> dict[str, float]:
-    """Train on samples that are `LAG` steps old, with a constant step and with a scaled one.
+    """Train on samples `LAG` steps old, with constant and with scaled steps.
 
     The ratio of a whole play corrects for the age, up to `CAP`. The step is scaled by the root of
     the effective sample size, as a share of the sample. As a control, it is scaled by the mean of
@@ -348,7 +348,7 @@ def verdict(effects: list[float], preconditions: list[float], bet: dict[str, Any
 
 
 def table(record: dict[str, Any]) -> str:
-    """Format a row for each claim in Markdown, from the record and what was written before."""
+    """Format a row for each claim, with what was written before."""
     lines = [
         "| claim, paper, its figure | what is measured | effect (95 % over seeds) | margin | "
         "precondition | bet | verdict |",

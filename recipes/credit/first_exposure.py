@@ -7,8 +7,8 @@ A question of a made-up world names the passages that its answer needs (`extra_i
 first turn whose result shows such a passage is paid; showing it again pays nothing. The idea, to
 credit a search agent where evidence is exposed first, is STAMP's (2607.11172). This is not its
 method: there the evidence is estimated, and here it is known. So a comparison with an outcome
-reward is one of information, too. grpo adds the payments up, so it has the information without the
-credit; reinforce++ and gigpo credit each turn with what follows it.
+reward is one of information, too. Grpo adds the payments up: it has the information without the
+credit. Reinforce++ and gigpo credit each turn with what follows it.
 """
 
 from __future__ import annotations

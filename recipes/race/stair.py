@@ -106,9 +106,10 @@ def climb(folder: Path, stair: Stair, config: Config, per_step: int) -> Climb:
 
 
 def mcnemar(only_first: int, only_second: int) -> float:
-    """Return the exact two-sided p of McNemar's test, from the pairs in which one alone succeeded.
+    """Return the exact two-sided p of McNemar's test.
 
-    Without a difference, each of them is as likely as the other: a fair coin.
+    The arguments count the pairs in which one run alone succeeded. Without a difference, each of
+    them is as likely as the other: a fair coin.
     """
     n = only_first + only_second
     tail = sum(math.comb(n, k) for k in range(min(only_first, only_second) + 1)) / 2**n
