@@ -107,6 +107,7 @@ def with_entropy(inner: Estimator, weight: float) -> Estimator:
 
     def credit(batch: Batch, advantage: AdvantageConfig) -> tuple[Tensor, Tensor]:
         advantages_BT, returns_BT = inner(batch, advantage)
+        assert batch.logprobs_BT is not None, "the trainer gives every batch its log-probabilities"
         return advantages_BT - weight * batch.logprobs_BT * batch.mask_BT, returns_BT
 
     return replace(inner, credit=credit)
@@ -150,8 +151,11 @@ def climbs_of(runs: dict[str, Any]) -> dict[str, dict[int, Climb]]:
     for name, mine in runs.items():
         climbs[name] = {}
         for seed, kept in mine.items():
-            values = {k: math.inf if v is None else v for k, v in kept.items()}
-            climbs[name][int(seed)] = Climb(**values)
+            episodes = math.inf if kept["episodes"] is None else kept["episodes"]
+            seconds = math.inf if kept["seconds"] is None else kept["seconds"]
+            climbs[name][int(seed)] = Climb(
+                episodes, seconds, kept["scores"], kept["training_seconds"]
+            )
     return climbs
 
 
