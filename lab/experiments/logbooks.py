@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 from agent_r1.ground.files import write_whole
 from lab.experiments import (
     agents_learn,
+    claims,
     credit_race,
     discover_controls,
     growth,
@@ -271,6 +272,7 @@ def credit_race_runs(stage: str) -> dict[str, Any]:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/answer-key.md": {
+        "exact/claims.json": lambda: claims.table(read("exact/claims.json")),
         "race/credit.json, tune": lambda: credit_race.table(credit_race_runs("tune")),
         "race/credit.json, screen": lambda: credit_race.table(credit_race_runs("screen")),
         "race/credit.json, final": lambda: credit_race.table(credit_race_runs("final")),
