@@ -26,6 +26,7 @@ UNASKED = (
     "val-aux/*/*/acc/mean@1",
     "actor/reward_kl_penalty",
     "reward/process_scale",
+    "episode/exposed",
     "rollout/episodes_played",
     "rollout/score_chosen",
     "training/rollout_kl",

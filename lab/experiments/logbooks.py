@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from agent_r1.ground.files import write_whole
 from lab.experiments import (
     agents_learn,
+    claims,
+    credit_race,
     discover_controls,
     growth,
     pocket,
@@ -263,7 +265,18 @@ def growth_table(factor: str) -> str:
     return growth.tables(ROOT / "lab" / "experiments" / "growth.jsonl")[factor]
 
 
+def credit_race_runs(stage: str) -> dict[str, Any]:
+    """Return the runs of a stage of the race in Stop."""
+    return read("race/credit.json")[stage]["runs"]
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "docs/answer-key.md": {
+        "exact/claims.json": lambda: claims.table(read("exact/claims.json")),
+        "race/credit.json, tune": lambda: credit_race.table(credit_race_runs("tune")),
+        "race/credit.json, screen": lambda: credit_race.table(credit_race_runs("screen")),
+        "race/credit.json, final": lambda: credit_race.table(credit_race_runs("final")),
+    },
     "docs/discover.md": {
         "discover-controls.json": lambda: discover_controls.table(
             read_seeds(discover_controls.FILE)

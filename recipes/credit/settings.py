@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from agent_r1 import ActorConfig, AdvantageConfig, ConfigError, RolloutConfig
+from agent_r1 import (
+    ActorConfig,
+    AdvantageConfig,
+    ConfigError,
+    OutsideWhileDefault,
+    RolloutConfig,
+)
 
 if TYPE_CHECKING:
     from agent_r1 import Config
@@ -17,6 +23,9 @@ class CreditRollout(RolloutConfig):
     dynamic_sampling_rounds: NonNegativeInt = 0
     """Dynamic sampling: rounds per step, at most, in which new prompts replace groups that agree
     (dynamic_sampling.py)."""
+    exposure_reward: OutsideWhileDefault[NonNegativeFloat] = 0.0
+    """Process reward of an episode whose searches show all passages of the evidence, shared among
+    the turns that first show one. For questions that name their passages (first_exposure.py)."""
 
     @property
     def replaces_equal_groups(self) -> bool:
@@ -24,6 +33,20 @@ class CreditRollout(RolloutConfig):
 
     @staticmethod
     def conflicts(config: Config, trains: bool) -> Iterator[ConfigError]:
+        if config.rollout.exposure_reward and (
+            config.rollout.dynamic_sampling_rounds or config.algorithm_has("greedy")
+        ):
+            yield ConfigError(
+                "rollout.exposure_reward pays episodes after they were chosen, so neither dynamic "
+                "sampling nor a greedy episode has it; set rollout.dynamic_sampling_rounds to 0, "
+                "and use an algorithm other than remax",
+                code="unused_setting",
+            )
+        if config.rollout.exposure_reward and config.engine != "local":
+            yield ConfigError(
+                "rollout.exposure_reward requires --engine local; set it to 0",
+                code="local_engine_only",
+            )
         if not config.rollout.dynamic_sampling_rounds:
             return
         if not config.algorithm_has("groups"):

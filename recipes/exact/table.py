@@ -307,7 +307,7 @@ def report_table(a: Namespace) -> None:
             if a.json:  # each row, because a table of a run may take an hour
                 write_records(a.json, records)
         print(f"{row_s:.1f} CPU seconds a row; {time.process_time():.0f} in all")
-    if len(worlds) == 2:
+    if len(worlds) > 1:
         records["kl"] = report_kl(worlds)
     if a.json:
         write_records(a.json, records)
@@ -363,8 +363,8 @@ def number(value: float) -> str:
 
 
 def report_kl(worlds: list[World]) -> dict[str, tuple[float, float]]:
-    """Print the KL's estimators between the two frozen checkpoints."""
-    start, later = worlds
+    """Print the KL's estimators between the first and the last frozen checkpoint."""
+    start, *_, later = worlds
     rows = kl_rows(later, start.model)
     print(f"\nKL({later.name} || {start.name}): gradient, cosine with the true one, ratio of norms")
     for name, (angle, ratio) in rows.items():

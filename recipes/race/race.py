@@ -23,6 +23,7 @@ from agent_r1 import (
     AgentR1Error,
     Config,
     ConfigError,
+    Workspace,
     command,
     load_config,
     open_run,
@@ -31,6 +32,7 @@ from agent_r1 import (
     student_quantile,
     write_whole,
 )
+from agent_r1_recipes.race.stair import Climb, Stair, climb, compare_stair, print_stair
 
 SAMPLES = 8
 """Of each test question, for pass^8."""
@@ -63,6 +65,7 @@ class Arm:
         "grpo ppo --preset small --seeds 3",
         "grpo grpo+actor.lr=1e-4 grpo+advantage.normalize_std=false --preset smoke --seeds 5",
         "grpo rloo --recipe my-task --seeds 5 --episodes 4000 trainer.threads=1",
+        "grpo gigpo --preset smoke --seeds 20 --stair '3-hop>=.5' trainer.eval_every=3",
     ],
     option("settings", nargs="*", metavar="ARM|section.key=value",
            help="two arms or more, each ALGORITHM[+section.key=value ...], and settings of all"),
@@ -71,6 +74,8 @@ class Arm:
     option("--first-seed", type=int, default=0, metavar="SEED", help="default: 0"),
     option("--episodes", type=int, metavar="N",
            help="training episodes of each run (default: as many as the first arm's preset has)"),
+    option("--stair", metavar="KIND>=SHARE",
+           help="also test which arm's validation reaches a share of right answers sooner"),
     option("--report", action="store_true", help="train nothing; compare the finished runs"),
     option("--json", type=Path, metavar="FILE", help="also write all figures to a file"),
 )  # fmt: skip
@@ -85,6 +90,7 @@ def race(a: Namespace) -> None:
         )
     if a.seeds < 1 or (a.episodes is not None and a.episodes < 1):
         raise ConfigError("--seeds and --episodes are at least 1", code="out_of_range")
+    stair = Stair.parse(a.stair) if a.stair else None
     preset = a.preset or load_config().preset
     steps = equal_steps(arms, preset, common, a.episodes)
     cards: dict[tuple[str, int], dict[str, Any]] = {}
@@ -100,6 +106,9 @@ def race(a: Namespace) -> None:
                 cards[arm.name, seed] = card
     figures = compare(arms, cards)
     print_comparison(arms, figures)
+    if stair:
+        figures["stair"] = race_to_stair(stair, arms, preset, common, steps, list(cards))
+        print_stair(figures["stair"])
     if a.json:
         write_whole(a.json, json.dumps(figures, indent=1) + "\n")
 
@@ -112,33 +121,30 @@ def equal_steps(
 ) -> dict[str, int]:
     """Compute the steps of each arm that play equally many episodes, and print them.
 
-    Raises ConfigError where a step's episodes are not known before.
+    With dynamic sampling, a step counts the most episodes that it may play.
     """
     steps = {}
     for arm in arms:
         config = load_config(preset, [*common, *arm.settings], algorithm=arm.algorithm)
-        if config.rollout.replaces_equal_groups:
-            raise ConfigError(
-                f"{arm.name}: rollout.dynamic_sampling_rounds plays as many episodes as it "
-                "likes, so no number of steps makes them equal; set it to 0",
-                code="unfit_condition",
-            )
         per_step = episodes_per_step(config)
         if episodes is None:
             steps_of_first: int = config.trainer.steps
             episodes = per_step * steps_of_first
         steps[arm.name] = max(1, round(episodes / per_step))
+        most = "at most " if config.rollout.replaces_equal_groups else ""
         say(
-            f"{arm.name}: {steps[arm.name]} steps of {per_step} episodes, "
-            f"{steps[arm.name] * per_step:,} in all"
+            f"{arm.name}: {steps[arm.name]} steps of {most}{per_step} episodes, "
+            f"{most}{steps[arm.name] * per_step:,} in all"
         )
     return steps
 
 
 def episodes_per_step(config: Config) -> int:
-    """Count the episodes of a step; the greedy ones of remax are played, too."""
-    samples = config.rollout.samples_per_prompt + bool(config.algorithm_has("greedy"))
-    return config.rollout.prompts_per_step * samples
+    """Count the most episodes that a step plays, the greedy ones of remax included."""
+    samples = config.rollout.samples_per_prompt
+    # Each round of dynamic sampling plays at most all prompts once more.
+    samples *= 1 + getattr(config.rollout, "dynamic_sampling_rounds", 0)
+    return config.rollout.prompts_per_step * (samples + bool(config.algorithm_has("greedy")))
 
 
 # --------------------------------------------------------------------------------------------- runs
@@ -172,6 +178,29 @@ def read_card(arm: Arm, preset: str, seed: int, settings: list[str]) -> dict[str
     if not (folder / "eval.json").is_file():
         return None
     return json.loads((folder / "eval.json").read_text())
+
+
+def race_to_stair(
+    stair: Stair,
+    arms: list[Arm],
+    preset: str,
+    common: list[str],
+    steps: dict[str, int],
+    finished: list[tuple[str, int]],
+) -> dict[str, Any]:
+    """Read what the finished runs needed to reach the stair, and compare the arms."""
+    climbs: dict[str, dict[int, Climb]] = {}
+    budget = 0
+    for arm in arms:
+        config = load_config(preset, [*common, *arm.settings], algorithm=arm.algorithm)
+        per_step = episodes_per_step(config)
+        budget = budget or per_step * steps[arm.name]
+        climbs[arm.name] = {}
+        for name, seed in finished:
+            if name == arm.name:
+                folder = Workspace(config).run(arm.run_name(preset, seed))
+                climbs[name][seed] = climb(folder, stair, config, per_step)
+    return compare_stair(stair, climbs, budget)
 
 
 # --------------------------------------------------------------------------------------- comparison

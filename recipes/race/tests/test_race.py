@@ -15,7 +15,8 @@ from agent_r1_recipes.race.race import Arm, compare, equal_steps, interval, race
 def arguments(*words, **changes):
     return Namespace(
         **{"settings": list(words), "preset": "small", "seeds": 2, "first_seed": 0,
-           "episodes": None, "report": False, "json": None} | changes
+           "episodes": None, "report": False, "json": None,
+           "stair": None} | changes
     )  # fmt: skip
 
 
@@ -35,8 +36,9 @@ def test_equal_episodes_count_what_is_played():
     steps = equal_steps(arms, "small", [], None)
     assert list(steps.values()) == [32, 32, round(32 * 96 / 108), 64]
     assert equal_steps(arms[:1], "small", [], 960) == {"grpo": 10}
-    with fails_with("unfit_condition"):
-        equal_steps([Arm.parse("grpo+rollout.dynamic_sampling_rounds=1")], "small", [], None)
+    # Two rounds play at most three times as many, so a third of the steps is certainly no more.
+    refilled = Arm.parse("grpo+rollout.dynamic_sampling_rounds=2")
+    assert equal_steps([arms[0], refilled], "small", [], 960) == {"grpo": 10, refilled.name: 3}
 
 
 def test_differences_are_paired():

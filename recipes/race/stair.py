@@ -1,0 +1,220 @@
+"""Test which method reaches a stair sooner: a greedy validation of a kind of question.
+
+In: the metrics of finished runs. Out: the episodes each needed, and exact tests over pairs. The
+primary test is McNemar's: within a number of episodes, how often did only one of a pair get there?
+A run that never did is censored: it counts as later than every run that did. Next: `race.py`
+prints it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean, median_high
+from typing import Any
+
+from agent_r1 import Config, ConfigError, say
+
+PRIMARY = "within the deadline"
+"""The one test that two arms are raced for. All others are corrected by Holm's method."""
+
+
+@dataclass(frozen=True)
+class Stair:
+    """A goal of the greedy validation, written `3-hop>=.5`, or `all>=.8` of all questions."""
+
+    kind: str
+    level: float
+
+    @classmethod
+    def parse(cls, text: str) -> Stair:
+        """Parse a stair. Raise ConfigError for another form."""
+        match = re.fullmatch(r"([\w-]+)>=([01]?\.?\d+)", text.replace(" ", ""))
+        if match is None or not 0 < float(match[2]) <= 1:
+            raise ConfigError(
+                f"--stair {text!r} is KIND>=SHARE, such as 3-hop>=.5, or all>=.8 of all questions",
+                code="wrong_type",
+            )
+        return cls(match[1], float(match[2]))
+
+    def __str__(self) -> str:
+        return f"{self.kind} >= {self.level:g}"
+
+    def score(self, line: Mapping[str, Any]) -> float | None:
+        """Return the score of this kind in a line of metrics.jsonl; None without a validation."""
+        name = r"val-core/[^/]+/acc/mean@1"
+        if self.kind != "all":
+            name = rf"val-aux/[^/]+/{re.escape(self.kind)}/acc/mean@1"
+        for key, value in line.items():
+            if re.fullmatch(name, key):
+                return value
+        return None
+
+
+@dataclass(frozen=True)
+class Climb:
+    """What one run needed to reach the stair, and where it ended."""
+
+    episodes: float
+    """Sampled in training until the first validation at or above the stair; infinity: never."""
+    seconds: float
+    """Of the same training steps, without validation and start-up; infinity: never."""
+    scores: list[tuple[int, float]]
+    """(episodes, score) of each validation."""
+    training_seconds: float
+    """Of all training steps."""
+
+    def record(self) -> dict[str, Any]:
+        """Return the fields for a JSON file, which has no infinity: None means never."""
+        fields = asdict(self)
+        return {k: None if v == math.inf else v for k, v in fields.items()}
+
+
+def climb(folder: Path, stair: Stair, config: Config, per_step: int) -> Climb:
+    """Read a run. Raise ConfigError if its validations lack the stair's kind."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    greedy_episodes = config.rollout.prompts_per_step * bool(config.algorithm_has("greedy"))
+    episodes = 0
+    seconds = 0.0
+    reached = (math.inf, math.inf)
+    scores = []
+    for line in lines:
+        played = line.get("rollout/episodes_played")
+        # Dynamic sampling records what it played; the greedy episodes of remax come on top.
+        episodes += int(played) + greedy_episodes if played else per_step
+        seconds += line["timing_s/step"]
+        score = stair.score(line)
+        if score is None:
+            continue
+        scores.append((episodes, score))
+        if score >= stair.level and math.isinf(reached[0]):
+            reached = (episodes, seconds)
+    if not scores:
+        raise ConfigError(
+            f"{folder.name} has no validation of {stair.kind}; set trainer.eval_every, and name a "
+            "kind of its questions",
+            code="unknown_name",
+        )
+    return Climb(*reached, scores, seconds)
+
+
+# ------------------------------------------------------------------------------------------- tests
+
+
+def mcnemar(only_first: int, only_second: int) -> float:
+    """Return the exact two-sided p of McNemar's test.
+
+    The arguments count the pairs in which one run alone succeeded. Without a difference, each of
+    them is as likely as the other: a fair coin.
+    """
+    n = only_first + only_second
+    tail = sum(math.comb(n, k) for k in range(min(only_first, only_second) + 1)) / 2**n
+    return min(1.0, 2 * tail)
+
+
+def holm(chances: Mapping[str, float]) -> dict[str, float]:
+    """Return the p of several tests, corrected by Holm's method: multiplied by the tests left."""
+    corrected = {}
+    largest = 0.0
+    for place, name in enumerate(sorted(chances, key=lambda name: chances[name])):
+        largest = max(largest, min(1.0, (len(chances) - place) * chances[name]))
+        corrected[name] = largest
+    return corrected
+
+
+def compare_climbs(
+    first: Sequence[Climb], other: Sequence[Climb], deadline: float
+) -> dict[str, dict[str, Any]]:
+    """Compare two arms whose runs are paired. Each test counts the pairs that one of them wins.
+
+    within the deadline: only one run of the pair reached the stair by then
+    ever:                only one reached it at all
+    sooner:              one reached it after fewer episodes (equal pairs do not count)
+    """
+    pairs = list(zip(first, other, strict=True))
+    counts = {
+        PRIMARY: _count((a.episodes <= deadline, b.episodes <= deadline) for a, b in pairs),
+        "ever": _count((math.isfinite(a.episodes), math.isfinite(b.episodes)) for a, b in pairs),
+        "sooner": _count((a.episodes < b.episodes, b.episodes < a.episodes) for a, b in pairs),
+    }
+    return {
+        name: {"only first": a, "only other": b, "p": mcnemar(a, b)}
+        for name, (a, b) in counts.items()
+    }
+
+
+def _count(pairs: Iterable[tuple[bool, bool]]) -> tuple[int, int]:
+    only_first = only_other = 0
+    for first, other in pairs:
+        only_first += first and not other
+        only_other += other and not first
+    return only_first, only_other
+
+
+def half_of_median(climbs: Sequence[Climb], budget: int) -> float:
+    """Return half of the median episodes. If the median run never arrived, half of the budget."""
+    middle = median_high([climb.episodes for climb in climbs])
+    return min(middle, budget) / 2
+
+
+# ------------------------------------------------------------------------------------------ report
+
+
+def compare_stair(
+    stair: Stair, climbs: Mapping[str, Mapping[int, Climb]], budget: int
+) -> dict[str, Any]:
+    """Compare all arms with the first one. `climbs`: of each arm, by seed; `budget`: episodes."""
+    first, *others = climbs
+    if not climbs[first]:
+        return {"stair": str(stair), "arms": {}, "tests": {}}
+    deadline = half_of_median(list(climbs[first].values()), budget)
+    tests: dict[str, dict[str, Any]] = {}
+    for name in others:
+        seeds = sorted(climbs[first].keys() & climbs[name].keys())
+        mine = [climbs[first][seed] for seed in seeds]
+        theirs = [climbs[name][seed] for seed in seeds]
+        for test, result in compare_climbs(mine, theirs, deadline).items():
+            tests[f"{name}, {test}"] = result | {"pairs": len(seeds)}
+    # With two arms there is one primary test; with more, none of them was chosen before.
+    corrected = {
+        name: test["p"]
+        for name, test in tests.items()
+        if len(others) > 1 or not name.endswith(PRIMARY)
+    }
+    for name, chance in holm(corrected).items():
+        tests[name]["p (Holm)"] = chance
+    arms = {}
+    for name, mine in climbs.items():
+        arms[name] = [{"seed": seed} | mine[seed].record() for seed in sorted(mine)]
+    return {"stair": str(stair), "deadline": deadline, "arms": arms, "tests": tests}
+
+
+def print_stair(figures: Mapping[str, Any]) -> None:
+    """Print what each arm needed, and the tests."""
+    say(f"\nthe stair: validation of {figures['stair']}")
+    for name, mine in figures["arms"].items():
+        if not mine:
+            say(f"  {name:32s} no finished run")
+            continue
+        episodes = [math.inf if one["episodes"] is None else one["episodes"] for one in mine]
+        reached = sum(math.isfinite(count) for count in episodes)
+        middle = median_high(episodes)
+        median = "never" if math.isinf(middle) else f"{middle:,.0f} episodes"
+        last = fmean(one["scores"][-1][1] for one in mine)
+        whole = fmean(one["training_seconds"] for one in mine)
+        say(
+            f"  {name:32s} reached by {reached} of {len(mine)}, median {median}; "
+            f"last validation {last:.2f}; {whole:.0f} s of training a run"
+        )
+    for name, test in figures["tests"].items():
+        chance = test.get("p (Holm)", test["p"])
+        say(
+            f"  {name}: {test['only other']} pairs for it, {test['only first']} against, of "
+            f"{test['pairs']}; p {chance:.4f}{' (Holm)' if 'p (Holm)' in test else ''}"
+        )
+    if figures["tests"]:
+        say(f"  the deadline: {figures['deadline']:,.0f} episodes, half of the first arm's median")
