@@ -141,7 +141,7 @@ const hear = {
     const on = readAddress();
     status(
       on.length
-        ? `Ready, with a bug switched on: ${on.map(plain).join(" + ")}. Press Train, and compare with the dashed curve.`
+        ? `Ready, with a switch on: ${on.map(plain).join(" + ")}. Press Train, and compare with the dashed curve.`
         : "Ready. The agent answers questions of one search; press Train.",
     );
     recall();
@@ -494,7 +494,7 @@ function lineThrough(points, { x, y }, look, name = "") {
 function drawCurve() {
   const most = Math.max(Number(byId("steps").value), ...page.runs.map((run) => run.steps));
   const named = Array.from({ length: most + 1 }, (_, step) => step).filter(
-    (step) => step % 5 === 0,
+    (step) => step % (most > 60 ? 10 : 5) === 0,
   );
   const scales = axes(0, most, named);
   const { lines } = scales;
