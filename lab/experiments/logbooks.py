@@ -169,10 +169,12 @@ def agent_rows() -> list[str]:
 def browser_row() -> str:
     """Return the row of the runs in a web page."""
     runs = json.loads((ROOT / "recipes" / "browser" / "measured.json").read_text())
-    scores = [run["em_greedy"] for name, run in runs.items() if name.startswith("healthy/")]
+    healthy = [run for name, run in runs.items() if name.startswith("healthy/")]
+    scores = [run["em_greedy"] for run in healthy]
+    before = share(healthy[0]["before"]["em_greedy"])
     return (
-        f"| the trainer of a web page, 20 steps | 1 to {len(scores)} | .362 | "
-        f"{share(fmean(scores))} | {share(min(scores))} to {share(max(scores))}; 500 questions | "
+        f"| the trainer of a web page, 40 steps | 1 to {len(scores)} | {before} | "
+        f"{share(fmean(scores))} | {share(min(scores))} to {share(max(scores))}; 300 questions | "
         "`python -m agent_r1_recipes.browser.measure`, machines as on the page | "
         "[browser](../../recipes/browser/README.md) |"
     )

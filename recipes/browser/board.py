@@ -1,8 +1,8 @@
 """Write the board of records into README.md: `python -m agent_r1_recipes.browser.board`.
 
 In: the files of records/, whose names begin with a date. Out: the table of README.md. A record that
-has the track and the recipe of an earlier one is listed as its copy. A record of another binary,
-which can no longer be run again, is listed as such.
+has the track and the recipe of an earlier one is listed as its copy. A record of another binary can
+no longer be run again. It is listed as such, after the others: its start may have been another one.
 
 Run it after a record was merged. CI ran the record again before that, and
 `make long PART=browser_records` runs all of them.
@@ -30,7 +30,10 @@ UNITS = {"episodes": "episodes", "flops": "FLOPs"}
 
 
 def board(folder: Path = RECORDS) -> str:
-    """Return the table, the lowest cost of each track first."""
+    """Return the table, the lowest cost of each track first.
+
+    Records that can be run again come before the others.
+    """
     records = [read_record(file) for file in sorted(folder.glob("*.json"))]
     lines = [
         "| track | cost | score (lower bound) | name | recipe | recipes tried |",
@@ -38,9 +41,15 @@ def board(folder: Path = RECORDS) -> str:
     ]
     for track in TRACKS:
         members = [record for record in records if record["track"] == track]
-        for record in sorted(members, key=lambda one: one["cost"]):  # equal costs: the earlier one
+        # Equal costs: the earlier one.
+        for record in sorted(members, key=lambda one: (is_old(one), one["cost"])):
             lines.append(row(record, records))
     return "\n".join(lines)
+
+
+def is_old(record: Record) -> bool:
+    """Return whether a record was made with another binary than today's."""
+    return record["binary"] != hashes()["binary"]
 
 
 def row(record: Record, records: list[Record]) -> str:
@@ -54,7 +63,7 @@ def row(record: Record, records: list[Record]) -> str:
     name = (
         record["name"] if original is record else f"{record['name']}, a copy of {original['name']}"
     )
-    if record["binary"] != hashes()["binary"]:
+    if is_old(record):
         name += " (made with another binary)"
     settings = ", ".join(f"{key} {value:g}" for key, value in record["recipe"].items())
     tuning = record.get("tried", "not told")

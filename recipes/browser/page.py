@@ -52,15 +52,19 @@ def own_script(name: str) -> str:
 
 
 def recorded() -> dict[str, Any]:
-    """Return what measured.json has of the healthy runs: rewards and final hash, by seed."""
+    """Return what the page draws next to its own runs.
+
+    From measured.json the healthy runs by seed: rewards, right answers by kind, final hash. From
+    staircase.json the greedy scores of the canonical run of `discover`.
+    """
     file = HERE / "measured.json"
     runs = json.loads(file.read_text()) if file.is_file() else {}
     healthy = {}
     for name, run in runs.items():
         switch, _, seed = name.partition("/")
         if switch == "healthy":  # and not `healthy@random`
-            healthy[seed] = {"reward": run["reward"], "hash": run["hash"]}
-    return {"healthy": healthy}
+            healthy[seed] = {key: run[key] for key in ("reward", "hops", "hash")}
+    return {"healthy": healthy, "validation": json.loads((HERE / "staircase.json").read_text())}
 
 
 def table_html() -> str:

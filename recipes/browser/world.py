@@ -1,11 +1,12 @@
 """Prepare what the page trains on: start weights, questions, passages, tokenizer.
 
-In: start.bin and lab/laptop.yaml. Out: a header (JSON) and weights, as recipes/page packs
+In: start.bin and the preset `smoke`. Out: a header (JSON) and weights, as recipes/page packs
 them. Next: js/worker.js reads both.
 
-`start.bin` has the weights of its cold start, which no agent was trained from by RL
+`start.bin` has the weights of smoke's cold start with seed 0, which no agent was trained from by RL
 yet: whole numbers from -127 to 127 and a scale for each row, zlib-compressed. `write_start` makes
 it from a cold start on this machine; another CPU gives other last bits, so the file is committed.
+The tokenizer is that of the shipped agent of `discover`, since both presets make the same one.
 """
 
 from __future__ import annotations
@@ -34,9 +35,14 @@ from agent_r1 import (
     load_config,
     make_loop,
 )
-from agent_r1_recipes.laptop.demonstrator import Demonstrator, demonstrations
-from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
-from agent_r1_recipes.laptop.tinyhop import make_questions, make_world
+from agent_r1_recipes.laptop.demonstrator import (
+    RENAMES,
+    Demonstrator,
+    demonstrate_rows,
+    mixture_questions,
+)
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
+from agent_r1_recipes.laptop.tinyhop import HEADS, TAILS, make_questions, make_world
 from agent_r1_recipes.page import export
 
 HERE = Path(__file__).parent
@@ -45,7 +51,7 @@ START = HERE / "start.bin"
 
 def preset() -> Config:
     """Return the preset whose world, limits and start the page uses."""
-    return load_config(str(HERE.parents[1] / "lab/laptop.yaml"), [], algorithm="grpo")
+    return load_config("smoke", [], algorithm="grpo")
 
 
 def write_start(cold_start: Path) -> None:
@@ -66,7 +72,7 @@ def read_start() -> export.Packed:
         return array
 
     # The demo agent has the same shape, whose names and sizes order the sections.
-    shapes = {name: tuple(w.shape) for name, w in _decoder(LAPTOP_AGENT).named_parameters()}
+    shapes = {name: tuple(w.shape) for name, w in _decoder(DEMO_AGENT).named_parameters()}
     matrices = {name: shape for name, shape in shapes.items() if len(shape) == 2}
     scales = {name: take(np.float32, shape[0], 1) for name, shape in matrices.items()}
     levels = {name: take(np.int8, *shape) for name, shape in matrices.items()}
@@ -76,7 +82,7 @@ def read_start() -> export.Packed:
 
 def start_model() -> Decoder:
     """Return the start model, in PyTorch."""
-    model = _decoder(LAPTOP_AGENT)
+    model = _decoder(DEMO_AGENT)
     weights: dict[str, Tensor] = read_start().state(0)
     model.load_state_dict(weights, strict=True)
     return model
@@ -94,8 +100,8 @@ def header(config: Config | None = None) -> dict[str, Any]:
     config = config or preset()
     workspace = Workspace(config)
     workspace.make_task()
-    model = _decoder(LAPTOP_AGENT)
-    header = export.header_of(config, LAPTOP_AGENT, [0], model, read_start())
+    model = _decoder(DEMO_AGENT)
+    header = export.header_of(config, DEMO_AGENT, [0], model, read_start())
     for split in ("train", "val", "test"):
         header[split] = [_question(row) for row in workspace.load_rows(split)]
     del header["questions"], header["first"]
@@ -136,49 +142,44 @@ def pack(header: dict[str, Any]) -> bytes:
 # ----------------------------------------------------------------------- for the page's cold start
 
 
-def play_demonstrations(config: Config | None = None) -> tuple[list[Row], dict[str, Any]]:
+def play_demonstrations(config: Config | None = None) -> tuple[list[Row], list[TrainingRow]]:
     """Play the cold start's demonstrations with the shipped tokenizer.
 
-    Return the questions, and the training rows of both phases, each with its question's number.
+    Return the questions, and the rows of the plays that are cloned, before names are exchanged. A
+    row's `trajectory` is its question's number.
     """
     world_config = preset() if config is None else config
     workspace = Workspace(world_config)
     workspace.make_task()
-    questions = workspace.load_rows("cold")
-    chat = load_chat(LAPTOP_AGENT)
+    questions = mixture_questions(workspace.load_rows("cold"))
+    chat = load_chat(DEMO_AGENT)
     demonstrator = Demonstrator(chat, workspace.dialect)
     tools = workspace.load_tools()
     loop = make_loop(demonstrator, chat, tools, world_config.rollout, world_config.env)
     behaviours: dict[str, float] = world_config.cold_start.behaviours  # pyright: ignore[reportAttributeAccessIssue]
-    copy_rows, mix_rows = demonstrations(questions, loop, behaviours, world_config.seed)
-    # As `demonstrations` orders them: one-hop questions, then the others and every fifth of these,
-    # twice.
-    numbers = range(len(questions))
-    one_hop = [i for i in numbers if questions[i]["extra_info"]["kind"] == "1-hop"]
-    mix = [i for i in numbers if questions[i]["extra_info"]["kind"] != "1-hop"] + one_hop[::5]
-    return questions, {
-        "copy": list(zip(one_hop, copy_rows, strict=True)),
-        "mix": list(zip(mix + mix, mix_rows, strict=True)),
-    }
+    # The seed's name is that of `demonstrations`, so these are the plays of the preset.
+    return questions, demonstrate_rows(questions, behaviours, loop, world_config.seed, "copy")
 
 
 def describe_plays(config: Config | None = None) -> dict[str, Any]:
     """Describe the demonstrations for js/cold_start.js.
 
     A play is its question's number, then in turn what the agent wrote and the numbers of the
-    passages that it read. So a passage, which many plays read, is packed once.
+    passages that it read. So a passage, which many plays read, is packed once. The page exchanges
+    the names in them, `renames` times: it gets the ids of the first and of the second syllables.
     """
-    questions, phases = play_demonstrations(config)
-    chat = load_chat(LAPTOP_AGENT)
+    questions, rows = play_demonstrations(config)
+    chat = load_chat(DEMO_AGENT)
     passages: dict[str, int] = {}
-    header: dict[str, Any] = {
+    plays = [[row.trajectory, *_turns(row, chat, passages)] for row in rows]
+    syllables = [[head.capitalize() for head in HEADS], list(TAILS)]
+    return {
         "questions": [row["prompt"][-1]["content"] for row in questions],
-        "passages": passages,
+        "passages": list(passages),
+        "plays": plays,
+        "syllables": [chat.tokenizer.convert_tokens_to_ids(part) for part in syllables],
+        "renames": RENAMES,
     }
-    for name, plays in phases.items():
-        header[name] = [[number, *_turns(row, chat, passages)] for number, row in plays]
-    header["passages"] = list(passages)
-    return header
 
 
 def _turns(row: TrainingRow, chat: ChatFormat, passages: dict[str, int]) -> Iterator[Any]:

@@ -3,7 +3,8 @@
  *
  * In: token ids and advantages from js/. Out: sampled tokens with their log-probabilities, gradients, new weights.
  * The decoder is the one of model/decoder.py (Qwen2: pre-norm, rotary positions, SwiGLU, tied output), the loss is
- * policy_loss of training/losses.py, the update is AdamW. tests/test_trainer.py compares each of them with PyTorch.
+ * policy_loss of training/losses.py, the update is AdamW, and in the cold start Muon. tests/test_trainer.py compares each
+ * of them with PyTorch.
  *
  * The bits of every result are equal on every machine. WebAssembly rounds + - * / and sqrt as IEEE 754 says, so three
  * rules are enough: no import from outside (exp, log, cos are written here), no "relaxed" instruction, and sums in an
@@ -22,13 +23,17 @@ enum {
     H = 4,        /* heads; each has its own keys and values */
     HEAD = D / H, /* width of a head */
     INNER = 256,  /* width inside the feed-forward part */
-    V = 1024,     /* vocabulary */
+    WORDS = 757,  /* vocabulary */
+    V = 760,      /* the same with three rows of zeros, because products go eight columns at a time */
     LAYERS = 2,
     CONTEXT = 320, /* longest row in tokens */
     QKV = 3 * D,
     LONGEST_SUM = 256 /* tokens that a weight gradient adds up at a time, so that they stay in the cache */
 };
 #define BETA_1 0.9 /* of AdamW: how much of the momentum an update keeps */
+#define MUON_MOMENTUM 0.95f
+#define MUON_ROUNDS 5    /* of its polynomial: a singular value of .001 has then become .47 */
+#define MUON_LENGTH 0.2f /* root mean square of its step in learning rates, as AdamW's usually is */
 #define NORM_EPS 1e-6f
 #define ATTENTION_SCALE 0.17677669f /* 1 / sqrt(HEAD) */
 #define LOWEST (-1e30f)             /* below every score, and still finite */
@@ -428,6 +433,11 @@ static void softmax(float *scores, int visible, int width) {
     for (int j = visible; j < width; j++) scores[j] = 0;
 }
 
+/* Set the columns of the logits that belong to no token. */
+static void set_padding(float *logits, float value) {
+    for (int i = WORDS; i < V; i++) logits[i] = value;
+}
+
 /* ------------------------------------------------------------------------------------------------------ decoding */
 
 /* Keys and values of each conversation (slot): [slot][layer][CONTEXT][D]. They stay across turns. */
@@ -477,9 +487,10 @@ static void attend_in_cache(const float *query, const float *k, const float *v, 
  */
 static int sample_token(float *logits, float temperature, float uniform, float *logprob) {
     int token = 0;
-    for (int i = 1; i < V; i++)
+    for (int i = 1; i < WORDS; i++)
         if (logits[i] > logits[token]) token = i;
     Four most = four(logits[token]), inverse = four(1.0f / (temperature > 0 ? temperature : 1.0f)), sum = four(0);
+    set_padding(logits, LOWEST);
     for (int i = 0; i < V; i += 4) {
         Four value = exp_of(times(subtract(load(logits + i), most), inverse));
         store(logits + i, value);
@@ -488,7 +499,7 @@ static int sample_token(float *logits, float temperature, float uniform, float *
     float whole = sum_of(sum);
     if (temperature > 0) {
         float left = uniform * whole;
-        for (token = 0; token < V - 1; token++) {
+        for (token = 0; token < WORDS - 1; token++) {
             left -= logits[token];
             if (left < 0) break;
         }
@@ -650,6 +661,7 @@ static float loss_and_slope(float *logits, int a, const int *targets, const floa
     float sum = 0;
     for (int k = 0; k < a; k++, logits += V) {
         float most = logits[0], inverse = 1.0f / loss->temperature, slope;
+        set_padding(logits, LOWEST);
         for (int i = 1; i < V; i++) most = logits[i] > most ? logits[i] : most;
         float chosen = (logits[targets[k]] - most) * inverse;
         Four whole = four(0);
@@ -659,6 +671,7 @@ static float loss_and_slope(float *logits, int a, const int *targets, const floa
             whole = add(whole, value);
         }
         float denominator = sum_of(whole);
+        set_padding(logits, 0); /* exp_of(LOWEST) is 1e-38; a gradient of 0 keeps these rows at zero */
         logprobs[k] = chosen - log_of(denominator);
         sum += token_weights[k] * token_loss(loss, logprobs[k], old[k], reference[k], advantages[k], &slope);
         slope *= token_weights[k] * inverse;
@@ -798,9 +811,76 @@ EXPORT("count_updates") void count_updates(int updates, double beta_2) {
     for (int i = 0; i < updates; i++) beta_1_power *= BETA_1, beta_2_power *= beta_2;
 }
 
-/* Clip the total gradient to a norm, take an AdamW step (1711.05101), and clear the total. Each step takes the share
- * lr x decay from every weight. Returns the norm before clipping; if it is not finite, the weights stay as they are. */
-EXPORT("update") float update(float lr, float largest_norm, double beta_2, float decay) {
+/*
+ * Bring the singular values of x[D][columns] near 1 (cold_start/muon.py). With X = U S V^T, (X X^T) X is U S^3 V^T, so
+ * each round applies a s + b s^3 + c s^5 to them. `y` is room for another x, and `panels` too.
+ */
+static void orthogonalize(float *x, int columns, float *y, float *panels) {
+    const float a = 3.4445f, b = -4.7750f, c = 2.0315f;
+    int size = D * columns;
+    double squares = 0;
+    for (int i = 0; i < size; i++) squares += (double)x[i] * x[i];
+    float norm = (float)__builtin_sqrt(squares);
+    float inverse = 1.0f / (norm > 1e-7f ? norm : 1e-7f);
+    for (int i = 0; i < size; i++) x[i] *= inverse;
+    float *product = floats(D * D), *polynomial = floats(D * D);
+    for (int round = 0; round < MUON_ROUNDS; round++) {
+        pack_transposed(x, columns, columns, D, D, panels);
+        multiply(x, columns, 1, panels, product, D, D, D, columns, 0); /* X X^T */
+        pack(product, D, D, D, panels);
+        multiply(product, D, 1, panels, polynomial, D, D, D, D, 0);
+        for (int i = 0; i < D * D; i++) polynomial[i] = b * product[i] + c * polynomial[i];
+        pack(x, columns, D, columns, panels);
+        multiply(polynomial, D, 1, panels, y, columns, D, columns, D, 0);
+        for (int i = 0; i < size; i++) x[i] = a * x[i] + y[i];
+    }
+}
+
+/* Take a Muon step with a matrix of rows x columns, at `place` in the vector of all weights. */
+static void update_matrix(int place, int rows, int columns, float scale, float lr, float decay) {
+    unsigned long before = mark();
+    int transposed = rows > columns; /* the shorter side of each matrix is D, and X X^T has the shorter side */
+    int size = rows * columns, longest = transposed ? rows : columns;
+    float *x = floats(size), *y = floats(size), *panels = floats(size);
+    float *w = weights + place, *m = moment_1 + place, *g = total + place;
+    for (int row = 0; row < rows; row++)
+        for (int column = 0; column < columns; column++) {
+            int i = row * columns + column;
+            float slope = g[i] * scale;
+            m[i] = MUON_MOMENTUM * m[i] + (1 - MUON_MOMENTUM) * slope;
+            /* Nesterov's look ahead: the newest gradient counts once more. */
+            float ahead = MUON_MOMENTUM * m[i] + (1 - MUON_MOMENTUM) * slope;
+            x[transposed ? column * rows + row : i] = ahead;
+        }
+    orthogonalize(x, longest, y, panels);
+    float length = MUON_LENGTH * __builtin_sqrtf((float)longest);
+    for (int row = 0; row < rows; row++)
+        for (int column = 0; column < columns; column++) {
+            int i = row * columns + column;
+            w[i] = (1 - lr * decay) * w[i] - lr * length * x[transposed ? column * rows + row : i];
+        }
+    release(before);
+}
+
+/* Take AdamW steps (1711.05101) with `count` weights from `place` on. */
+static void update_each(int place, int count, float scale, float lr, double beta_2, float decay) {
+    float keep_1 = (float)BETA_1, new_1 = (float)(1 - BETA_1), keep_2 = (float)beta_2, new_2 = (float)(1 - beta_2);
+    float correct_1 = (float)(1 - beta_1_power), correct_2 = (float)(1 - beta_2_power);
+    for (int i = place; i < place + count; i++) {
+        float g = total[i] * scale;
+        moment_1[i] = keep_1 * moment_1[i] + new_1 * g;
+        moment_2[i] = keep_2 * moment_2[i] + new_2 * g * g;
+        float move = lr * (moment_1[i] / correct_1) / (__builtin_sqrtf(moment_2[i] / correct_2) + 1e-8f);
+        weights[i] = (1 - lr * decay) * weights[i] - move;
+    }
+}
+
+/*
+ * Clip the total gradient to a norm, take the optimiser's step, and clear the total. Each step takes the share lr x decay
+ * from every weight. With a `matrix_lr` above 0 the layers' matrices take Muon's step with that rate, and only the rest
+ * AdamW's. Returns the norm before clipping; if it is not finite, the weights stay as they are.
+ */
+EXPORT("update") float update(float lr, float largest_norm, double beta_2, float decay, float matrix_lr) {
     double squares = 0;
     for (int i = 0; i < PARAMETERS; i++) squares += (double)total[i] * total[i];
     float length = (float)__builtin_sqrt(squares);
@@ -808,14 +888,21 @@ EXPORT("update") float update(float lr, float largest_norm, double beta_2, float
     float scale = length > largest_norm ? largest_norm / (length + 1e-6f) : 1;
     beta_1_power *= BETA_1;
     beta_2_power *= beta_2;
-    float keep_1 = (float)BETA_1, new_1 = (float)(1 - BETA_1), keep_2 = (float)beta_2, new_2 = (float)(1 - beta_2);
-    float correct_1 = (float)(1 - beta_1_power), correct_2 = (float)(1 - beta_2_power);
-    for (int i = 0; i < PARAMETERS; i++) {
-        float g = total[i] * scale;
-        moment_1[i] = keep_1 * moment_1[i] + new_1 * g;
-        moment_2[i] = keep_2 * moment_2[i] + new_2 * g * g;
-        float move = lr * (moment_1[i] / correct_1) / (__builtin_sqrtf(moment_2[i] / correct_2) + 1e-8f);
-        weights[i] = (1 - lr * decay) * weights[i] - move;
+    if (matrix_lr > 0) {
+        update_each(EMBED, V * D, scale, lr, beta_2, decay);
+        for (int layer = 0; layer < LAYERS; layer++) {
+            int first = FIRST_LAYER + layer * LAYER_SIZE;
+            update_each(first + NORM_1, D, scale, lr, beta_2, decay);
+            update_matrix(first + W_QKV, QKV, D, scale, matrix_lr, decay);
+            update_each(first + B_QKV, QKV, scale, lr, beta_2, decay);
+            update_matrix(first + W_OUT, D, D, scale, matrix_lr, decay);
+            update_each(first + NORM_2, D, scale, lr, beta_2, decay);
+            update_matrix(first + W_GATE_UP, 2 * INNER, D, scale, matrix_lr, decay);
+            update_matrix(first + W_DOWN, D, INNER, scale, matrix_lr, decay);
+        }
+        update_each(NORM_LAST, D, scale, lr, beta_2, decay);
+    } else {
+        update_each(0, PARAMETERS, scale, lr, beta_2, decay);
     }
     clear(total, PARAMETERS);
     pack_weights();

@@ -1,29 +1,28 @@
 "use strict";
 /*
- * Teach random weights to play badly, as cold_start/clone.py and cold_start/stage.py do. In: demonstrations. Out: weights
- * from which RL can start. Next: worker.js begins RL with them.
+ * Teach random weights what an explorer shows, as cold_start/clone.py and cold_start/stage.py do. In: demonstrations. Out:
+ * weights from which RL can start. Next: worker.js begins RL with them.
  *
- * RL cannot start from random weights: they never earn a reward. Two phases of imitation come first. In the first, clean
- * one-hop episodes teach to copy names from passages. In the second, a demonstrator plays all kinds of questions, and
- * mostly stops too early. The initial weights are those of cold_start/tiny_model.py, which says why they look so.
+ * RL cannot start from random weights: they never earn a reward. The explorer (recipes/laptop/explorer.py) plans, searches
+ * and quotes, and no play of it solves a question of two or three searches. Names are exchanged in each play, so only
+ * copying can be learned. The initial weights are those of cold_start/tiny_model.py, which says why they look so.
  */
 
-/** The settings of preset laptop. */
+/** The settings of preset smoke. */
 const COLD_START = {
-  phases: [
-    { name: "copy", steps: 600, tokens: 1024 },
-    { name: "mix", steps: 1600, tokens: 2048 },
-  ],
-  learningRate: 1.5e-3,
+  steps: 450,
+  tokens: 1024, // per step
+  learningRate: 1e-2, // of AdamW, for the embedding, norms and biases
+  matrixRate: 2e-3, // of Muon, for the layers' matrices
   warmUp: 20, // steps
-  finalShare: 0.05, // of the learning rate
+  finalShare: 0.05, // of the learning rates
   largestNorm: 1,
   optimizer: { beta2: 0.98, decay: 0.01 },
   switches: [],
 };
 const IMITATION = { ...LOSS, imitate: true };
 /** Places of random numbers, after those of learn.js. */
-const [FIRST_WEIGHTS, ORDER_OF_DEMONSTRATIONS] = [5, 6];
+const [FIRST_WEIGHTS, ORDER_OF_DEMONSTRATIONS, NAMES] = [5, 6, 7];
 
 /** Make initial weights that soon learn to copy: `init_weights` of cold_start/tiny_model.py, with other random numbers. */
 function initialWeights(seed) {
@@ -40,7 +39,7 @@ function initialWeights(seed) {
   };
   const fill = (array, deviation) => array.forEach((_, i) => (array[i] = deviation * normal()));
   const unit = 1 / Math.sqrt(D);
-  fill(parts.get("embed.weight"), 0.1);
+  fill(parts.get("embed.weight").subarray(0, WORDS * D), 0.1);
   for (let layer = 0; layer < LAYERS; layer++) {
     const part = (name) => parts.get(`blocks.${layer}.${name}`);
     for (const name of ["input_norm.weight", "post_norm.weight"]) part(name).fill(1);
@@ -54,29 +53,47 @@ function initialWeights(seed) {
     );
   }
   parts.get("norm.weight").fill(1);
-  // Layer 0, head 0 attends one position back, by its biases alone.
-  const first = parts.get("blocks.0.qkv.weight");
-  const bias = parts.get("blocks.0.qkv.bias");
-  for (let i = 0; i < HEAD / 2; i++) {
-    const [cosine, sine] = turnBy(frequencyOf(i, HEAD));
-    bias[i] = PREVIOUS * cosine;
-    bias[HEAD / 2 + i] = -PREVIOUS * sine;
-    bias[D + i] = PREVIOUS;
-  }
-  for (let i = 0; i < HEAD * D; i++) {
-    first[i] *= 0.1;
-    first[D * D + i] *= 0.1;
-  }
-  // It writes into a subspace of its own; layer 1, head 0 compares the current token with it.
-  const subspace = new Float32Array(HEAD * D);
-  fill(subspace, unit);
+  const [first, bias] = ["weight", "bias"].map((name) => parts.get(`blocks.0.qkv.${name}`));
   const output = parts.get("blocks.0.o.weight");
   const second = parts.get("blocks.1.qkv.weight");
-  subspace.forEach((value, i) => {
-    output[(i % D) * D + Math.floor(i / D)] = OUTPUT_SCALE * value;
+  /** Let a head of layer 0 attend to the token some places back, by its biases alone. */
+  const lookBack = (head, distance) => {
+    for (let i = 0; i < HEAD / 2; i++) {
+      const [cosine, sine] = turnBy(distance * frequencyOf(i, HEAD));
+      bias[head * HEAD + i] = PREVIOUS * cosine;
+      bias[head * HEAD + HEAD / 2 + i] = -PREVIOUS * sine;
+      bias[D + head * HEAD + i] = PREVIOUS;
+    }
+    for (let i = head * HEAD * D; i < (head + 1) * HEAD * D; i++) {
+      first[i] *= 0.1;
+      first[D * D + i] *= 0.1;
+    }
+  };
+  /** Let a head of layer 0 write into a subspace of its own. Returns the subspace. */
+  const writeApart = (head) => {
+    const subspace = new Float32Array(HEAD * D);
+    fill(subspace, unit);
+    subspace.forEach((value, i) => {
+      output[(i % D) * D + head * HEAD + Math.floor(i / D)] = OUTPUT_SCALE * value;
+    });
+    return subspace;
+  };
+  const size = HEAD * D; // of a head's part of a matrix
+  // Layer 0, head 0 writes the token before into each place. Layer 1, head 0 compares the current token with it.
+  lookBack(0, 1);
+  const before = writeApart(0);
+  for (let i = 0; i < size; i++) {
     second[i] = INDUCTION * first[2 * D * D + i];
-    second[D * D + i] = INDUCTION * value;
-  });
+    second[D * D + i] = INDUCTION * before[i];
+  }
+  // A second pair of heads compares the token before the current one, too: some names begin with the same syllable.
+  lookBack(1, 2);
+  const twoBefore = writeApart(1);
+  for (let i = 0; i < size; i++) {
+    first[2 * D * D + size + i] = first[2 * D * D + i];
+    second[size + i] = (INDUCTION / 4) * before[i];
+    second[D * D + size + i] = INDUCTION * twoBefore[i];
+  }
   const weights = new Float32Array(PARAMETERS.reduce((sum, [, count]) => sum + count, 0));
   let place = 0;
   for (const part of parts.values()) {
@@ -94,7 +111,7 @@ function frequencyOf(i, head) {
   return frequency;
 }
 
-/** Return cosine and sine of an angle up to 1, by their series. */
+/** Return cosine and sine of an angle up to 2, by their series. */
 function turnBy(angle) {
   let [cosine, sine, term] = [0, 0, 1];
   for (let i = 1; i < 24; i += 2) {
@@ -114,67 +131,73 @@ async function unpackPlays(base64) {
 }
 
 class ColdStart {
-  /** Begin with random weights. `plays` has the demonstrations of both phases, with questions and passages. */
+  /** Begin with random weights. `plays` has the demonstrations, with questions and passages. */
   constructor(trainer, agent, plays, seed, recipe = {}) {
     this.recipe = { ...COLD_START, ...recipe };
-    Object.assign(this, { trainer, agent, plays, seed, phase: 0, step: 0, order: [], epoch: 0 });
+    Object.assign(this, { trainer, agent, plays, seed, step: 0, order: [], epoch: 0 });
     this.remasks = this.recipe.switches.map((name) => SWITCHES[name].remask).filter(Boolean);
     this.pieces = new Map(); // text -> ids: the same passages and turns come again and again
+    // Each play comes with several sets of names.
+    this.names = plays.plays.flatMap((_, play) =>
+      Array.from({ length: plays.renames }, (_, copy) => [play, copy]),
+    );
     trainer.reset(initialWeights(seed));
   }
 
-  /** Return the number of steps of both phases. */
   get steps() {
-    return this.recipe.phases.reduce((sum, { steps }) => sum + steps, 0);
+    return this.recipe.steps;
   }
 
   /** Return all that another worker needs to go on after this step. */
   state() {
-    return { phase: this.phase, step: this.step, ...this.trainer.state() };
+    return { step: this.step, ...this.trainer.state() };
   }
 
   /** Go on after the step of a state. The demonstrations of the steps before it are skipped. */
-  restore({ phase, step, ...state }) {
-    const { phases, optimizer } = this.recipe;
-    this.phase = phase;
-    for (; this.step < step; this.step++) this.nextRows(phases[phase]);
-    this.trainer.restore(state, optimizer);
+  restore({ step, ...state }) {
+    for (; this.step < step; this.step++) this.nextRows();
+    this.trainer.restore(state, this.recipe.optimizer);
   }
 
-  /** Take one step: imitate some demonstrations. Returns the step's number in both phases, and its loss. */
+  /** Take one step: imitate some demonstrations. Returns the step's number and its loss. */
   takeStep() {
     const { recipe, trainer } = this;
-    const { name, steps } = recipe.phases[this.phase];
-    const rows = this.nextRows(recipe.phases[this.phase]);
+    const rows = this.nextRows();
     const count = rows.reduce((sum, { actions }) => sum + actions.length, 0);
     for (const { actions } of rows) for (const action of actions) action.weight = 1 / count;
     const { loss } = trainer.differentiate(rows, IMITATION);
     trainer.addShard();
     const warm = Math.min(1, (this.step + 1) / recipe.warmUp);
-    const rate = recipe.learningRate * warm * Math.max(recipe.finalShare, 1 - this.step / steps);
-    trainer.update(rate, recipe.largestNorm, recipe.optimizer);
+    const share = warm * Math.max(recipe.finalShare, 1 - this.step / recipe.steps);
+    trainer.update(recipe.learningRate * share, recipe.largestNorm, {
+      ...recipe.optimizer,
+      muon: recipe.matrixRate * share,
+    });
     this.step++;
-    const before = recipe.phases.slice(0, this.phase).reduce((sum, phase) => sum + phase.steps, 0);
-    const figures = { phase: name, step: before + this.step, loss };
-    if (this.step === steps) {
-      // Each phase has an optimiser of its own.
-      Object.assign(this, { phase: this.phase + 1, step: 0, order: [], epoch: 0 });
-      trainer.reset(trainer.weights());
-    }
-    return { ...figures, done: this.phase === recipe.phases.length };
+    return { step: this.step, loss, done: this.step === recipe.steps };
   }
 
-  /** Return the next demonstrations in random order, of about `tokens` tokens. */
-  nextRows({ name, tokens }) {
+  /** Return the next demonstrations in random order, of about as many tokens as a step has. */
+  nextRows() {
     const rows = [];
-    for (let sum = 0; sum < tokens; sum += rows.at(-1).ids.length) {
-      if (!this.order.length) {
-        const place = [this.seed, ORDER_OF_DEMONSTRATIONS, this.phase, this.epoch++];
-        this.order = shuffled(this.plays[name], ...place);
-      }
-      rows.push(this.rowOf(this.order.pop()));
+    for (let sum = 0; sum < this.recipe.tokens; sum += rows.at(-1).ids.length) {
+      if (!this.order.length)
+        this.order = shuffled(this.names, this.seed, ORDER_OF_DEMONSTRATIONS, this.epoch++);
+      const [play, copy] = this.order.pop();
+      const { ids, actions } = this.rowOf(this.plays.plays[play]);
+      rows.push({ ids: this.rename(ids, play, copy), actions });
     }
     return rows;
+  }
+
+  /** Exchange the syllables of all names for others, one to one: `rename` of recipes/laptop/demonstrator.py. */
+  rename(ids, play, copy) {
+    const others = new Map();
+    this.plays.syllables.forEach((syllables, part) => {
+      const mixed = shuffled(syllables, this.seed, NAMES, play, copy, part);
+      syllables.forEach((id, i) => others.set(id, mixed[i]));
+    });
+    return ids.map((id) => others.get(id) ?? id);
   }
 
   /** Turn a play, [question, turn, results, turn, ...], into a row whose actions are the turns' tokens. */

@@ -75,7 +75,7 @@ class Crew {
   }
 
   /** Add a helper, whose worker calls `serve` on the other end of the port. */
-  add(port, slots = HELPER_SLOTS) {
+  add(port, slots = SLOTS) {
     const helper = new Helper(port, slots);
     this.helpers.push(helper);
     // A port keeps what was sent before its worker listens.

@@ -4,8 +4,7 @@
  * Out: a session, for worker.js and for Node.
  */
 
-const SLOTS = 128; // episodes at once: 16 questions, 8 attempts each
-const HELPER_SLOTS = 64; // of a helper, which plays at most half of them
+const SLOTS = 96; // episodes at once: 12 questions, 8 attempts each. A worker alone plays a step's 24 in two parts.
 
 /** Open a session. `onStage` hears what takes time. */
 async function openSession(data, module, onStage = () => {}, slots = SLOTS) {
@@ -16,7 +15,8 @@ async function openSession(data, module, onStage = () => {}, slots = SLOTS) {
   const start = new Float32Array(trainer.count);
   let place = 0;
   for (const [name, count] of PARAMETERS) {
-    if (named[name].length !== count) throw new Error(`the data has no weights ${name}`);
+    const own = name === "embed.weight" ? WORDS * WIDTH : count; // the rows of zeros are not packed
+    if (named[name].length !== own) throw new Error(`the data has no weights ${name}`);
     start.set(named[name], place);
     place += count;
   }

@@ -57,6 +57,15 @@ const SWITCHES = {
     regroup: (episodes, { questions }) =>
       episodes.forEach((episode) => (episode.group = (episode.group + episode.sample) % questions)),
   },
+  "malformed-penalty": {
+    title: "Pay a penalty of .2 for malformed endings",
+    says: "An attempt that ends without a well-formed answer earns .2 less. This is no bug, but a choice.",
+    shows: "reward",
+    pay: ({ stop, steps }, reward) => {
+      const last = stop === "answered" ? steps.at(-1).text : "";
+      return reward - (isWellFormed(last) ? 0 : 0.2);
+    },
+  },
   "substring-match": {
     title: "Pay for a substring",
     says: "An answer that contains the right one is right.",

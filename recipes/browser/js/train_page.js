@@ -7,10 +7,11 @@
 
 const byId = (id) => document.getElementById(id);
 const GROUP = 8;
-const BEFORE_AND_AFTER = 200; // questions of the evaluation at the start and at the end
+const BEFORE_AND_AFTER = 300; // questions of the evaluation at the start and at the end
+const MORE = 40; // steps that a finished run can go on for
 const SEEDS = [1, 2, 3, 4, 5];
 const SILENCE = 60; // seconds without a message, after which a worker that trains counts as dead
-const COLD_STEPS = 2200; // of both phases of the cold start
+const COLD_STEPS = 450;
 const RESTARTS = 3; // a worker that dies more often will die again
 const MOST_WORKERS = 4; // a step has eight shards; more workers would wait more than work
 /** The runs so far, the run that is going on, and what the page waits for. */
@@ -140,8 +141,8 @@ const hear = {
     const on = readAddress();
     status(
       on.length
-        ? `Ready, with a bug switched on: ${on.map(plain).join(" + ")}. Press Train, and compare with the dashed curve.`
-        : "Ready. The agent stops searching too early; press Train.",
+        ? `Ready, with a switch on: ${on.map(plain).join(" + ")}. Press Train, and compare with the dashed curve.`
+        : "Ready. The agent answers questions of one search; press Train.",
     );
     recall();
     buttons();
@@ -177,15 +178,14 @@ const hear = {
   },
 
   /** Some steps of the cold start are done. */
-  cold({ phase, step, steps, loss, state }) {
+  cold({ step, steps, loss, state }) {
     const { run } = page;
     run.losses.push([step, loss]);
     run.state = state;
-    const what = phase === "copy" ? "it learns to copy names" : "it learns to play, badly";
     const wall = (performance.now() - run.began) / 1000;
-    const left = counted(Math.ceil((wall * (1 / coldShare(step) - 1)) / 60), "minute", "minutes");
+    const left = Math.ceil(wall * (steps / step - 1));
     status(
-      `Cold start, step ${step} of ${steps}, ${wall.toFixed(0)} s, about ${left} left: ${what}. Loss ${loss.toFixed(3)}.`,
+      `Cold start, step ${step} of ${steps}, ${wall.toFixed(0)} s, about ${left} s left. Loss ${loss.toFixed(3)}.`,
     );
     drawColdStart();
   },
@@ -209,12 +209,12 @@ const hear = {
 
   done() {
     const { run } = page;
-    run.done = true;
-    run.state = null;
+    run.done = true; // its state stays, for more steps
     run.wall = (performance.now() - run.began) / 1000;
     const wall = run.wall.toFixed(1);
+    const pressed = run.more ? "the button" : "Train";
     status(
-      `Done: ${run.figures.length} steps, ${wall} seconds after you pressed Train. The weights' SHA-256 is ${run.hash}.`,
+      `Done: ${run.figures.length} steps, ${wall} seconds after you pressed ${pressed}. The weights' SHA-256 is ${run.hash}.`,
     );
     remember();
     compareHash(run);
@@ -225,16 +225,18 @@ const hear = {
   },
 
   /** Weights were tested: the start weights (`run` is null), a run's at its end, or those of a cold start. */
-  evaluated({ em, step, run: number }) {
+  evaluated({ em, hops, step, run: number }) {
     const { run } = page;
-    if (number === null) page.before = em;
-    else if (step === 0) run.before = em;
-    else page.runs[number].after = em;
+    const score = { em, hops, step };
+    if (number === null) page.before = score;
+    else if (step === 0) run.before = score;
+    else page.runs[number].after = score;
     drawRuns();
+    drawCurve();
     const asked = number === null ? !run?.scratch : step === 0 || page.runs[number] === run;
     if (!asked) return; // another run began meanwhile
     const before = run?.scratch ? run.before : page.before;
-    showScore(before, step > 0 ? `, ${em.toFixed(3)} after step ${step}` : "");
+    showScore(before, step > 0 ? score : null);
     byId("score").dataset.after = step > 0 ? em : "";
   },
 
@@ -253,10 +255,13 @@ const hear = {
 
 const status = (text) => (byId("status").textContent = text);
 
-/** Tell exact match before training, and what came of it. */
+/** Tell exact match before training, and what came of it, with the shares of one, two and three searches. */
 function showScore(before, after) {
-  const questions = `${BEFORE_AND_AFTER} test questions, answered greedily`;
-  byId("score").textContent = `${questions}: ${before.toFixed(3)} right before training${after}.`;
+  const tell = ({ em, hops }) =>
+    `${em.toFixed(3)} right (one, two, three searches: ${hops.map((share) => share.toFixed(3)).join(", ")})`;
+  const then = after ? `; ${tell(after)} after step ${after.step}` : "";
+  byId("score").textContent =
+    `${BEFORE_AND_AFTER} test questions, answered greedily: ${tell(before)} before training${then}.`;
 }
 
 /** Forget what is said of the run before. */
@@ -266,7 +271,7 @@ function clearWords(scratch) {
   byId("same").textContent = "";
   byId("score").dataset.after = "";
   if (scratch) byId("score").textContent = "Random weights are tested after their cold start.";
-  else if (page.before !== undefined) showScore(page.before, "");
+  else if (page.before) showScore(page.before, null);
 }
 
 // ------------------------------------------------------------------------------------------ controls
@@ -289,6 +294,7 @@ function train(scratch) {
     steps: Number(byId("steps").value),
     workers: Number(byId("workers").value),
     scratch,
+    more: false,
     losses: [],
     figures: [],
     seconds: 0,
@@ -310,6 +316,20 @@ function train(scratch) {
   drawRuns();
   drawCurve();
   drawColdStart();
+}
+
+/** Go on with a run that is done. The learning rate then falls as in a run of all these steps. */
+function trainMore() {
+  const { run } = page;
+  Object.assign(run, { more: true, done: false, going: true, steps: run.steps + MORE });
+  run.began = performance.now();
+  byId("same").textContent = "";
+  byId("score").dataset.after = "";
+  status("Sampling more attempts …");
+  begin(run);
+  buttons();
+  drawRuns();
+  drawCurve();
 }
 
 /** Begin a run, or go on with it after its last step. */
@@ -363,6 +383,7 @@ function buttons() {
   const paused = Boolean(run && !run.done && !run.going);
   for (const id of ["train", "scratch", "again"]) byId(id).disabled = !page.open || going;
   byId("train").textContent = run ? "Train again" : "Train";
+  byId("more").disabled = !page.open || !run?.done || !run.state;
   byId("pause").disabled = !going && !paused;
   byId("pause").textContent = paused ? "Continue" : "Pause";
   byId("one").disabled = !paused;
@@ -400,6 +421,7 @@ function connect() {
     train(false);
     byId("curve").scrollIntoView({ block: "center" });
   };
+  byId("more").onclick = trainMore;
   byId("pause").onclick = pauseOrContinue;
   byId("one").onclick = () => send("step");
   byId("scope").onclick = openMicroscope;
@@ -434,56 +456,86 @@ function svg(tag, attributes, ...children) {
   return element;
 }
 
-/** Draw the mean reward of each step, of all runs, and the recorded healthy run of the same seed. */
-function drawCurve() {
-  const steps = Math.max(Number(byId("steps").value), ...page.runs.map((run) => run.steps));
-  const x = (step) => LEFT + ((WIDE - LEFT - 12) * (step - 1)) / Math.max(steps - 1, 1);
-  const y = (reward) =>
-    HIGH - BELOW - (HIGH - BELOW - 12) * Math.max(0, Math.min(1, (reward + 0.2) / 1.2));
-  const path = (rewards) =>
-    rewards
-      .map((reward, i) => `${i ? "L" : "M"}${x(i + 1).toFixed(1)} ${y(reward).toFixed(1)}`)
-      .join("");
-  const lines = [];
-  for (const reward of [0, 0.25, 0.5, 0.75, 1]) {
-    lines.push(
-      svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(reward), y2: y(reward), class: "grid" }),
-    );
-    lines.push(
-      svg("text", { x: LEFT - 6, y: y(reward) + 4, "text-anchor": "end" }, String(reward)),
-    );
-  }
-  for (let step = 1; step <= steps; step++) {
-    if (step !== 1 && step % 5) continue;
-    lines.push(svg("text", { x: x(step), y: HIGH - 8, "text-anchor": "middle" }, String(step)));
-  }
-  const healthy = !page.run?.scratch && recorded.healthy[byId("seed").value];
-  if (healthy)
-    lines.push(svg("path", { d: path(healthy.reward.slice(0, steps)), class: "recorded" }));
-  page.runs.forEach((run, i) => {
-    const here = run === page.run ? "now" : "then";
-    const look = `${run.switches.length ? "broken" : "well"} ${here}`;
-    const title = svg("title", {}, `run ${i + 1}: ${nameOf(run)}, seed ${run.seed}`);
-    lines.push(
-      svg(
-        "path",
-        { d: path(run.figures.map(({ reward }) => reward)), class: `run ${look}` },
-        title,
-      ),
-    );
-    if (run === page.run && run.figures.length) {
-      const { reward } = run.figures.at(-1);
-      lines.push(svg("circle", { cx: x(run.figures.length), cy: y(reward), r: 4, class: look }));
-    }
+const HOPS = ["one search", "two searches", "three searches"];
+const SMOOTHED = 5; // a step asks about five questions of one search, and as many of three
+
+/** Return points [step, share]: the mean of a step and the four before it, of one kind of question. */
+function smoothed(steps, kind) {
+  return steps.flatMap((_, i) => {
+    const last = steps.slice(Math.max(0, i + 1 - SMOOTHED), i + 1).map((hops) => hops[kind]);
+    const asked = last.filter((share) => share !== null); // a step may ask no question of a kind
+    return asked.length ? [[i + 1, asked.reduce((a, b) => a + b) / asked.length]] : [];
   });
-  byId("curve").replaceChildren(...lines);
-  const last = page.run?.figures.at(-1)?.reward;
-  byId("curve").ariaLabel =
-    `Mean reward of each step${last === undefined ? "" : `; now ${last.toFixed(2)}`}`;
 }
 
-/** Return the share of the cold start's work that is done. A step after the first 600 has twice as many tokens. */
-const coldShare = (step) => (step + Math.max(0, step - 600)) / (2 * COLD_STEPS - 600);
+/** Draw lines for shares of 0, 1/4, ... 1, and the names of some steps. Returns elements, and the scales. */
+function axes(first, last, steps) {
+  const x = (step) => LEFT + ((WIDE - LEFT - 12) * (step - first)) / Math.max(last - first, 1);
+  const y = (share) => HIGH - BELOW - (HIGH - BELOW - 12) * share;
+  const lines = [0, 0.25, 0.5, 0.75, 1].flatMap((share) => [
+    svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(share), y2: y(share), class: "grid" }),
+    svg("text", { x: LEFT - 6, y: y(share) + 4, "text-anchor": "end" }, String(share)),
+  ]);
+  for (const step of steps) {
+    const anchor = step === last ? "end" : "middle";
+    lines.push(svg("text", { x: x(step), y: HIGH - 8, "text-anchor": anchor }, String(step)));
+  }
+  return { lines, x, y };
+}
+
+/** Draw a line through points [step, share]. */
+function lineThrough(points, { x, y }, look, name = "") {
+  const place = ([step, share], i) =>
+    `${i ? "L" : "M"}${x(step).toFixed(1)} ${y(share).toFixed(1)}`;
+  return svg("path", { d: points.map(place).join(""), class: look }, svg("title", {}, name));
+}
+
+/** Draw right answers by kind of question, of all runs, and the recorded healthy run of the same seed. */
+function drawCurve() {
+  const most = Math.max(Number(byId("steps").value), ...page.runs.map((run) => run.steps));
+  const named = Array.from({ length: most + 1 }, (_, step) => step).filter(
+    (step) => step % (most > 60 ? 10 : 5) === 0,
+  );
+  const scales = axes(0, most, named);
+  const { lines } = scales;
+  const add = (steps, look, name) =>
+    HOPS.forEach((title, kind) => {
+      const points = smoothed(steps, kind);
+      lines.push(lineThrough(points, scales, `hop${kind + 1} ${look}`, `${name}: ${title}`));
+    });
+  const mark = ({ step, hops }) =>
+    hops.forEach((share, kind) => {
+      const place = { cx: scales.x(step), cy: scales.y(share), r: 4, class: `hop${kind + 1}` };
+      lines.push(
+        svg("circle", place, svg("title", {}, `greedy, ${HOPS[kind]}: ${share.toFixed(3)}`)),
+      );
+    });
+  const healthy = !page.run?.scratch && recorded.healthy[byId("seed").value];
+  if (healthy) add(healthy.hops.slice(0, most), "recorded", "recorded");
+  page.runs.forEach((run, i) => {
+    const steps = run.figures.map(({ hops }) => hops);
+    add(steps, run === page.run ? "now" : "then", `run ${i + 1}, ${nameOf(run)}, seed ${run.seed}`);
+  });
+  const before = page.run?.scratch ? page.run.before : page.before;
+  for (const score of [before, page.run?.after]) if (score) mark(score);
+  byId("curve").replaceChildren(...lines);
+  const steps = page.run?.figures.map(({ hops }) => hops) ?? [];
+  const last = HOPS.map((_, kind) => smoothed(steps, kind).at(-1)?.[1].toFixed(2) ?? "none");
+  const now = steps.length ? `; now ${last.join(", ")}` : "";
+  byId("curve").ariaLabel = `Right answers of each step with one, two and three searches${now}`;
+}
+
+/** Draw what a whole run of the preset discover reached, as it was recorded. */
+function drawRest() {
+  const { validation } = recorded;
+  const steps = validation.map(([step]) => step);
+  const scales = axes(0, steps.at(-1), steps);
+  HOPS.forEach((title, kind) => {
+    const points = validation.map(([step, hops]) => [step, hops[kind]]);
+    scales.lines.push(lineThrough(points, scales, `hop${kind + 1} now`, title));
+  });
+  byId("rest").replaceChildren(...scales.lines);
+}
 
 const HIGHEST_LOSS = 3; // nats per token; random weights begin above it
 
@@ -501,7 +553,7 @@ function drawColdStart() {
     lines.push(svg("line", { x1: LEFT, x2: WIDE - 12, y1: y(loss), y2: y(loss), class: "grid" }));
     lines.push(svg("text", { x: LEFT - 6, y: y(loss) + 4, "text-anchor": "end" }, String(loss)));
   }
-  for (const step of [600, 1400, COLD_STEPS]) {
+  for (const step of [150, 300, COLD_STEPS]) {
     const anchor = step === COLD_STEPS ? "end" : "middle";
     lines.push(svg("text", { x: x(step), y: low + 18, "text-anchor": anchor }, String(step)));
   }
@@ -552,7 +604,7 @@ function drawRuns() {
       i + 1, nameOf(run), run.seed, `${run.figures.length} of ${run.steps}`,
       rewards.length ? lastFive(rewards).toFixed(3) : "",
       difference === null ? "" : difference.toFixed(3).replace("-", "−"),
-      run.after === undefined ? "" : run.after.toFixed(3),
+      run.after ? `${run.after.em.toFixed(3)}: ${run.after.hops.map((share) => share.toFixed(3)).join(", ")}` : "",
     ]; // prettier-ignore
     return make("tr", "", ...cells.map((cell) => make("td", "", String(cell))));
   });
@@ -564,7 +616,8 @@ function drawRuns() {
 /** Compare the final weights with those that the command recorded: equal bits, or a notice. */
 function compareHash(run) {
   const known = recorded.healthy[run.seed];
-  if (run.scratch || run.switches.length || !known || run.steps !== known.reward.length) return;
+  if (run.scratch || run.switches.length || run.more) return;
+  if (!known || run.steps !== known.reward.length) return;
   byId("same").textContent =
     known.hash === run.hash
       ? "Every bit of the weights is as on the machine that recorded this seed."
@@ -660,4 +713,5 @@ function answerLines(record, step) {
 }
 
 connect();
+drawRest();
 startWorkers();

@@ -8,9 +8,15 @@
 
 const LAYERS = 2;
 const CONTEXT = 320;
-/** The parameters in the order of c/trainer.c, with PyTorch's names and their sizes. */
+const WIDTH = 128; // of the residual stream
+const WORDS = 757;
+const PADDED_WORDS = 760; // with rows of zeros
+/**
+ * The parameters in the order of c/trainer.c, with PyTorch's names and their sizes. Rows of zeros follow the embedding's
+ * WORDS.
+ */
 const PARAMETERS = [
-  ["embed.weight", 1024 * 128],
+  ["embed.weight", PADDED_WORDS * WIDTH],
   ...Array.from({ length: LAYERS }, (_, layer) => [
     [`blocks.${layer}.input_norm.weight`, 128],
     [`blocks.${layer}.qkv.weight`, 384 * 128],
@@ -25,8 +31,8 @@ const PARAMETERS = [
 
 /** What the loss of a healthy run is made of; c/trainer.c explains the names. */
 const LOSS = { clipLow: 0.2, clipHigh: 0.28, clipDual: 3, temperature: 1, kl: 0, imitate: false };
-/** The optimiser's constants in RL; c/trainer.c explains them. */
-const ADAMW = { beta2: 0.999, decay: 0 };
+/** The optimiser's constants in RL; c/trainer.c explains them. Muon's learning rate of 0 leaves all weights to AdamW. */
+const ADAMW = { beta2: 0.999, decay: 0, muon: 0 };
 
 /** Write rows one after the other, and name the place of each action and of its logits. */
 function flatten(rows, shift = 0) {
@@ -232,8 +238,8 @@ class Trainer {
   }
 
   /** Take the optimiser's step. Returns the gradient's norm. Raises an Error if it is not a number. */
-  update(learningRate, largestNorm, { beta2, decay } = ADAMW) {
-    const norm = this.module.update(learningRate, largestNorm, beta2, decay);
+  update(learningRate, largestNorm, { beta2, decay, muon } = ADAMW) {
+    const norm = this.module.update(learningRate, largestNorm, beta2, decay, muon);
     if (!Number.isFinite(norm)) {
       throw new Error(
         "the gradient is no longer a number, so the run ended; the last good weights are kept",

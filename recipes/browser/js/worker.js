@@ -9,7 +9,7 @@
 
 const LIVE_PAUSE = 60; // milliseconds between pictures of the group that is being sampled
 const IMITATED_AT_ONCE = 20; // steps of the cold start between two messages; they take about a second
-const START_QUESTIONS = 200; // of the test of a cold start
+const START_QUESTIONS = 300; // of the test of a cold start
 const work = {
   session: null, crew: null, cold: null, learner: null, running: false, left: 0, asked: [], lastLive: 0,
 }; // prettier-ignore
@@ -62,7 +62,7 @@ const handlers = {
 
   /** Become a helper of the worker at the other end of the port. */
   async help({ data, module, port }) {
-    serve(port, await openSession(data, module, () => {}, HELPER_SLOTS));
+    serve(port, await openSession(data, module, () => {}));
   },
 
   /** Let a helper in. It takes part as soon as it has opened its session. */
@@ -116,7 +116,7 @@ const handlers = {
   async evaluate({ count, run }) {
     const episodes = await work.crew.answer(work.session.header.test.slice(0, count));
     const em = episodes.reduce((sum, episode) => sum + episode.em, 0) / episodes.length;
-    send("evaluated", { em, step: work.learner?.step ?? 0, run });
+    send("evaluated", { em, hops: byHops(episodes), step: work.learner?.step ?? 0, run });
   },
 };
 
@@ -138,8 +138,8 @@ async function imitate() {
   }
   const loss = losses.reduce((a, b) => a + b) / losses.length;
   const state = found.done ? null : cold.state();
-  const { phase, step } = found;
-  send("cold", { phase, step, steps: cold.steps, loss, state }, buffersOf(state));
+  const { step } = found;
+  send("cold", { step, steps: cold.steps, loss, state }, buffersOf(state));
   if (!found.done) return;
   work.cold = null;
   work.begin();

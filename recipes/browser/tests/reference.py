@@ -17,6 +17,8 @@ from agent_r1 import Decoder, TrainingRow, action_logprobs, collate, policy_loss
 from agent_r1_recipes.browser import world
 
 Rows = list[dict[str, Any]]
+WORDS, PADDED_WORDS, WIDTH = 757, 760, 128
+"""Rows and columns of the module's embedding, whose last rows are zeros."""
 LOSS = {
     "clipLow": 0.2,
     "clipHigh": 0.28,
@@ -32,7 +34,7 @@ def made_rows(lengths: list[int], seed: int) -> Rows:
     rng = random.Random(seed)
     rows = []
     for length in lengths:
-        ids = [rng.randrange(1013) for _ in range(length)]
+        ids = [rng.randrange(WORDS) for _ in range(length)]
         acting, actions = False, []
         for place in range(1, length):
             acting = rng.random() < (0.85 if acting else 0.08)
@@ -95,9 +97,53 @@ def loss_of(model: Decoder, rows: Rows, loss: dict[str, Any]) -> Tensor:
     return (value * column("weight")).sum()
 
 
+class Muon:
+    """Muon as agent_r1/cold_start/muon.py describes it, written once more, in float64."""
+
+    def __init__(self, matrices: list[Tensor], lr: float, decay: float):
+        self.matrices, self.lr, self.decay = matrices, lr, decay
+        self.momenta = [torch.zeros_like(matrix, dtype=torch.float64) for matrix in matrices]
+
+    def step(self) -> None:
+        for matrix, momentum in zip(self.matrices, self.momenta, strict=True):
+            assert matrix.grad is not None
+            gradient = matrix.grad.double()
+            momentum.mul_(0.95).add_(0.05 * gradient)
+            step = 0.95 * momentum + 0.05 * gradient  # Nesterov's look ahead
+            left, values, right = torch.linalg.svd(step, full_matrices=False)
+            values = values / values.norm()
+            for _ in range(5):
+                values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+            length = 0.2 * max(matrix.shape) ** 0.5
+            with torch.no_grad():
+                matrix.mul_(1 - self.lr * self.decay)
+                matrix.sub_(self.lr * length * (left * values) @ right)
+
+
+def optimizers(model: Decoder, lr: float, beta2: float, decay: float, muon: float) -> list[Any]:
+    """AdamW, and with a learning rate `muon` above 0 Muon for the layers' matrices."""
+    matrices = [w for w in model.blocks.parameters() if muon and w.ndim == 2]
+    taken = {id(weight) for weight in matrices}
+    others = [weight for weight in model.parameters() if id(weight) not in taken]
+    adamw = torch.optim.AdamW(others, lr=lr, betas=(0.9, beta2), weight_decay=decay)
+    return [adamw, Muon(matrices, muon, decay)] if muon else [adamw]
+
+
+def padded(flat: np.ndarray) -> np.ndarray:
+    """Put the embedding's rows of zeros into a vector of all parameters."""
+    end = WORDS * WIDTH
+    return np.concatenate([flat[:end], np.zeros((PADDED_WORDS - WORDS) * WIDTH), flat[end:]])
+
+
 def by_tensor(flat: np.ndarray, model: Decoder) -> dict[str, np.ndarray]:
-    """Cut a vector in the module's order into the model's parameters."""
+    """Cut a vector in the module's order into the model's parameters.
+
+    The embedding's rows without a word must be zeros.
+    """
     parameters = dict(model.named_parameters())
+    start, end = WORDS * WIDTH, PADDED_WORDS * WIDTH
+    assert not flat[start:end].any()
+    flat = np.delete(flat, slice(start, end))
     order = ["embed.weight"]
     for layer in range(2):
         for name in (

@@ -14,14 +14,14 @@ SMALL = [
     "data.train=64",
     "data.val=8",
     "data.test=40",
-    "data.cold=8",
+    "data.cold=40",
     "data.entities=60",
     "data.cold_entities=60",
 ]
 
 
 def small_config() -> Any:
-    return load_config(str(world.HERE.parents[1] / "lab/laptop.yaml"), SMALL, algorithm="grpo")
+    return load_config("smoke", SMALL, algorithm="grpo")
 
 
 def small_world() -> tuple[dict[str, Any], bytes]:

@@ -9,7 +9,7 @@ from agent_r1_recipes.browser import world
 from agent_r1_recipes.browser.node import run_node
 from agent_r1_recipes.browser.page import learning_script
 from agent_r1_recipes.browser.tests.small_world import small_config, small_world
-from agent_r1_recipes.laptop.settings import LAPTOP_AGENT
+from agent_r1_recipes.laptop.settings import DEMO_AGENT
 from agent_r1_recipes.page.tests import parity
 
 NUMBER = 16
@@ -40,7 +40,7 @@ def test_greedy_episodes_have_the_tokens_of_python_in_any_batch(small):
     assert [episode["ids"] for episode in played] == together
     episodes = [parity.episode(0, i) for i in range(NUMBER)]
     model = world.start_model()
-    trajectories = parity.play_python(model, load_chat(LAPTOP_AGENT), config, episodes)
+    trajectories = parity.play_python(model, load_chat(DEMO_AGENT), config, episodes)
     records = []
     for episode in played:
         row = {"input_ids": episode["ids"], "action_mask": episode["mask"]}
@@ -63,32 +63,40 @@ const run = async (recipe, seed) => {
   return { hash: session.trainer.weightsHash(), done };
 };
 const small = { steps: 2, questions: 4, samples: 4 };
-const first = await run(small, 1);
+const first = await run(small, 3); // a seed of which both steps have something to compare
 tell(first.done.map(({ figures }) => figures));
 tell(first.done[0].episodes.map(({ group, ids, mask, reward, advantage }) =>
   ({ group, ids, mask, reward, advantage })));
 const slower = { ...small, learningRate: 1e-4 };
 const others = [];
-for (const [recipe, seed] of [[small, 1], [small, 2], [slower, 1]]) {
+for (const [recipe, seed] of [[small, 3], [small, 2], [slower, 3]]) {
   others.push(await run(recipe, seed));
 }
 tell([first, ...others].map(({ hash }) => hash));
 const broken = [];
 for (const name of Object.keys(SWITCHES)) {
-  const { hash, done } = await run({ ...small, switches: [name] }, 1);
+  const { hash, done } = await run({ ...small, switches: [name] }, 3);
   broken.push({ name, hash, figures: done.map(({ figures }) => figures) });
 }
 tell(broken);
+const { pay } = SWITCHES["malformed-penalty"];
+tell(job.endings.map(({ stop, text }) => pay({ stop, steps: [{ text }] }, 1)));
 """
+ENDINGS = [
+    ("answered", "<think>so</think><answer>Sosnum</answer>"),
+    ("answered", "<answer>Sosnum</answer> or so"),
+    ("max_tokens", "<answer>Sosnum</answer>"),
+]
 
 
 @pytest.fixture(scope="module")
 def steps(small):
-    return run_node(STEPS, {}, small[2])
+    endings = [{"stop": stop, "text": text} for stop, text in ENDINGS]
+    return run_node(STEPS, {"endings": endings}, small[2])
 
 
 def test_a_step_compares_attempts_and_its_sampler_is_its_trainer(steps):
-    figures, episodes, _, _ = steps
+    figures, episodes, *_ = steps
     assert all(step["gap"] < 1e-6 and step["norm"] > 0 for step in figures)
     assert figures[0]["sampled"] == sum(sum(e["mask"]) for e in episodes)
     by_group = {}
@@ -113,9 +121,10 @@ def test_each_switch_changes_what_is_learnt(steps):
     healthy = steps[2][0]
     start = {name["name"]: name for name in steps[3]}
     hashes = {name: found["hash"] for name, found in start.items()}
-    # One question's answer is rarely a part of another answer: two steps may agree.
+    # One question's answer is rarely a part of another answer, and few attempts end without a
+    # well-formed one: two steps may agree.
     different = {name for name, digest in hashes.items() if digest != healthy}
-    assert different >= set(hashes) - {"substring-match"}
+    assert different >= set(hashes) - {"substring-match", "malformed-penalty"}
 
     def largest(name, figure):
         return max(figures[figure] for figures in start[name]["figures"])
@@ -126,9 +135,13 @@ def test_each_switch_changes_what_is_learnt(steps):
     assert largest("advantages-of-zero", "zero") == 1
 
 
+def test_the_penalty_is_paid_for_endings_that_are_not_well_formed(steps):
+    assert steps[4] == pytest.approx([1, 0.8, 0.8])
+
+
 HELPER = """
 require("worker_threads").parentPort.once("message", async ({ port, data, module }) =>
-  serve(port, await openSession(data, module, () => {}, HELPER_SLOTS)));
+  serve(port, await openSession(data, module, () => {})));
 """
 CREW = """
 const { Worker } = require("worker_threads");
@@ -146,7 +159,7 @@ const recipe = { steps: 2, questions: 4, samples: 4 };
 const begin = (most) => {
   crew.most = most;
   trainer.reset(start);
-  return new Learner(trainer, agent, header.train, recipe, 1, crew);
+  return new Learner(trainer, agent, header.train, recipe, 3, crew);
 };
 const hashes = {};
 for (const most of [1, 2, 4]) {

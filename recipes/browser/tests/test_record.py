@@ -99,7 +99,7 @@ def test_the_flops_of_a_run_by_hand(monkeypatch):
     monkeypatch.setattr(record, "run_node", lambda *words: next(told))
     header, _ = small_world()
     run = record.run_once(good() | {"track": "flops"}, 1, header)
-    assert run == {"weights": "a" * 64, "right": 7, "flops": 460_160 * (2000 + 1800)}
+    assert run == {"weights": "a" * 64, "right": 7, "flops": 425_984 * (2000 + 1800)}
 
 
 @pytest.fixture(scope="module")

@@ -60,6 +60,14 @@ def test_the_policy_allows_the_script_the_module_and_the_worker_only(small):
     assert "http:" not in small[2].replace("http://www.w3.org/2000/svg", "")
 
 
+def test_the_recorded_staircase_is_the_canonical_runs():
+    facts = json.loads((page.HERE.parents[1] / "docs/lab/canonical.json").read_text())
+    curves = {0: facts["before"]["hops"], **facts["validation"]}
+    kinds = ("1-hop", "2-hop", "3-hop")
+    expected = [[int(step), [hops[kind] for kind in kinds]] for step, hops in curves.items()]
+    assert page.recorded()["validation"] == expected
+
+
 def test_everything_is_inside_and_small(small):
     elements = Elements(small[2])
     assert base64.b64decode(elements.scripts["module"]) == module_bytes()
@@ -70,6 +78,17 @@ def test_everything_is_inside_and_small(small):
     assert len(ids) == len(set(ids))
     used = set(re.findall(r'byId\("([\w-]+)"\)', page.own_script("train_page")))
     assert used <= set(ids)
+
+
+SMOOTH = "tell([0, 1, 2].map((kind) => smoothed(job.steps, kind)));"
+
+
+def test_the_curve_leaves_out_a_kind_that_no_question_has():
+    found = re.search(r"function smoothed\(.*?\n}\n", page.own_script("train_page"), re.S)
+    assert found
+    steps = [[None, 0, 1], [1, 0.5, None], [0, 1, 0]]
+    [curves] = run_node(f"const SMOOTHED = 2; {found[0]} {SMOOTH}", {"steps": steps})
+    assert curves == [[[2, 1], [3, 0.5]], [[1, 0], [2, 0.25], [3, 0.75]], [[1, 1], [2, 1], [3, 0]]]
 
 
 @pytest.mark.parametrize("block", ["x</script>", "<!-- x", "</SCRIPT "])
@@ -115,6 +134,10 @@ tell(kinds(parts));
 tell(parts.filter(({ type }) => type === "step").map(({ hash }) => hash));
 const answers = parts.filter(({ type }) => type === "answer");
 tell(answers.map(({ record }) => record.rows[0].tokens.join("")));
+// A run that is done goes on, as the page's button does.
+const { state } = whole.findLast(({ type }) => type === "step");
+const more = await say({ ...run, steps: 3, state });
+tell(more.filter(({ type }) => type !== "live").map(({ type, step }) => [type, step ?? null]));
 tell(await say({ type: "open", data: "no data", module: new Uint8Array(4) }));
 """
 
@@ -141,12 +164,16 @@ def test_the_worker_trains_step_by_step(talk):
 
 
 def test_pause_step_ask_and_continue_lose_no_step_and_change_no_bit(talk):
-    _, _, hashes, _, kinds, again, answers, _ = talk
+    _, _, hashes, _, kinds, again, answers, *_ = talk
     assert kinds.count("step") == 2 and kinds.count("answer") == 2
     assert kinds.index("paused") < kinds.index("step")
     assert kinds[-2:] == ["done", "evaluated"]
     assert again == hashes
     assert all("Sosnum" in answer for answer in answers)
+
+
+def test_a_run_that_is_done_can_go_on(talk):
+    assert talk[7] == [["step", 3], ["done", None]]
 
 
 def test_what_goes_wrong_is_one_sentence(talk):

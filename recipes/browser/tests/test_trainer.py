@@ -100,9 +100,9 @@ def weights(start):
     import base64
 
     named = dict(start.named_parameters())
-    order = reference.by_tensor(np.zeros(start.parameter_count), start)
+    order = reference.by_tensor(reference.padded(np.zeros(start.parameter_count)), start)
     flat = np.concatenate([named[name].detach().numpy().ravel() for name in order])
-    return base64.b64encode(flat.astype(np.float32).tobytes()).decode()
+    return base64.b64encode(reference.padded(flat).astype(np.float32).tobytes()).decode()
 
 
 CASES = {
@@ -176,26 +176,27 @@ for (let step = 1; step <= 20; step++) {
 """
 
 
-@pytest.mark.parametrize(("beta2", "decay"), [(0.999, 0.0), (0.98, 0.01)])
-def test_one_update_and_twenty_are_those_of_adamw(start, weights, beta2, decay):
-    """With the constants of RL and of the cold start."""
+@pytest.mark.parametrize(
+    ("beta2", "decay", "muon"), [(0.999, 0.0, 0.0), (0.98, 0.01, 0.0), (0.98, 0.01, 2e-3)]
+)
+def test_one_update_and_twenty_are_those_of_adamw_and_muon(start, weights, beta2, decay, muon):
+    """AdamW with the constants of RL, and of the cold start, and Muon for the layers' matrices."""
     rows = reference.made_rows(ROWS, 11)
     for action in (action for row in rows for action in row["actions"]):
         action["weight"] = 0.05  # a gradient whose norm is clipped
     rows = reference.with_old_logprobs(start, rows, 0.2, 11)
     job = {"weights": weights, "rows": rows, "loss": LOSS}
-    found = run_node(UPDATE, job | {"optimizer": {"beta2": beta2, "decay": decay}})
+    found = run_node(UPDATE, job | {"optimizer": {"beta2": beta2, "decay": decay, "muon": muon}})
     model = reference.start_model()
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=3e-4, betas=(0.9, beta2), weight_decay=decay
-    )
+    optimizers = reference.optimizers(model, 3e-4, beta2, decay, muon)
     clipped = False
     for step in range(1, 21):
-        optimizer.zero_grad()
+        model.zero_grad()
         reference.loss_of(model, rows, LOSS).backward()
         norm = float(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         clipped |= norm > 1
-        optimizer.step()
+        for optimizer in optimizers:
+            optimizer.step()
         if step not in (1, 20):
             continue
         ours = found[0 if step == 1 else 1]
