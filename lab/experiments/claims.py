@@ -92,8 +92,8 @@ def mean_score(world: World, chance_N: Tensor, score_N: Tensor) -> float:
 
 def kl_of(world: World, chance_N: Tensor, reference_N: Tensor) -> float:
     """Compute the exact KL of a play, in nats, from the reference's log-probabilities."""
-    known_N = chance_N > 0
-    apart_N = torch.where(known_N, chance_N.clamp(min=1e-300).log() - reference_N, 0.0)
+    possible_N = chance_N > 0
+    apart_N = torch.where(possible_N, chance_N.clamp(min=1e-300).log() - reference_N, 0.0)
     return float((chance_N * apart_N).sum()) / world.plays.questions
 
 
@@ -102,8 +102,8 @@ def draw(world: World, chance_N: Tensor, generator: torch.Generator) -> Tensor:
     groups = []
     for question in range(world.plays.questions):
         members = (world.plays.question_N == question).nonzero()[:, 0]
-        chosen = torch.multinomial(chance_N[members], GROUP, True, generator=generator)
-        groups.append(members[chosen])
+        places = torch.multinomial(chance_N[members], GROUP, True, generator=generator)
+        groups.append(members[places])
     return torch.stack(groups)
 
 
@@ -117,11 +117,11 @@ def divide(score_QG: Tensor) -> Tensor:
     return centre(score_QG) / (score_QG.std(1, keepdim=True) + 1e-6)
 
 
-def weights_of(world: World, drawn_QG: Tensor, advantage_QG: Tensor) -> Tensor:
+def weights_of(world: World, play_QG: Tensor, advantage_QG: Tensor) -> Tensor:
     """Add up the advantages of each play, over the number drawn: [N]."""
     weight_N = torch.zeros(len(world.plays.trajectories), dtype=torch.float64)
-    weight_N.index_add_(0, drawn_QG.flatten(), advantage_QG.double().flatten())
-    return weight_N / drawn_QG.numel()
+    weight_N.index_add_(0, play_QG.flatten(), advantage_QG.double().flatten())
+    return weight_N / play_QG.numel()
 
 
 class Adam:
@@ -162,8 +162,8 @@ def train(
     adam = Adam(world.model, lr)
     chances = [chances_of(world)]
     for _ in range(steps):
-        drawn_QG = draw(world, chances[-1], generator)
-        weight_N = weights_of(world, drawn_QG, advantage(score_N[drawn_QG]))
+        play_QG = draw(world, chances[-1], generator)
+        weight_N = weights_of(world, play_QG, advantage(score_N[play_QG]))
         adam.ascend(push(world.model, world.plays.batch, world.plays.on_tokens(weight_N), 1.0))
         chances.append(chances_of(world))
     return chances
@@ -174,7 +174,7 @@ def train(
 
 def try_deviation(seed: int) -> dict[str, float]:
     """Train with and without the division, where half of the questions are nearly solved."""
-    found = {}
+    figures = {}
     for name, advantage in (("divided", divide), ("not divided", centre)):
         world = open_world("stop-start")
         easy_N = world.plays.question_N < world.plays.questions // 2
@@ -186,12 +186,12 @@ def try_deviation(seed: int) -> dict[str, float]:
         minimize(world.model, loss, 12)
         chances = train(world, seed, 40, world.right_N, advantage)
         score_Q = scores_of(world, chances[0], world.right_N)
-        found[name] = mean_score(world, chances[-1], world.right_N)
+        figures[name] = mean_score(world, chances[-1], world.right_N)
         half = len(score_Q) // 2
-        found["apart at the start"] = float(score_Q[:half].mean() - score_Q[half:].mean())
-    found["effect"] = found["not divided"] - found["divided"]
-    found["precondition"] = found["apart at the start"]
-    return found
+        figures["apart at the start"] = float(score_Q[:half].mean() - score_Q[half:].mean())
+    figures["effect"] = figures["not divided"] - figures["divided"]
+    figures["precondition"] = figures["apart at the start"]
+    return figures
 
 
 KL_WEIGHT = 0.1
@@ -202,7 +202,7 @@ def try_k3(seed: int) -> dict[str, float]:
 
     The second has the gradient of the KL (docs/answer-key.md). Both end at the exact objective.
     """
-    found = {}
+    figures = {}
     reference = open_world("stop-start")
     reference_N = chances_of(reference).log()
     for name in ("k1 in the reward", "k3 in the loss"):
@@ -213,9 +213,9 @@ def try_k3(seed: int) -> dict[str, float]:
         generator = torch.Generator().manual_seed(seed)
         adam = Adam(world.model, LR)
         chance_N = chances_of(world)
-        found["KL at the start"] = kl_of(world, chance_N, reference_N)
+        figures["KL at the start"] = kl_of(world, chance_N, reference_N)
         for _ in range(40):
-            drawn_QG = draw(world, chance_N, generator)
+            play_QG = draw(world, chance_N, generator)
             with torch.no_grad():
                 apart_BT = token_logprobs_of(world.model, batch, 1.0) - reference_BT
             play_N = torch.zeros_like(chance_N).index_add(
@@ -226,24 +226,24 @@ def try_k3(seed: int) -> dict[str, float]:
             score_N = world.plays.reward_N
             if in_reward:
                 score_N = score_N - KL_WEIGHT * play_N
-            weight_N = weights_of(world, drawn_QG, centre(score_N[drawn_QG]))
+            weight_N = weights_of(world, play_QG, centre(score_N[play_QG]))
             weights_BT = world.plays.on_tokens(weight_N)
             if not in_reward:
                 # The derivative of k3 = exp(-d) - 1 + d by log pi, with the clamp of the trainer.
                 slope_BT = torch.where(
                     torch.expm1(-apart_BT) + apart_BT < 10, 1 - (-apart_BT).exp(), 0
                 )
-                count_N = weights_of(world, drawn_QG, torch.ones(drawn_QG.shape))
+                count_N = weights_of(world, play_QG, torch.ones(play_QG.shape))
                 weights_BT = weights_BT - KL_WEIGHT * world.plays.on_tokens(count_N) * slope_BT
             adam.ascend(push(world.model, batch, weights_BT, 1.0))
             chance_N = chances_of(world)
         objective = mean_score(world, chance_N, world.plays.reward_N)
-        found[f"{name}: score"] = objective
-        found[f"{name}: KL"] = kl_of(world, chance_N, reference_N)
-        found[name] = objective - KL_WEIGHT * found[f"{name}: KL"]
-    found["effect"] = found["k1 in the reward"] - found["k3 in the loss"]
-    found["precondition"] = found["KL at the start"]
-    return found
+        figures[f"{name}: score"] = objective
+        figures[f"{name}: KL"] = kl_of(world, chance_N, reference_N)
+        figures[name] = objective - KL_WEIGHT * figures[f"{name}: KL"]
+    figures["effect"] = figures["k1 in the reward"] - figures["k3 in the loss"]
+    figures["precondition"] = figures["KL at the start"]
+    return figures
 
 
 LAG = 8
@@ -257,16 +257,16 @@ def try_stale(seed: int) -> dict[str, float]:
     the effective sample size, as a share of the sample. As a control, it is scaled by the mean of
     these factors in every step.
     """
-    found = {}
-    found["fresh"], _ = train_stale(seed, 0, lambda share: 1.0)
-    found["constant"], _ = train_stale(seed, LAG, lambda share: 1.0)
-    found["scaled"], scales = train_stale(seed, LAG, math.sqrt)
+    figures = {}
+    figures["fresh"], _ = train_stale(seed, 0, lambda share: 1.0)
+    figures["constant"], _ = train_stale(seed, LAG, lambda share: 1.0)
+    figures["scaled"], scales = train_stale(seed, LAG, math.sqrt)
     mean = fmean(scales)
-    found["mean scale"] = mean
-    found["mean scale in every step"], _ = train_stale(seed, LAG, lambda share: mean)
-    found["effect"] = found["scaled"] - found["constant"]
-    found["precondition"] = found["fresh"] - found["constant"]
-    return found
+    figures["mean scale"] = mean
+    figures["mean scale in every step"], _ = train_stale(seed, LAG, lambda share: mean)
+    figures["effect"] = figures["scaled"] - figures["constant"]
+    figures["precondition"] = figures["fresh"] - figures["constant"]
+    return figures
 
 
 def train_stale(
@@ -282,12 +282,12 @@ def train_stale(
     for step in range(steps):
         now_N = chances[-1]
         old_N = chances[max(0, step - lag)]
-        drawn_QG = draw(world, old_N, generator)
-        ratio_QG = now_N[drawn_QG] / old_N[drawn_QG]
+        play_QG = draw(world, old_N, generator)
+        ratio_QG = now_N[play_QG] / old_N[play_QG]
         share = float(ratio_QG.sum() ** 2 / (ratio_QG**2).sum()) / ratio_QG.numel()
         scales.append(scale(share))
-        advantage_QG = centre(world.right_N[drawn_QG]) * ratio_QG.clamp(max=CAP)
-        weight_N = weights_of(world, drawn_QG, advantage_QG)
+        advantage_QG = centre(world.right_N[play_QG]) * ratio_QG.clamp(max=CAP)
+        weight_N = weights_of(world, play_QG, advantage_QG)
         gradient = push(world.model, world.plays.batch, world.plays.on_tokens(weight_N), 1.0)
         adam.ascend(gradient, scales[-1])
         chances.append(chances_of(world))
@@ -302,8 +302,8 @@ EXPLOIT = 1.5
 def try_judge(seed: int) -> dict[str, float]:
     """Train on a judge that one word fools, and follow the true score."""
     world = open_world("stop-start")
-    judged_N = torch.where(world.fools_N, EXPLOIT, world.right_N)
-    chances = train(world, seed, 120, judged_N, centre)
+    verdict_N = torch.where(world.fools_N, EXPLOIT, world.right_N)
+    chances = train(world, seed, 120, verdict_N, centre)
     scores = [mean_score(world, chance_N, world.right_N) for chance_N in chances]
     peak = max(scores)
     return {
@@ -312,7 +312,7 @@ def try_judge(seed: int) -> dict[str, float]:
         "peak": peak,
         "step of the peak": float(scores.index(peak)),
         "at the end": scores[-1],
-        "judged at the end": mean_score(world, chances[-1], judged_N),
+        "judged at the end": mean_score(world, chances[-1], verdict_N),
         "effect": peak - scores[-1],
         "precondition": peak - scores[0],
     }
@@ -355,14 +355,14 @@ def table(record: dict[str, Any]) -> str:
         "|---" * 7 + "|",
     ]
     bets = yaml.safe_load(BETS.read_text())
-    for name, found in record.items():
+    for name, claim in record.items():
         bet = bets[name]
-        mean, low, high = found["effect"]
-        least = fmean(run["precondition"] for run in found["runs"])
+        mean, low, high = claim["effect"]
+        least = fmean(run["precondition"] for run in claim["runs"])
         lines.append(
             f"| {bet['claim']} {bet['paper']}: {bet['figure']} | {bet['effect']} | {mean:+.3f} "
-            f"({low:+.3f} to {high:+.3f}), {len(found['runs'])} seeds | {bet['margin']:g} | "
-            f"{bet['precondition']}: {least:.2f} | {bet['bet']} | **{found['verdict']}** |"
+            f"({low:+.3f} to {high:+.3f}), {len(claim['runs'])} seeds | {bet['margin']:g} | "
+            f"{bet['precondition']}: {least:.2f} | {bet['bet']} | **{claim['verdict']}** |"
         )
     return "\n".join(lines)
 
@@ -383,23 +383,23 @@ def main() -> None:
             if any(run["seed"] == seed for run in runs):
                 continue
             start_s = time.process_time()
-            found = {key: round(value, 5) for key, value in CLAIMS[name](seed).items()}
+            figures = {key: round(value, 5) for key, value in CLAIMS[name](seed).items()}
             seconds = round(time.process_time() - start_s, 1)
-            runs.append({"seed": seed} | found | {"cpu_seconds": seconds})
+            runs.append({"seed": seed} | figures | {"cpu_seconds": seconds})
             print(name, json.dumps(runs[-1]), flush=True)
             # After each run, so that an interrupted command goes on where it was.
             write_whole(options.out, json.dumps(record, indent=1) + "\n")
-    for name, found in record.items():
-        effects = [run["effect"] for run in found["runs"]]
+    for name, claim in record.items():
+        effects = [run["effect"] for run in claim["runs"]]
         if len(effects) < 2:
             continue
-        found["verdict"] = verdict(
-            effects, [run["precondition"] for run in found["runs"]], bets[name]
+        claim["verdict"] = verdict(
+            effects, [run["precondition"] for run in claim["runs"]], bets[name]
         )
         low, high = interval(effects)
-        found["effect"] = [round(x, 4) for x in (fmean(effects), low, high)]
+        claim["effect"] = [round(x, 4) for x in (fmean(effects), low, high)]
         print(
-            f"{name}: effect {fmean(effects):+.4f} ({low:+.4f} to {high:+.4f}): {found['verdict']}"
+            f"{name}: effect {fmean(effects):+.4f} ({low:+.4f} to {high:+.4f}): {claim['verdict']}"
         )
     write_whole(options.out, json.dumps(record, indent=1) + "\n")
 

@@ -71,7 +71,7 @@ def climb_in_stop(
     estimator = with_entropy(entry.estimator, settings.get("entropy", 0.0))
     sampler = Sampler(world, estimator, world.critic_BT, seed)
     adam = Adam(world.model, settings["lr"])
-    reached = (math.inf, math.inf)
+    arrival = (math.inf, math.inf)
     scores = []
     start_s = time.process_time()
     follow(world, sampler)
@@ -84,9 +84,9 @@ def climb_in_stop(
         adam.ascend(world.push(weights_BT))
         reward = follow(world, sampler)
         scores.append((step * per_step, round(reward, 4)))
-        if reward >= level and math.isinf(reached[0]):
-            reached = (step * per_step, time.process_time() - start_s)
-    return Climb(*reached, scores, time.process_time() - start_s)
+        if reward >= level and math.isinf(arrival[0]):
+            arrival = (step * per_step, time.process_time() - start_s)
+    return Climb(*arrival, scores, time.process_time() - start_s)
 
 
 def follow(world: World, sampler: Sampler) -> float:
@@ -132,12 +132,12 @@ def run_stage(stage: str, setting: dict[str, Any], out: Path) -> dict[str, Any]:
             climb = climb_in_stop(
                 method, settings, seed, plan["episodes"], plan["pay"], plan["level"]
             )
-            kept = climb.record()
+            line = climb.record()
             # One point in ten, and the last, is enough for a curve.
-            kept["scores"] = [*climb.scores[9::10], climb.scores[-1]]
+            line["scores"] = [*climb.scores[9::10], climb.scores[-1]]
             for key in ("seconds", "training_seconds"):
-                kept[key] = kept[key] and round(kept[key], 1)
-            mine[str(seed)] = kept
+                line[key] = line[key] and round(line[key], 1)
+            mine[str(seed)] = line
             print(
                 f"{name}, seed {seed}: {climb.episodes}, ends at {climb.scores[-1][1]}", flush=True
             )
@@ -150,11 +150,11 @@ def climbs_of(runs: dict[str, Any]) -> dict[str, dict[int, Climb]]:
     climbs: dict[str, dict[int, Climb]] = {}
     for name, mine in runs.items():
         climbs[name] = {}
-        for seed, kept in mine.items():
-            episodes = math.inf if kept["episodes"] is None else kept["episodes"]
-            seconds = math.inf if kept["seconds"] is None else kept["seconds"]
+        for seed, record in mine.items():
+            episodes = math.inf if record["episodes"] is None else record["episodes"]
+            seconds = math.inf if record["seconds"] is None else record["seconds"]
             climbs[name][int(seed)] = Climb(
-                episodes, seconds, kept["scores"], kept["training_seconds"]
+                episodes, seconds, record["scores"], record["training_seconds"]
             )
     return climbs
 
@@ -172,9 +172,9 @@ def table(runs: dict[str, Any]) -> str:
         median = "never" if math.isinf(middle) else f"{middle:,.0f}"
         ends = fmean(climb.scores[-1][1] for climb in climbs)
         seconds = fmean(climb.training_seconds for climb in climbs)
-        reached = sum(map(math.isfinite, episodes))
+        arrivals = sum(map(math.isfinite, episodes))
         lines.append(
-            f"| {name} | {len(climbs)} | {reached} | {median} | {ends:.3f} | {seconds:.1f} |"
+            f"| {name} | {len(climbs)} | {arrivals} | {median} | {ends:.3f} | {seconds:.1f} |"
         )
     return "\n".join(lines)
 

@@ -27,9 +27,10 @@ class Exposed(Rollouts):
         self.episodes = inner.episodes
 
     def choose(self, step: int) -> tuple[list[Trajectory], list[Trajectory], dict[str, float]]:
-        chosen, played, metrics = self.inner.choose(step)
-        shares = [pay_exposures(episode, self.rollout.exposure_reward) for episode in played]
-        return chosen, played, metrics | {"episode/exposed": sum(shares) / max(len(shares), 1)}
+        batch_episodes, all_episodes, metrics = self.inner.choose(step)
+        shares = [pay_exposures(episode, self.rollout.exposure_reward) for episode in all_episodes]
+        mean = sum(shares) / max(len(shares), 1)
+        return batch_episodes, all_episodes, metrics | {"episode/exposed": mean}
 
 
 def pay_exposures(episode: Trajectory, reward: float) -> float:
@@ -44,10 +45,10 @@ def pay_exposures(episode: Trajectory, reward: float) -> float:
         for call in step.info.get("tool_calls", ()):
             lines = call["content"].splitlines()
             # A passage begins with its title.
-            shown = {title for title in missing if any(x.startswith(f"{title} ") for x in lines)}
-            missing -= shown
-            if shown:
-                payment = reward * len(shown) / number
+            new = {title for title in missing if any(x.startswith(f"{title} ") for x in lines)}
+            missing -= new
+            if new:
+                payment = reward * len(new) / number
                 step.reward += payment
                 step.token_rewards.append((len(step.action_ids) - 1, payment))
     return (number - len(missing)) / number if number else 0.0

@@ -8,8 +8,8 @@ RL cannot start from scratch: a model that never searches and answers correctly 
 A pretrained model has that knowledge; ours gets it in a minute from demonstrations.
 
 The explorer of `discover` and `smoke` (`explore`) has one phase: plays of all kinds, with their
-names exchanged. None of them shows a solution of several hops. The demonstrator of `laptop` and
-`small` reads the solutions, and has two:
+names exchanged. None of them shows a solution of several hops. The demonstrator of `small` reads
+the solutions, and has two:
 
     (a) copying   clean one-hop episodes, because learning to copy a name from a passage takes
                   longest.
@@ -76,7 +76,7 @@ EXPLORES = "explore"
 """Its thoughts do the work. A thought that names the next hop turns a choice into a copy:
 ` from Bumvel/publisher/headquarters` quotes the passage, then the question. A model of two layers
 learns these copies in 450 steps with three passages in a result, and in 1,000 with two to six.
-Without them it has to find relation, sentence and name at once, for which the preset `laptop` takes
+Without them it has to find relation, sentence and name at once, for which lab/laptop.yaml takes
 2,200 (docs/laptop.md, "Thoughts that do the work")."""
 
 

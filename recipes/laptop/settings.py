@@ -11,10 +11,12 @@ from pydantic import AfterValidator, NonNegativeFloat
 from agent_r1 import ColdStartConfig, ConfigError, DataConfig, OutsideWhileDefault
 
 DEMO_AGENT = Path(__file__).with_name("agent")
-"""An agent of the default preset; its model card is README.md. train.html has its tokenizer and its
-shapes."""
+"""An agent of the default preset; its model card is README.md.
+
+The page train.html has its tokenizer and its shapes.
+"""
 LAPTOP_AGENT = Path(__file__).with_name("agent_laptop")
-"""An agent of the preset `laptop`. The lessons' recorded group is in its words."""
+"""An agent of lab/laptop.yaml. The lessons' recorded group is in its words."""
 
 
 def _some_share(shares: dict[str, float]) -> dict[str, float]:

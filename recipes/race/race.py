@@ -186,7 +186,7 @@ def race_to_stair(
     preset: str,
     common: list[str],
     steps: dict[str, int],
-    finished: list[tuple[str, int]],
+    runs: list[tuple[str, int]],
 ) -> dict[str, Any]:
     """Read what the finished runs needed to reach the stair, and compare the arms."""
     climbs: dict[str, dict[int, Climb]] = {}
@@ -196,7 +196,7 @@ def race_to_stair(
         per_step = episodes_per_step(config)
         budget = budget or per_step * steps[arm.name]
         climbs[arm.name] = {}
-        for name, seed in finished:
+        for name, seed in runs:
             if name == arm.name:
                 folder = Workspace(config).run(arm.run_name(preset, seed))
                 climbs[name][seed] = climb(folder, stair, config, per_step)

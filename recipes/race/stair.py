@@ -80,26 +80,26 @@ def climb(folder: Path, stair: Stair, config: Config, per_step: int) -> Climb:
     greedy_episodes = config.rollout.prompts_per_step * bool(config.algorithm_has("greedy"))
     episodes = 0
     seconds = 0.0
-    reached = (math.inf, math.inf)
+    arrival = (math.inf, math.inf)
     scores = []
     for line in lines:
-        played = line.get("rollout/episodes_played")
+        own_count = line.get("rollout/episodes_played")
         # Dynamic sampling records what it played; the greedy episodes of remax come on top.
-        episodes += int(played) + greedy_episodes if played else per_step
+        episodes += int(own_count) + greedy_episodes if own_count else per_step
         seconds += line["timing_s/step"]
         score = stair.score(line)
         if score is None:
             continue
         scores.append((episodes, score))
-        if score >= stair.level and math.isinf(reached[0]):
-            reached = (episodes, seconds)
+        if score >= stair.level and math.isinf(arrival[0]):
+            arrival = (episodes, seconds)
     if not scores:
         raise ConfigError(
             f"{folder.name} has no validation of {stair.kind}; set trainer.eval_every, and name a "
             "kind of its questions",
             code="unknown_name",
         )
-    return Climb(*reached, scores, seconds)
+    return Climb(*arrival, scores, seconds)
 
 
 # ------------------------------------------------------------------------------------------- tests
@@ -118,12 +118,12 @@ def mcnemar(only_first: int, only_second: int) -> float:
 
 def holm(chances: Mapping[str, float]) -> dict[str, float]:
     """Return the p of several tests, corrected by Holm's method: multiplied by the tests left."""
-    corrected = {}
+    results = {}
     largest = 0.0
     for place, name in enumerate(sorted(chances, key=lambda name: chances[name])):
         largest = max(largest, min(1.0, (len(chances) - place) * chances[name]))
-        corrected[name] = largest
-    return corrected
+        results[name] = largest
+    return results
 
 
 def compare_climbs(
@@ -180,12 +180,12 @@ def compare_stair(
         for test, result in compare_climbs(mine, theirs, deadline).items():
             tests[f"{name}, {test}"] = result | {"pairs": len(seeds)}
     # With two arms there is one primary test; with more, none of them was chosen before.
-    corrected = {
+    others = {
         name: test["p"]
         for name, test in tests.items()
         if len(others) > 1 or not name.endswith(PRIMARY)
     }
-    for name, chance in holm(corrected).items():
+    for name, chance in holm(others).items():
         tests[name]["p (Holm)"] = chance
     arms = {}
     for name, mine in climbs.items():
@@ -201,13 +201,13 @@ def print_stair(figures: Mapping[str, Any]) -> None:
             say(f"  {name:32s} no finished run")
             continue
         episodes = [math.inf if one["episodes"] is None else one["episodes"] for one in mine]
-        reached = sum(math.isfinite(count) for count in episodes)
+        arrivals = sum(math.isfinite(count) for count in episodes)
         middle = median_high(episodes)
         median = "never" if math.isinf(middle) else f"{middle:,.0f} episodes"
         last = fmean(one["scores"][-1][1] for one in mine)
         whole = fmean(one["training_seconds"] for one in mine)
         say(
-            f"  {name:32s} reached by {reached} of {len(mine)}, median {median}; "
+            f"  {name:32s} reached by {arrivals} of {len(mine)}, median {median}; "
             f"last validation {last:.2f}; {whole:.0f} s of training a run"
         )
     for name, test in figures["tests"].items():
