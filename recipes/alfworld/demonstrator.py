@@ -14,7 +14,7 @@ from agent_r1 import Message, Row
 from agent_r1_recipes.alfworld.household import KINDS, LAMP, Quest, draw
 from agent_r1_recipes.alfworld.memory import Memory, capitalise
 
-FORGET = 0.55
+FORGET = 0.4
 """How often `demonstrate` forgets the second half of a task: to wash, to heat, the lamp."""
 ANY_THING = 0.1
 """How often its first object is the first that it sees."""

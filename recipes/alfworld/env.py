@@ -32,8 +32,7 @@ class Household:
         welcome = self.game.begin()
         # ALFWorld's agents see neither the title nor what is around the task.
         _, room, task = welcome.split("\n\n")
-        ways = [f"go to {place}" for place in self.quest.places]
-        return capitalise(f"{room}\n{task}\n{', '.join(ways)}", self.quest), {}
+        return capitalise(f"{room}\n{task}", self.quest), {}
 
     def step(self, command: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         assert self.game

@@ -114,10 +114,27 @@ def load_rules() -> tuple[Any, Any, Any]:
     with extra("alfworld", "recipes/alfworld"):
         import fast_downward
         from textworld.envs.pddl import logic as pddl
+        from textworld.envs.pddl import textgen
+        from textworld.logic import Rule
 
         # Importing `alfworld` would make a folder in the user's home, for its downloads.
         data = Path(str(metadata.distribution("alfworld").locate_file("alfworld/data")))
     # All samples of a group play one game, and to translate it takes .1 s.
     fast_downward.pddl2sas = functools.lru_cache(maxsize=512)(fast_downward.pddl2sas)
+    # The grammar parses its rules for each answer, and copies every object of the room. Without
+    # that a turn takes 1.0 ms of CPU instead of 5.7 (311 turns, one core of an AMD EPYC).
+    cache = functools.lru_cache(maxsize=None)
+    textgen._parse_and_convert = cache(textgen._parse_and_convert)
+    Rule.parse_conjunctive_query = cache(Rule.parse_conjunctive_query)
+    textgen.copy_context = functools.wraps(textgen.copy_context)(_copy_context)
     texts = [(data / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")]
     return fast_downward, pddl, pddl.GameLogic(domain=texts[0], grammar=texts[1])
+
+
+def _copy_context(context: dict[str, Any]) -> dict[str, Any]:
+    """Copy what a rule of the grammar adds to: which variable is which object.
+
+    The objects stay the same. Nothing changes them.
+    """
+    own = {key: dict(context[key]) for key in ("variables", "mapping")}
+    return context | own
