@@ -25,7 +25,7 @@ from agent_r1.config import (
     to_yaml,
 )
 from agent_r1.config import settings as core
-from agent_r1.config.renamed import RENAMED_SETTINGS, translate_card
+from agent_r1.config.renamed import RENAMED_SETTINGS, REPLACED_PRESETS, translate_card
 from agent_r1.evaluation.provenance import train_command
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
@@ -217,7 +217,7 @@ def test_a_gpu_preset_is_prepared_in_small():
 
 
 def test_a_preset_that_is_gone_names_its_successor():
-    for gone, successor in presets.SUCCESSORS.items():
+    for gone, successor in REPLACED_PRESETS.items():
         assert successor in presets.preset_names() and gone not in presets.preset_names()
         with pytest.raises(ConfigError, match=f"{gone}' .it is gone, and '{successor}' is in its"):
             load_config(gone)

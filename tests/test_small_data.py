@@ -126,7 +126,8 @@ def test_few_demonstrations_are_cloned_with_more_weight_decay(monkeypatch, tmp_p
     chat = cold_start.byte_chat()
     config = load_config("small", ["cold_start.episodes=x.jsonl"])
     for held in ([], [row]):
-        lessons = cold_start.Lessons(chat, *2 * [clone.Lesson([row], held)])
+        lesson = clone.Lesson([row], held)
+        lessons = cold_start.Lessons(chat, copy=lesson, mix=lesson)
         monkeypatch.setattr(cold_start, "own_demonstrations", lambda *arguments, it=lessons: it)
         cold_start._teach(Workspace(config, tmp_path), tmp_path / f"model{len(held)}")
     assert decays == [0.01, 0.01, 3.0, 1.0]

@@ -84,6 +84,12 @@ def test_own_code_is_advised_for_settings_that_take_it(setting):
     assert advises_code == (key in all_settings().code)
 
 
+def test_only_a_setting_that_takes_code_advises_it():
+    """The list in tables.py is of the settings that are marked, and that a table has names for."""
+    without_table = {"rollout.flow", "cold_start.demonstrator", "rollout.agent"}
+    assert set(tables.SETTINGS_WITH_CODE) == set(all_settings().code) - without_table
+
+
 def test_an_unknown_name_is_refused_with_the_nearest_one():
     with pytest.raises(
         ConfigError, match=r"env.name='hermess' is unknown \(did you mean 'hermes'\?\)"

@@ -21,19 +21,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 import torch
 import yaml
 from torch import Tensor
 
-from agent_r1.evaluation.reliability import student_quantile
 from agent_r1.ground.files import write_whole
 from agent_r1.model.decoder import Decoder
 from agent_r1_recipes.exact.frozen import load_frozen
 from agent_r1_recipes.exact.gradient import Plays, play_logprobs, push, token_logprobs_of
 from agent_r1_recipes.exact.stop import minimize, stop_trees
+from lab.experiments.ten_seeds import half_width
 
 BETS = Path(__file__).with_name("claims.yaml")
 RECORD = Path(__file__).parents[2] / "docs" / "lab" / "exact" / "claims.json"
@@ -331,7 +331,7 @@ CLAIMS: dict[str, Callable[[int], dict[str, float]]] = {
 
 def interval(values: list[float]) -> tuple[float, float]:
     """Return the 95 % interval of the mean (Student's t)."""
-    half = student_quantile(0.975, len(values) - 1) * stdev(values) / math.sqrt(len(values))
+    half = half_width(values)
     return fmean(values) - half, fmean(values) + half
 
 

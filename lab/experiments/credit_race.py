@@ -71,8 +71,7 @@ def climb_in_stop(
     estimator = with_entropy(entry.estimator, settings.get("entropy", 0.0))
     sampler = Sampler(world, estimator, world.critic_BT, seed)
     adam = Adam(world.model, settings["lr"])
-    arrival = (math.inf, math.inf)
-    scores = []
+    points = []
     start_s = time.process_time()
     follow(world, sampler)
     for step in range(1, episodes // per_step + 1):
@@ -83,10 +82,8 @@ def climb_in_stop(
         weights_BT = direction_weights(sampler, estimator, entry.advantage, episode_sum)
         adam.ascend(world.push(weights_BT))
         reward = follow(world, sampler)
-        scores.append((step * per_step, round(reward, 4)))
-        if reward >= level and math.isinf(arrival[0]):
-            arrival = (step * per_step, time.process_time() - start_s)
-    return Climb(*arrival, scores, time.process_time() - start_s)
+        points.append((step * per_step, time.process_time() - start_s, reward))
+    return Climb.of(points, level, time.process_time() - start_s)
 
 
 def follow(world: World, sampler: Sampler) -> float:
@@ -134,13 +131,12 @@ def run_stage(stage: str, setting: dict[str, Any], out: Path) -> dict[str, Any]:
             )
             line = climb.record()
             # One point in ten, and the last, is enough for a curve.
-            line["scores"] = [*climb.scores[9::10], climb.scores[-1]]
+            curve = [*climb.scores[9::10], climb.scores[-1]]
+            line["scores"] = [(count, round(reward, 4)) for count, reward in curve]
             for key in ("seconds", "training_seconds"):
                 line[key] = line[key] and round(line[key], 1)
             mine[str(seed)] = line
-            print(
-                f"{name}, seed {seed}: {climb.episodes}, ends at {climb.scores[-1][1]}", flush=True
-            )
+            print(f"{name}, seed {seed}: {climb.episodes}, ends at {curve[-1][1]:.4f}", flush=True)
             write_whole(out, json.dumps(record, indent=1) + "\n")
     return record
 
@@ -149,13 +145,7 @@ def climbs_of(runs: dict[str, Any]) -> dict[str, dict[int, Climb]]:
     """Read the runs of a stage."""
     climbs: dict[str, dict[int, Climb]] = {}
     for name, mine in runs.items():
-        climbs[name] = {}
-        for seed, record in mine.items():
-            episodes = math.inf if record["episodes"] is None else record["episodes"]
-            seconds = math.inf if record["seconds"] is None else record["seconds"]
-            climbs[name][int(seed)] = Climb(
-                episodes, seconds, record["scores"], record["training_seconds"]
-            )
+        climbs[name] = {int(seed): Climb.from_record(line) for seed, line in mine.items()}
     return climbs
 
 

@@ -26,6 +26,8 @@ from typing import Any
 
 import yaml
 
+from lab.rehearsals.__main__ import commit
+
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"agent_r1": ROOT / "src/agent_r1", "agent_r1_recipes": ROOT / "recipes"}
 """Packages of a copy, side by side as in an installation, and their folders in the checkout."""
@@ -159,17 +161,12 @@ class Verdicts:
         return self.by_name[name]
 
 
-def git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
-    return done.stdout.strip()
-
-
 def run() -> dict[str, Any]:
     workers = min(2, len(os.sched_getaffinity(0)))
-    commit = git("rev-parse", "--short", "HEAD")
-    file = ROOT / "build" / f"mutation-{commit}.jsonl"
+    state = commit()
+    file = ROOT / "build" / f"mutation-{state}.jsonl"
     file.parent.mkdir(exist_ok=True)
-    if git("status", "--porcelain"):  # not the commit's: nothing is known about these files
+    if state.endswith("+"):  # files differ from the commit, so an earlier verdict is of others
         file.unlink(missing_ok=True)
     verdicts = Verdicts(file)
     selections = sorted({fault.tests for fault in FAULTS})

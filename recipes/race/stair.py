@@ -8,16 +8,15 @@ prints it.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, median_high
 from typing import Any
 
-from agent_r1 import Config, ConfigError, say
+from agent_r1 import Config, ConfigError, json_records, say
 
 PRIMARY = "within the deadline"
 """The one test that two arms are raced for. All others are corrected by Holm's method."""
@@ -68,38 +67,56 @@ class Climb:
     training_seconds: float
     """Of all training steps."""
 
+    @classmethod
+    def of(
+        cls, points: Iterable[tuple[int, float, float]], level: float, training_seconds: float
+    ) -> Climb:
+        """Find what first reached the level, in points of (episodes, seconds, score)."""
+        points = list(points)
+        episodes = seconds = math.inf
+        for count, time, score in points:
+            if score >= level:
+                episodes = count
+                seconds = time
+                break
+        scores = [(count, score) for count, _, score in points]
+        return cls(episodes, seconds, scores, training_seconds)
+
     def record(self) -> dict[str, Any]:
         """Return the fields for a JSON file, which has no infinity: None means never."""
-        fields = asdict(self)
-        return {k: None if v == math.inf else v for k, v in fields.items()}
+        return {k: None if v == math.inf else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_record(cls, line: Mapping[str, Any]) -> Climb:
+        """Read what `record` returned; other keys, such as the seed, are left out."""
+        values = {}
+        for field in fields(cls):
+            value = line[field.name]
+            values[field.name] = math.inf if value is None else value
+        return cls(**values)
 
 
 def climb(folder: Path, stair: Stair, config: Config, per_step: int) -> Climb:
     """Read a run. Raise ConfigError if its validations lack the stair's kind."""
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     greedy_episodes = config.rollout.prompts_per_step * bool(config.algorithm_has("greedy"))
     episodes = 0
     seconds = 0.0
-    arrival = (math.inf, math.inf)
-    scores = []
-    for line in lines:
+    points: list[tuple[int, float, float]] = []
+    for _, line in json_records(folder / "metrics.jsonl"):
         own_count = line.get("rollout/episodes_played")
         # Dynamic sampling records what it played; the greedy episodes of remax come on top.
         episodes += int(own_count) + greedy_episodes if own_count else per_step
         seconds += line["timing_s/step"]
         score = stair.score(line)
-        if score is None:
-            continue
-        scores.append((episodes, score))
-        if score >= stair.level and math.isinf(arrival[0]):
-            arrival = (episodes, seconds)
-    if not scores:
+        if score is not None:
+            points.append((episodes, seconds, score))
+    if not points:
         raise ConfigError(
             f"{folder.name} has no validation of {stair.kind}; set trainer.eval_every, and name a "
             "kind of its questions",
             code="unknown_name",
         )
-    return Climb(*arrival, scores, seconds)
+    return Climb.of(points, stair.level, seconds)
 
 
 # ------------------------------------------------------------------------------------------- tests
@@ -200,12 +217,13 @@ def print_stair(figures: Mapping[str, Any]) -> None:
         if not mine:
             say(f"  {name:32s} no finished run")
             continue
-        episodes = [math.inf if one["episodes"] is None else one["episodes"] for one in mine]
+        climbs = [Climb.from_record(one) for one in mine]
+        episodes = [climb.episodes for climb in climbs]
         arrivals = sum(math.isfinite(count) for count in episodes)
         middle = median_high(episodes)
         median = "never" if math.isinf(middle) else f"{middle:,.0f} episodes"
-        last = fmean(one["scores"][-1][1] for one in mine)
-        whole = fmean(one["training_seconds"] for one in mine)
+        last = fmean(climb.scores[-1][1] for climb in climbs)
+        whole = fmean(climb.training_seconds for climb in climbs)
         say(
             f"  {name:32s} reached by {arrivals} of {len(mine)}, median {median}; "
             f"last validation {last:.2f}; {whole:.0f} s of training a run"

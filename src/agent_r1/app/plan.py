@@ -71,9 +71,9 @@ def print_plan(
         ("data", workspace.data),
         ("index", workspace.index if workspace.needs_index else None),
         ("start model", workspace.start_model),
-        ("evaluation before", run.path / "eval_before.json"),
+        ("evaluation before", run.card_before),
         ("training", run.checkpoints / f"step_{config.trainer.steps:06d}"),
-        ("evaluation after", run.path / "eval.json"),
+        ("evaluation after", run.card),
         ("report", run.path / "report.html"),
     ):
         if path is None:

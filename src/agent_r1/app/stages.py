@@ -52,8 +52,6 @@ from agent_r1.training.run_dir import (
 from agent_r1.watch.log import AGENT_SCORE, time_to
 from agent_r1.workspace import Workspace, check_local_model, seconds_file
 
-BEFORE = "eval_before.json"
-"""Card of the model that RL starts from, in the run's folder."""
 SAMPLED_QUESTIONS = 1000
 """Questions of an evaluation that are also sampled at temperature 1: at most.
 
@@ -145,7 +143,7 @@ def run_train(config: Config, name: str, resume: bool, plain: bool) -> None:
     latest = run.latest_checkpoint()
     if resume and latest is None:
         say(f"train: no checkpoint in {run.path}: starting from step 0")
-    card = run.path / "eval.json"
+    card = run.card
     if latest and card.exists():  # the run was finished, and now gets more steps
         card.rename(card.with_name(f"eval_{latest.name}.json"))
     make_missing(paths)
@@ -177,11 +175,11 @@ def evaluate_run(
     model = model_to_evaluate(config, name, before)
     Workspace(config).make_task()
     if before:
-        card = run_eval(config, model, run.path / BEFORE, "evaluate before RL", condition)
+        card = run_eval(config, model, run.card_before, "evaluate before RL", condition)
         # Now the run has begun: its config.yaml refuses a training with other settings.
         open_run(run, config)
         return card
-    card = run_eval(config, model, run.path / "eval.json", "evaluate after RL", condition)
+    card = run_eval(config, model, run.card, "evaluate after RL", condition)
     print_change(run, card, condition)
     return card
 
@@ -197,7 +195,7 @@ def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> No
     """Print the paired difference to the evaluation before RL, if there is one."""
     from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
 
-    file = condition_card(run.path / BEFORE, condition)
+    file = condition_card(run.card_before, condition)
     if file.is_file():
         with suppress(AgentR1Error):  # another version's card, or other questions
             print_comparison(compare_cards(read_card(file), card), "after minus before")
@@ -272,7 +270,7 @@ def run_eval(
         rows, tools = condition_of(condition).apply(config, rows, paths.load_tools)
     else:
         tools = paths.load_tools()
-        if out.name == "eval.json":
+        if out == RunDir(out.parent).card:
             facts = {"time_to_agent": time_to_agent(config, RunDir(out.parent))}
     sampled_rows = rows[:SAMPLED_QUESTIONS]
     # Before anything is played, since one of them may be wrong.

@@ -304,7 +304,7 @@ def compare_export(check: GpuCheck) -> str:
 
 def evaluation(check: GpuCheck) -> str:
     card = stages.run_eval(
-        check.config, check.folder / "export", check.run.path / "eval.json", "evaluation"
+        check.config, check.folder / "export", check.run.card, "evaluation"
     )
     if failures := card["stop_reasons"].get("error", 0):
         raise AgentR1Error(

@@ -25,7 +25,7 @@ import math
 
 from agent_r1.cluster.hardware import Gpu, find_gpu
 from agent_r1.config import Config, tables
-from agent_r1.config.settings import SearchConfig
+from agent_r1.config.settings import NGRAM
 from agent_r1.data.source import source_of
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.machine import total_memory
@@ -238,8 +238,8 @@ def passage_count(config: Config) -> int:
 
 def width(config: Config) -> int:
     """Return the width of the encoder's vectors, by its name."""
-    if config.search.encoder == SearchConfig().encoder:
-        return config.search.dim  # any other encoder is a model with a width of its own
+    if config.search.encoder == NGRAM:
+        return config.search.dim
     return next(
         (value for name, value in WIDTHS.items() if name in config.search.encoder),
         max(WIDTHS.values()),

@@ -31,7 +31,12 @@ from pydantic import BaseModel, ValidationError
 from agent_r1.config import plugins, presets, tables
 from agent_r1.config.key_values import addresses, find_key
 from agent_r1.config.presets import preset_names
-from agent_r1.config.renamed import RENAMED_SETTINGS, copy_sections, translate_keys
+from agent_r1.config.renamed import (
+    RENAMED_SETTINGS,
+    REPLACED_PRESETS,
+    copy_sections,
+    translate_keys,
+)
 from agent_r1.config.settings import OUTSIDE, OUTSIDE_WHILE_DEFAULT, DataConfig, Engine, Section
 from agent_r1.config.whole import Config, all_settings
 from agent_r1.ground import bounds
@@ -204,8 +209,8 @@ def _read_preset(name: str, children: tuple[str, ...] = ()) -> list[dict[str, An
         )
     if not presets.is_file_name(name) and name not in preset_names():
         hint = nearest(name, preset_names())
-        if name in presets.SUCCESSORS:
-            hint = f" (it is gone, and {presets.SUCCESSORS[name]!r} is in its place)"
+        if name in REPLACED_PRESETS:
+            hint = f" (it is gone, and {REPLACED_PRESETS[name]!r} is in its place)"
         raise ConfigError(
             f"unknown preset {name!r}{hint}; choose from {', '.join(preset_names())}, or name a "
             "file (FILE.yaml)",

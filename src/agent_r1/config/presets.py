@@ -9,12 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from agent_r1.config import plugins, tables
+from agent_r1.config.renamed import REPLACED_PRESETS
 from agent_r1.ground.errors import ConfigError, nearest
 
 DEFAULT = "discover"
 """The preset without `--preset`, on a machine without a large GPU."""
-SUCCESSORS = {"sprint": "discover", "laptop": "discover"}
-"""A preset of an earlier version -> the one in its place."""
 
 
 def preset_files() -> dict[str, Path]:
@@ -48,7 +47,7 @@ def replace_gone(name: str) -> str:
     """Return a preset's name, or that of the preset in place of it."""
     if name in preset_names() or Path(name).is_file():
         return name
-    return SUCCESSORS.get(name, DEFAULT)
+    return REPLACED_PRESETS.get(name, DEFAULT)
 
 
 def preset_named(recipe: str | None, preset: str | None) -> str | None:

@@ -1,8 +1,9 @@
-"""Translate keys of earlier runs, so that `report`, `inspect`, `eval` and `chat` open them.
+"""Know the names of earlier versions.
 
-In: the config.yaml or an eval card of a run, as plain values. Out: the same with today's keys.
-`--resume` refuses such a run, because it needs the checkpoint's exact settings. Presets and the
-command line are not translated.
+Keys of a run are translated, so that `report`, `inspect`, `eval` and `chat` open it. In: the
+config.yaml or an eval card, as plain values. Out: the same with today's keys. `--resume` refuses
+such a run, because it needs the checkpoint's exact settings. Nothing else is translated: for old
+presets (`presets.py`) and tables of a recipe (`tables.py`), a message says the new name.
 """
 
 from __future__ import annotations
@@ -32,6 +33,16 @@ RENAMED_SETTINGS: dict[str, str | Dropped] = {
     "verl.patience_s": "verl.stall_timeout_s",
 }
 """Old `section.key` -> the new one, or `Dropped`."""
+REPLACED_PRESETS = {"sprint": "discover", "laptop": "discover"}
+"""Preset that is gone -> the one in its place."""
+RENAMED_TABLES = {
+    "settings": '[setting."SECTION.OWNER"] with fields = "CODE"',
+    "export": '[option."export --NAME"]',
+    "agent": '[option] with "chat --demo" = "CODE"',
+    "server": '[option] with "serve --backend NAME" = "CODE"',
+    "env_scheme": "[scheme.NAME] with environments = true",
+}
+"""Kinds of tables that a recipe.toml of version 0.1.0 may have, and what to write now."""
 NEW_PREFIXES = {
     "agent_r1.worlds.populations:": "agent_r1_recipes.two_tools.populations:",
     "agent_r1.worlds.": "agent_r1_recipes.",

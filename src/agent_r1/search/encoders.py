@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agent_r1.config import tables
+from agent_r1.config.settings import NGRAM
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def make_encoder(name: str, dim: int) -> Encoder:
     `dim` is the width of n-gram vectors; a neural model has its own. Raises ConfigError for an
     invalid name or width.
     """
-    if name == NgramEncoder.name:
+    if name == NGRAM:
         return NgramEncoder(dim)
     if "/" not in name and not tables.scheme_of(name):
         raise ConfigError(
@@ -117,7 +118,7 @@ class NgramEncoder(Encoder):
     bytes per passage).
     """
 
-    name = "ngram"
+    name = NGRAM
     sparse = True
     chunk = 256
     file_name = "encoder.npz"

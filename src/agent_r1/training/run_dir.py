@@ -59,6 +59,16 @@ class RunDir:
         return self.path / "code.json"
 
     @property
+    def card(self) -> Path:
+        """The eval card of the trained model."""
+        return self.path / "eval.json"
+
+    @property
+    def card_before(self) -> Path:
+        """The eval card of the model that RL starts from."""
+        return self.path / "eval_before.json"
+
+    @property
     def metrics(self) -> MetricsFile:
         return MetricsFile(self.path / "metrics.jsonl")
 
