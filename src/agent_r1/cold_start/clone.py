@@ -1,7 +1,8 @@
 """Clone a demonstrator's behaviour by supervised learning on its tokens.
 
-In: training sequences, played or recorded. Out: a model that plays like them. Next: `loop.py`,
-since RL needs a model that sometimes succeeds. The loss is on action tokens only, as in RL.
+In: training sequences, played or recorded. Out: a model that plays like them. `stage.py` chooses
+both, and the phases. Next: `loop.py`, since RL needs a model that sometimes succeeds. The loss is
+on action tokens only, as in RL.
 """
 
 from __future__ import annotations
@@ -68,11 +69,15 @@ class Phase:
     steps: int
     """At most; 0 leaves the phase out."""
     tokens: int
-    """In each step, about."""
+    """In each step, about. The held-out rows are read in pieces of as many, so they need no more
+    memory than a step."""
     lr: float
+    """Largest learning rate: after the warm-up, before it falls."""
     weight_decay: float = WEIGHT_DECAY
     muon: bool = False
+    """Whether the layers' matrices take Muon's steps (`make_optimizers` says why)."""
     embedding_lr: float | None = None
+    """With `muon`: the learning rate of AdamW, which moves the other weights. None: `lr`."""
 
 
 class Ending(NamedTuple):
