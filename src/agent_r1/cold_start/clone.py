@@ -69,8 +69,10 @@ class Phase:
     steps: int
     """At most; 0 leaves the phase out."""
     tokens: int
-    """In each step, about. The held-out rows are read in pieces of as many, so they need no more
-    memory than a step."""
+    """In each step, about.
+
+    The held-out rows are read in pieces of as many, so they need no more memory than a step.
+    """
     lr: float
     """Largest learning rate: after the warm-up, before it falls."""
     weight_decay: float = WEIGHT_DECAY
