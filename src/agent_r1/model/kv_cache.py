@@ -46,8 +46,9 @@ class KVCache:
         """Copy the conversations of `sources` to `targets`, equal before position `begin`."""
         source, target = torch.tensor([sources, targets], device=self.lengths.device)
         end = int(self.lengths[source].max())
-        self.keys[:, target, :, begin:end] = self.keys[:, source, :, begin:end]
-        self.values[:, target, :, begin:end] = self.values[:, source, :, begin:end]
+        for cached in (*self.keys, *self.values):
+            part = cached[:, :, begin:end]
+            part.index_copy_(0, target, part.index_select(0, source))
         self.lengths[target] = self.lengths[source]
         # All sources are read before any target is written: a slot may be both.
         copies = [(list(self.ids[slot]), self.hashes[slot]) for slot in sources]
@@ -121,7 +122,7 @@ class KVCache:
             values[rows, :, positions_BT] = v.transpose(1, 2)
             # The last layer has only the last token's query.
             visible = bias if q.shape[2] == T else bias_of_last
-            return attend(q, keys[slots_B, :, :end], values[slots_B, :, :end], visible)
+            return attend(q, _rows(keys, slots_B, end), _rows(values, slots_B, end), visible)
 
         self.lengths[slots_B] = starts_B + last_B + 1
         return self.model(ids_BT, positions_BT, attention, last_B[:, None])[:, 0]
@@ -157,8 +158,9 @@ class KVCache:
             values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
-            sources = rows_R if few else slice(len(rows))
-            return attend(q, keys[sources, :, :end], values[sources, :, :end], bias)
+            if few:
+                return attend(q, _rows(keys, rows_R, end), _rows(values, rows_R, end), bias)
+            return attend(q, keys[: len(rows), :, :end], values[: len(rows), :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1
@@ -172,6 +174,14 @@ class KVCache:
         later = torch.arange(end, device=positions_BT.device) > positions_BT[:, :, None]
         bias = torch.zeros(later.shape, device=later.device, dtype=self.keys.dtype)
         return bias.masked_fill_(later, -torch.inf)[:, None]
+
+
+def _rows(cached: Tensor, slots: Tensor, end: int) -> Tensor:
+    """Copy a layer's keys or values of `slots`, before position `end`: [B, kv heads, end, head_dim].
+
+    `cached[slots, :, :end]` gives the same, and takes 3 to 15 times as long on a CPU.
+    """
+    return cached[:, :, :end].index_select(0, slots)
 
 
 def _common_prefix(a: list[int], b: list[int]) -> int:
