@@ -16,9 +16,12 @@ from torch import Tensor
 
 from agent_r1 import Decoder, attend
 
-READ_TOKENS = 16384
-"""Tokens that the histories of one pass have in all, padding included. With a width of 128, the
-keys and values of a layer are then 16 MB."""
+READ_TOKENS = 4096
+"""Tokens that the histories of one pass have in all, padding included.
+
+With a width of 128, the keys or values of a layer are then 2 MB. With four times as many, 18 of 41
+CPU seconds went to memory that the allocator gave back to the system after each pass.
+"""
 
 
 class TreeCache:
@@ -93,9 +96,7 @@ class TreeCache:
             keys[places_BT] = k.transpose(1, 2)
             values[places_BT] = v.transpose(1, 2)
             visible = visible_B1TL if q.shape[2] == T else visible_of_last
-            return attend(
-                q, keys[path_BL].transpose(1, 2), values[path_BL].transpose(1, 2), visible
-            )
+            return attend(q, _along(keys, path_BL), _along(values, path_BL), visible)
 
         ids_BT = torch.zeros(B, T, dtype=torch.long)
         ids_BT[real_BT] = torch.tensor([token for ids in new for token in ids])
@@ -112,3 +113,13 @@ class TreeCache:
             self.paths = torch.cat((self.paths, torch.zeros_like(self.paths)))
         self.tokens += tokens
         return first
+
+
+def _along(cached: Tensor, path_BL: Tensor) -> Tensor:
+    """Copy a layer's keys or values of the tokens along each path: [B, kv heads, L, head_dim].
+
+    `cached[path_BL].transpose(1, 2)` has the same numbers. On a CPU, index_select takes a quarter
+    of its time or less, and a product of what lies in order an eighth.
+    """
+    rows = cached.index_select(0, path_BL.flatten())
+    return rows.unflatten(0, path_BL.shape).transpose(1, 2).contiguous()
