@@ -177,7 +177,7 @@ class KVCache:
 
 
 def _rows(cached: Tensor, slots: Tensor, end: int) -> Tensor:
-    """Copy a layer's keys or values of `slots`, before position `end`: [B, kv heads, end, head_dim].
+    """Copy keys or values of `slots` before position `end`: [B, kv heads, end, head_dim].
 
     `cached[slots, :, :end]` gives the same, and takes 3 to 15 times as long on a CPU.
     """
