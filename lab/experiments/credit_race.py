@@ -155,9 +155,12 @@ def table(runs: dict[str, Any]) -> str:
     return climb_table(climbs_of(runs), "mean reward at the end", "CPU s a run")
 
 
-def climb_table(climbs: Mapping[str, Mapping[int, Climb]], score: str, seconds: str) -> str:
-    """Format a row for each arm; `score` and `seconds` are the titles of the last columns."""
-    lines = [f"| arm | seeds | reached | median episodes | {score} | {seconds} |", "|---" * 6 + "|"]
+def climb_table(climbs: Mapping[str, Mapping[int, Climb]], score: str, seconds: str = "") -> str:
+    """Format a row for each arm.
+
+    `score` and `seconds` are titles. Without the latter, the table leaves the seconds out.
+    """
+    rows = [["arm", "seeds", "reached", "median episodes", score, seconds]]
     for name, by_seed in climbs.items():
         mine = list(by_seed.values())
         episodes = [climb.episodes for climb in mine]
@@ -166,10 +169,10 @@ def climb_table(climbs: Mapping[str, Mapping[int, Climb]], score: str, seconds: 
         end = fmean(climb.scores[-1][1] for climb in mine)
         spent_s = fmean(climb.training_seconds for climb in mine)
         arrivals = sum(map(math.isfinite, episodes))
-        lines.append(
-            f"| {name} | {len(mine)} | {arrivals} | {median} | {end:.3f} | {spent_s:.1f} |"
-        )
-    return "\n".join(lines)
+        rows.append([name, str(len(mine)), str(arrivals), median, f"{end:.3f}", f"{spent_s:.1f}"])
+    columns = 6 if seconds else 5
+    titles, *lines = [f"| {' | '.join(row[:columns])} |" for row in rows]
+    return "\n".join([titles, "|---" * columns + "|", *lines])
 
 
 def main() -> None:
