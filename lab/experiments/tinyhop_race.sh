@@ -43,8 +43,8 @@ screen)
 final)
   # The best method against tuned grpo. Commit 4d0fcd7a named gigpo with the exposure reward, because its slower seed was the
   # soonest (2,880 episodes). A minute later ppo's second seed of the screen came in. Ppo arrived after 3,456 and 2,304
-  # episodes, as soon in the mean, and ended at .62 and .75 instead of .30 and .50, from the outcome alone. So ppo was taken;
-  # by then seed 201 of grpo had begun, and no validation of the final had been made.
+  # episodes, as soon in the mean, and ended at .62 and .75 instead of .30 and .50, from the outcome alone. So ppo was taken.
+  # By then grpo had run 12 of its 24 steps with seed 201. Its log had not been read.
   # Fresh seeds, in this order: 201, 202, ... If time ends before 220, the figures are of the first N, and say N.
   # Primary test: does a run reach the stair within half of grpo's median episodes? If grpo's median run never does, the
   # deadline is half of all episodes. McNemar, exact and two-sided, over the pairs; .01 is required. A run that never
