@@ -275,14 +275,14 @@ def credit_race_runs(stage: str) -> dict[str, Any]:
 
 
 def tinyhop_race_table(*records: str, seconds: str = "") -> str:
-    """Return the table of a stage of the race in TinyHop: the arms of `agent-r1 race --json`."""
+    """Return the arms in records of `agent-r1 race --json` as a table."""
     climbs: dict[str, dict[int, Climb]] = {}
     for record in records:
         for word, lines in read(f"race/{record}.json")["stair"]["arms"].items():
             arm = Arm.parse(word)
             settings = [setting.partition(".")[2] for setting in arm.settings]
-            by_seed = climbs.setdefault(" ".join([arm.algorithm, *settings]), {})
             for line in lines:
+                by_seed = climbs.setdefault(" ".join([arm.algorithm, *settings]), {})
                 by_seed[line["seed"]] = Climb.from_record(line)
     return credit_race.climb_table(climbs, "three hops at the end", seconds)
 
