@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -52,6 +53,28 @@ def test_a_stale_page_is_named_and_not_written(tmp_path, monkeypatch, capsys):
     assert logbooks.main([]) == 0
     assert ".926" in page.read_text()
     assert logbooks.main(["--check"]) == 0
+
+
+def test_a_race_of_two_records_has_one_table(tmp_path, monkeypatch):
+    """Seeds of one arm stand in both; an arm that never arrives has no median."""
+
+    def record(arm, seed, episodes, score, seconds):
+        line = {"seed": seed, "episodes": episodes, "seconds": episodes and 5.0}
+        line |= {"scores": [[576, 0.0], [1152, score]], "training_seconds": seconds}
+        return {"stair": {"arms": {arm: [line], "ppo": []}}}
+
+    (tmp_path / "race").mkdir()
+    arm = "reinforce+++actor.lr=5e-4+actor.minibatches=4"
+    for name, figures in {
+        "first": record(arm, 101, 576, 0.25, 10.0),
+        "later": record(arm, 102, None, 0.5, 20.0),
+    }.items():
+        (tmp_path / "race" / f"{name}.json").write_text(json.dumps(figures))
+    monkeypatch.setattr(logbooks, "LAB", tmp_path)
+    row = "| reinforce++ lr=5e-4 minibatches=4 | 2 | 1 | never | 0.375 |"
+    assert logbooks.tinyhop_race_table("first", "later").splitlines()[2:] == [row]
+    with_seconds = logbooks.tinyhop_race_table("first", "later", seconds="s")
+    assert with_seconds.splitlines()[2:] == [f"{row} 15.0 |"]
 
 
 def test_the_page_of_make_long_counts_the_faults():

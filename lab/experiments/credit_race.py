@@ -20,6 +20,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median_high
@@ -151,22 +152,27 @@ def climbs_of(runs: dict[str, Any]) -> dict[str, dict[int, Climb]]:
 
 def table(runs: dict[str, Any]) -> str:
     """Format a row for each arm of a stage, in Markdown."""
-    lines = [
-        "| arm | seeds | reached | median episodes | mean reward at the end | CPU s a run |",
-        "|---" * 6 + "|",
-    ]
-    for name, mine in climbs_of(runs).items():
-        climbs = list(mine.values())
-        episodes = [climb.episodes for climb in climbs]
+    return climb_table(climbs_of(runs), "mean reward at the end", "CPU s a run")
+
+
+def climb_table(climbs: Mapping[str, Mapping[int, Climb]], score: str, seconds: str = "") -> str:
+    """Format a row for each arm.
+
+    `score` and `seconds` are titles. Without the latter, the table leaves the seconds out.
+    """
+    rows = [["arm", "seeds", "reached", "median episodes", score, seconds]]
+    for name, by_seed in climbs.items():
+        mine = list(by_seed.values())
+        episodes = [climb.episodes for climb in mine]
         middle = median_high(episodes)
         median = "never" if math.isinf(middle) else f"{middle:,.0f}"
-        ends = fmean(climb.scores[-1][1] for climb in climbs)
-        seconds = fmean(climb.training_seconds for climb in climbs)
+        end = fmean(climb.scores[-1][1] for climb in mine)
+        spent_s = fmean(climb.training_seconds for climb in mine)
         arrivals = sum(map(math.isfinite, episodes))
-        lines.append(
-            f"| {name} | {len(climbs)} | {arrivals} | {median} | {ends:.3f} | {seconds:.1f} |"
-        )
-    return "\n".join(lines)
+        rows.append([name, str(len(mine)), str(arrivals), median, f"{end:.3f}", f"{spent_s:.1f}"])
+    columns = 6 if seconds else 5
+    titles, *lines = [f"| {' | '.join(row[:columns])} |" for row in rows]
+    return "\n".join([titles, "|---" * columns + "|", *lines])
 
 
 def main() -> None:

@@ -19,6 +19,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from agent_r1.ground.files import write_whole
+from agent_r1_recipes.race.race import Arm
+from agent_r1_recipes.race.stair import Climb
 from lab.experiments import (
     agents_learn,
     claims,
@@ -272,12 +274,30 @@ def credit_race_runs(stage: str) -> dict[str, Any]:
     return read("race/credit.json")[stage]["runs"]
 
 
+def tinyhop_race_table(*records: str, seconds: str = "") -> str:
+    """Return the arms in records of `agent-r1 race --json` as a table."""
+    climbs: dict[str, dict[int, Climb]] = {}
+    for record in records:
+        for word, lines in read(f"race/{record}.json")["stair"]["arms"].items():
+            arm = Arm.parse(word)
+            settings = [setting.partition(".")[2] for setting in arm.settings]
+            for line in lines:
+                by_seed = climbs.setdefault(" ".join([arm.algorithm, *settings]), {})
+                by_seed[line["seed"]] = Climb.from_record(line)
+    return credit_race.climb_table(climbs, "three hops at the end", seconds)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "docs/answer-key.md": {
         "exact/claims.json": lambda: claims.table(read("exact/claims.json")),
         "race/credit.json, tune": lambda: credit_race.table(credit_race_runs("tune")),
         "race/credit.json, screen": lambda: credit_race.table(credit_race_runs("screen")),
         "race/credit.json, final": lambda: credit_race.table(credit_race_runs("final")),
+        "race/tinyhop-tune.json": lambda: tinyhop_race_table("tinyhop-trials", "tinyhop-tune"),
+        "race/tinyhop-screen.json": lambda: tinyhop_race_table("tinyhop-screen"),
+        "race/tinyhop-final.json": lambda: tinyhop_race_table(
+            "tinyhop-final", seconds="s of training a run"
+        ),
     },
     "docs/discover.md": {
         "discover-controls.json": lambda: discover_controls.table(
