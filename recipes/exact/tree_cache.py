@@ -116,7 +116,7 @@ class TreeCache:
 
 
 def _along(cached: Tensor, path_BL: Tensor) -> Tensor:
-    """Copy a layer's keys or values of the tokens along each path: [B, kv heads, L, head_dim].
+    """Copy keys or values of the tokens along each path: [B, kv heads, L, head_dim].
 
     `cached[path_BL].transpose(1, 2)` has the same numbers. On a CPU, index_select takes a quarter
     of its time or less, and a product of what lies in order an eighth.
