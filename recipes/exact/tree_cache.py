@@ -118,8 +118,8 @@ class TreeCache:
 def _along(cached: Tensor, path_BL: Tensor) -> Tensor:
     """Copy keys or values of the tokens along each path: [B, kv heads, L, head_dim].
 
-    `cached[path_BL].transpose(1, 2)` has the same numbers. On a CPU, index_select takes a quarter
-    of its time or less, and a product of what lies in order an eighth.
+    `cached[path_BL].transpose(1, 2)` has the same numbers. On one thread of a CPU, index_select
+    takes a quarter of its time or less, and a product of what lies in order an eighth.
     """
     rows = cached.index_select(0, path_BL.flatten())
     return rows.unflatten(0, path_BL.shape).transpose(1, 2).contiguous()

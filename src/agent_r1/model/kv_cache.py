@@ -179,7 +179,7 @@ class KVCache:
 def _rows(cached: Tensor, slots: Tensor, end: int) -> Tensor:
     """Copy keys or values of `slots` before position `end`: [B, kv heads, end, head_dim].
 
-    `cached[slots, :, :end]` gives the same, and takes 3 to 15 times as long on a CPU.
+    `cached[slots, :, :end]` gives the same, and takes 3 to 15 times as long on one thread of a CPU.
     """
     return cached[:, :, :end].index_select(0, slots)
 
