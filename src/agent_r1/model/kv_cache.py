@@ -137,7 +137,8 @@ class KVCache:
             first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots
         ]
         rows = sorted(first_with.values())
-        # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
+        # If they are more than half of the slots, all are computed, also those that wait for a
+        # tool: a batch of another size would change the last bits of recorded runs.
         few = 2 * len(rows) <= slots[-1] + 1
         if not few:
             rows = range(slots[-1] + 1)
@@ -158,9 +159,7 @@ class KVCache:
             values = self.values[layer]
             keys[slots_B, :, positions_B] = k[from_B, :, 0]
             values[slots_B, :, positions_B] = v[from_B, :, 0]
-            if few:
-                return attend(q, _rows(keys, rows_R, end), _rows(values, rows_R, end), bias)
-            return attend(q, keys[: len(rows), :, :end], values[: len(rows), :, :end], bias)
+            return attend(q, _rows(keys, rows_R, end), _rows(values, rows_R, end), bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1
