@@ -57,11 +57,12 @@ def train(home: Path, preset: str, seed: int, python: Path) -> Trained:
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise AssertionError(f"{preset}, seed {seed}: exit code {process.returncode}")
-    scores = (
+    before, after = (
         json.loads((home / RUN / f"{name}.json").read_text(encoding="utf-8"))["score"]
         for name in ("eval_before", "eval")
     )
-    return Trained(*scores, time.perf_counter() - began, usage.ru_utime + usage.ru_stime)
+    seconds = time.perf_counter() - began
+    return Trained(before, after, seconds, usage.ru_utime + usage.ru_stime)
 
 
 def train_seeds(preset: str, python: Path) -> dict[str, Any]:
