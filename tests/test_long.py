@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from lab.rehearsals import __main__ as long
-from lab.rehearsals import mutation
+from lab.rehearsals import catalogues, mutation
 from lab.rehearsals.mutation import FAULTS, file_of, plant
 
 
@@ -59,3 +59,28 @@ def test_a_fault_computes_something_else_and_does_not_fail_by_a_name(tmp_path):
         "def loss(settings):\n    return section.loss_aggregation\n"
     )
     assert "F821" in undefined_names(tmp_path)
+
+
+def test_a_world_fails_by_the_seed_that_gains_least(tmp_path, monkeypatch, capsys):
+    """The gain of seed 1 is .19 in the first case, and .21 in the second."""
+    after = {0: 0.9, 1: 0.59, 2: 0.7}
+
+    def train(home, preset, seed, python):
+        assert home.is_dir()
+        return catalogues.Trained(0.4, after[seed], 1.0, 2.0)
+
+    drawn = []
+    monkeypatch.setattr(catalogues, "ROOT", tmp_path)
+    monkeypatch.setattr(catalogues, "train", train)
+    monkeypatch.setattr(catalogues.curve, "main", lambda out, runs: drawn.append((out, runs)))
+    with pytest.raises(AssertionError, match="a-world, seed 1: .0.190"):
+        catalogues.train_seeds("a-world", Path("python"))
+    assert "seed 2: 0.400 -> 0.700" in capsys.readouterr().out  # what was measured is printed first
+    after[1] = 0.61
+    figures = catalogues.train_seeds("a-world", Path("python"))
+    assert figures["a-world_worst_seed"] == 1 and figures["a-world_0_cpu_s"] == 2
+    folder = tmp_path / "build" / "worlds" / "a-world"
+    assert drawn[-1] == (
+        folder / "curve.png",
+        [folder / f"seed-{seed}" / "runs" / "world" for seed in (0, 1, 2)],
+    )

@@ -23,7 +23,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, median_high
 from typing import Any
 
 import torch
@@ -39,7 +38,7 @@ from agent_r1_recipes.exact.gradient import Plays, token_logprobs_of
 from agent_r1_recipes.exact.rows import Sampler, World, direction_weights, episode_sum, fit_critic
 from agent_r1_recipes.exact.stop import Stop, stop_trees
 from agent_r1_recipes.exact.table import entries_named, first_plays, make_world
-from agent_r1_recipes.race.stair import Climb, Stair, compare_stair, print_stair
+from agent_r1_recipes.race.stair import Climb, Stair, compare_stair, print_stair, summarize
 from lab.experiments.claims import Adam
 
 SETTING = Path(__file__).with_name("credit_race.yaml")
@@ -162,14 +161,11 @@ def climb_table(climbs: Mapping[str, Mapping[int, Climb]], score: str, seconds: 
     """
     rows = [["arm", "seeds", "reached", "median episodes", score, seconds]]
     for name, by_seed in climbs.items():
-        mine = list(by_seed.values())
-        episodes = [climb.episodes for climb in mine]
-        middle = median_high(episodes)
-        median = "never" if math.isinf(middle) else f"{middle:,.0f}"
-        end = fmean(climb.scores[-1][1] for climb in mine)
-        spent_s = fmean(climb.training_seconds for climb in mine)
-        arrivals = sum(map(math.isfinite, episodes))
-        rows.append([name, str(len(mine)), str(arrivals), median, f"{end:.3f}", f"{spent_s:.1f}"])
+        arm = summarize(list(by_seed.values()))
+        never = math.isinf(arm.median_episodes)
+        median = "never" if never else f"{arm.median_episodes:,.0f}"
+        means = [f"{arm.last_score:.3f}", f"{arm.training_seconds:.1f}"]
+        rows.append([name, str(len(by_seed)), str(arm.arrivals), median, *means])
     columns = 6 if seconds else 5
     titles, *lines = [f"| {' | '.join(row[:columns])} |" for row in rows]
     return "\n".join([titles, "|---" * columns + "|", *lines])

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Race methods to three hops in TinyHop (`agent-r1 race`); the tables are in docs/answer-key.md#then-train-with-them.
+# Race methods to three hops in TinyHop (`agent-r1 race`); the tables are in docs/answer-key.md#the-same-race-in-tinyhop.
 #   bash lab/experiments/tinyhop_race.sh tune                          grpo: each setting; then screen, final
 #   bash lab/experiments/tinyhop_race.sh final --first-seed 205 --seeds 1      one pair, so that two processes can share a race
 #   bash lab/experiments/tinyhop_race.sh final --report --json docs/lab/race/tinyhop-final.json     compare the finished runs

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from statistics import fmean, median_high
-from typing import Any
+from typing import Any, NamedTuple
 
 from agent_r1 import Config, ConfigError, json_records, say
 
@@ -119,6 +119,29 @@ def climb(folder: Path, stair: Stair, config: Config, per_step: int) -> Climb:
     return Climb.of(points, stair.level, seconds)
 
 
+class Summary(NamedTuple):
+    """The climbs of one arm, together."""
+
+    arrivals: int
+    median_episodes: float
+    """Of two in the middle, the later one. Infinite if that run never got there."""
+    last_score: float
+    """The mean of the runs' last validations."""
+    training_seconds: float
+    """The mean over runs."""
+
+
+def summarize(climbs: Sequence[Climb]) -> Summary:
+    """Summarise at least one climb."""
+    episodes = [climb.episodes for climb in climbs]
+    return Summary(
+        arrivals=sum(map(math.isfinite, episodes)),
+        median_episodes=median_high(episodes),
+        last_score=fmean(climb.scores[-1][1] for climb in climbs),
+        training_seconds=fmean(climb.training_seconds for climb in climbs),
+    )
+
+
 # ------------------------------------------------------------------------------------------- tests
 
 
@@ -217,16 +240,12 @@ def print_stair(figures: Mapping[str, Any]) -> None:
         if not mine:
             say(f"  {name:32s} no finished run")
             continue
-        climbs = [Climb.from_record(one) for one in mine]
-        episodes = [climb.episodes for climb in climbs]
-        arrivals = sum(math.isfinite(count) for count in episodes)
-        middle = median_high(episodes)
-        median = "never" if math.isinf(middle) else f"{middle:,.0f} episodes"
-        last = fmean(climb.scores[-1][1] for climb in climbs)
-        whole = fmean(climb.training_seconds for climb in climbs)
+        arm = summarize([Climb.from_record(one) for one in mine])
+        never = math.isinf(arm.median_episodes)
+        median = "never" if never else f"{arm.median_episodes:,.0f} episodes"
         say(
-            f"  {name:32s} reached by {arrivals} of {len(mine)}, median {median}; "
-            f"last validation {last:.2f}; {whole:.0f} s of training a run"
+            f"  {name:32s} reached by {arm.arrivals} of {len(mine)}, median {median}; last "
+            f"validation {arm.last_score:.2f}; {arm.training_seconds:.0f} s of training a run"
         )
     for name, test in figures["tests"].items():
         chance = test.get("p (Holm)", test["p"])

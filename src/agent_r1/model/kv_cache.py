@@ -139,8 +139,7 @@ class KVCache:
         rows = sorted(first_with.values())
         # If they are more than half of the slots, all are computed, also those that wait for a
         # tool: a batch of another size would change the last bits of recorded runs.
-        few = 2 * len(rows) <= slots[-1] + 1
-        if not few:
+        if 2 * len(rows) > slots[-1] + 1:
             rows = range(slots[-1] + 1)
             leaders = slots
         place = {slot: i for i, slot in enumerate(rows)}
@@ -178,6 +177,7 @@ class KVCache:
 def _rows(cached: Tensor, slots: Tensor, end: int) -> Tensor:
     """Copy keys or values of `slots` before position `end`: [B, kv heads, end, head_dim].
 
+    Attention multiplies what lies in order faster than a slice, by more than the copy costs.
     `cached[slots, :, :end]` gives the same, and takes 3 to 15 times as long on one thread of a CPU.
     """
     return cached[:, :, :end].index_select(0, slots)
