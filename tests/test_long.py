@@ -36,6 +36,13 @@ def test_no_fault_is_lost_by_a_second_list_of_one_area():
     assert text.count("\n  - fault: ") == len(FAULTS)
 
 
+def test_the_run_without_a_fault_has_every_selection_once():
+    selections = ["a.py -k two", "b.py", "a.py -k one", "b.py -k three", "a.py b.py", "a.py -k two"]
+    assert mutation.unite(selections) == ["a.py -k 'one or two'", "a.py b.py", "b.py"]
+    files = {fault.tests.split(" -k ")[0] for fault in FAULTS}
+    assert len(mutation.unite(fault.tests for fault in FAULTS)) == len(files)
+
+
 def undefined_names(folder) -> str:
     command = [
         f"{sys.prefix}/bin/ruff",

@@ -206,7 +206,6 @@ def test_another_process_of_the_run_knows_its_names_and_a_stranger_does_not(fold
             """write [setting."SECTION.OWNER"] with fields = "CODE" instead of [settings]""",
         ),
         ("[export.card]\ncode = 'world.py:f'", """write [option."export --NAME"] instead"""),
-
     ],
 )
 def test_a_table_that_says_nonsense_is_refused_in_one_line(folder, capsys, table, said):
