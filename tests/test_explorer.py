@@ -22,6 +22,7 @@ from agent_r1 import (
 )
 from agent_r1_recipes.laptop import cloned
 from agent_r1_recipes.laptop.demonstrator import (
+    EXPLORERS,
     RENAMES,
     Demonstrator,
     check_behaviours,
@@ -29,7 +30,7 @@ from agent_r1_recipes.laptop.demonstrator import (
     mixture_questions,
     tokenizer_texts,
 )
-from agent_r1_recipes.laptop.explorer import DONE, Explorer
+from agent_r1_recipes.laptop.explorer import DONE, Explorer, SentenceExplorer
 from agent_r1_recipes.laptop.reading import read_facts, read_question
 from agent_r1_recipes.laptop.shown import (
     Play,
@@ -39,7 +40,6 @@ from agent_r1_recipes.laptop.shown import (
 )
 from agent_r1_recipes.laptop.tinyhop import make_questions, make_world
 
-EXPLORE = {"explore": 1.0}
 PASSAGES = """Sosnum is a book by Dospax from Bumvel.
 Bumvel in Landir was founded by Ranran."""
 QUESTION = "In which city is the publisher of Sosnum based?"
@@ -108,6 +108,18 @@ def test_what_was_quoted_by_chance_is_done():
     explorer.turn("")
     _, thought = explorer.turn("Sosnum from Landir works for Bumvel and married Dospax.")
     assert thought == " and married Dospax/spouse/spouse"
+
+
+@pytest.mark.parametrize("result", [PASSAGES, "\n".join(reversed(PASSAGES.splitlines()))])
+def test_a_sentence_is_quoted_from_its_name_in_any_order(result):
+    explorer = SentenceExplorer(QUESTION, Choices("publisher", "headquarters"))
+    call, thought = explorer.turn("")
+    assert thought == "plan/publisher/headquarters/answer: plan/publisher"
+    call, thought = explorer.turn(result)
+    assert call == ToolCall("search", {"query": "Bumvel"})
+    assert thought == "Sosnum is a book by Dospax from Bumvel/publisher/headquarters"
+    explorer.rng = random.Random(0)
+    assert explorer.turn(result) == ("Landir", "Bumvel in Landir/headquarters/answer")
 
 
 def test_the_order_of_the_plan_does_not_influence_the_draws():
@@ -211,13 +223,13 @@ def test_a_drawn_order_has_no_margin_and_a_followed_plan_has_one():
 # ----------------------------------------------------------------------------- the cloned rows
 
 
-@pytest.fixture(scope="module")
-def explored(micro):
+@pytest.fixture(scope="module", params=EXPLORERS)
+def explored(micro, request):
     """The chat format and the cloned rows of an explorer."""
     mix = {"1-hop": 0.25, "2-hop": 0.5, "3-hop": 0.25}
     chat = ChatFormat(train_tokenizer(tokenizer_texts(mix, 0, with_plans=True), 1024))
     loop = make_loop(Demonstrator(chat), chat, micro.tools, micro.config.rollout, micro.config.env)
-    rows, _ = demonstrations(micro.rows("cold"), loop, EXPLORE, 0)
+    rows, _ = demonstrations(micro.rows("cold"), loop, {request.param: 1.0}, 0)
     return chat, rows
 
 

@@ -47,7 +47,7 @@ class NoPlan(Explorer):
 
 def explore_by(explorer: type[Explorer]) -> Callable[[], None]:
     """Let another explorer play."""
-    return lambda: setattr(demonstrator, "Explorer", explorer)
+    return lambda: demonstrator.EXPLORERS.update(explore=explorer)
 
 
 def drop_nothing() -> None:

@@ -55,7 +55,7 @@ from agent_r1 import (
     train_tokenizer,
     trajectory_rows,
 )
-from agent_r1_recipes.laptop.explorer import DONE, Explorer, item_text
+from agent_r1_recipes.laptop.explorer import DONE, Explorer, SentenceExplorer, item_text
 from agent_r1_recipes.laptop.reading import ENTITY_NAME
 from agent_r1_recipes.laptop.shown import read_play, shows_solution
 from agent_r1_recipes.laptop.tinyhop import HEADS, RELATIONS, TAILS, make_questions, make_world
@@ -70,10 +70,13 @@ BEHAVIOURS = {
     "wrong_entity": "follows a wrong name from a passage",
     "explore": "plans and quotes, and takes the items of its plan in random order; plays that show "
     "a solution are dropped (explorer.py)",
+    "explore_sentences": "the same, and quotes each sentence from its name on",
 }
 """What the demonstrator of phase (b) can do. One is drawn for each episode."""
-EXPLORES = "explore"
-"""Its thoughts do the work. A thought that names the next hop turns a choice into a copy:
+EXPLORERS = {"explore": Explorer, "explore_sentences": SentenceExplorer}
+"""Behaviour -> who plays it, without a solution.
+
+Their thoughts do the work. A thought that names the next hop turns a choice into a copy:
 ` from Bumvel/publisher/headquarters` quotes the passage, then the question. A model of two layers
 learns these copies in 450 steps with three passages in a result, and in 1,000 with two to six.
 Without them it has to find relation, sentence and name at once, for which lab/laptop.yaml takes
@@ -105,9 +108,10 @@ class Demonstrator(Policy):
     def begin(self, session: str, row: Row, behaviour: str, seed: int) -> None:
         """Announce an episode: the calls of `generate` with this session follow its script."""
         script = _Script(row, behaviour, random.Random(seed))
-        if behaviour == EXPLORES:
+        if behaviour in EXPLORERS:
             # It gets the question, and not the row, which has the solution.
-            script.explorer = Explorer(row["prompt"][-1]["content"], script.rng)
+            explorer = EXPLORERS[behaviour]
+            script.explorer = explorer(row["prompt"][-1]["content"], script.rng)
         self._scripts[session] = script
 
     async def generate(
@@ -217,7 +221,7 @@ def search_turn(lookup: dict[str, Any]) -> str:
 
 def _notes(script: _Script, result_names: list[str]) -> str:
     """Answer a request for notes with the findings, or in bad behaviours any name read."""
-    if script.behaviour in ("bad_query", "wrong_entity", EXPLORES):
+    if script.behaviour in ("bad_query", "wrong_entity", *EXPLORERS):
         return script.rng.choice(result_names or ["nothing"])
     lookups = lookups_of(script.row)[: script.turn]
     return "; ".join(f"{lookup['relation']} {lookup['value']}" for lookup in lookups)
@@ -297,7 +301,7 @@ def demonstrate_rows(
 def _shows_solution(rows_of_play: list[TrainingRow], row: Row, chat: ChatFormat) -> bool:
     if len(rows_of_play) > 1:
         raise ConfigError(
-            f"cold_start.behaviours: a play of {EXPLORES!r} is read as one conversation; leave "
+            "cold_start.behaviours: an explorer's play is read as one conversation; leave "
             "env.context at append",
             code="explorer_in_pieces",
         )
@@ -309,15 +313,16 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
     for name in behaviours:
         if name not in BEHAVIOURS:
             raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
-    if explores(behaviours) and sum(map(bool, behaviours.values())) > 1:
+    explorer = next((name for name in EXPLORERS if behaviours.get(name)), None)
+    if explorer and sum(map(bool, behaviours.values())) > 1:
         raise ConfigError(
-            f"cold_start.behaviours: {EXPLORES} shows no solution, and the others do; give "
-            f"{EXPLORES} alone, or leave it out",
+            f"cold_start.behaviours: {explorer} shows no solution, and the others do; give "
+            f"{explorer} alone, or leave it out",
             code="explorer_among_others",
         )
-    if explores(behaviours) and not all(_is_chain(row) for row in rows):
+    if explorer and not all(_is_chain(row) for row in rows):
         raise ConfigError(
-            f"cold_start.behaviours: {EXPLORES} needs chains of relations; set data.mix to kinds "
+            f"cold_start.behaviours: {explorer} needs chains of relations; set data.mix to kinds "
             'such as {"1-hop": 1, "2-hop": 1}, or use --preset small, whose '
             "demonstrator does not plan",
             code="explorer_without_chain",
@@ -325,8 +330,8 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
 
 
 def explores(behaviours: dict[str, float]) -> bool:
-    """Return whether the explorer plays."""
-    return bool(behaviours.get(EXPLORES))
+    """Return whether an explorer plays."""
+    return any(behaviours.get(name) for name in EXPLORERS)
 
 
 def _is_chain(row: Row) -> bool:

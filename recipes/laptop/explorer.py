@@ -22,11 +22,20 @@ reads the order from the question (docs/discover.md, "What it cannot do").
 The first of the two is what the quote says, and not what the explorer was looking for. Otherwise
 the pair is wrong wherever the passage lacks that. RL then cannot tell a good choice from a bad one:
 one seed of three stayed at two hops (docs/discover.md, "What was tried").
+
+`SentenceExplorer` quotes from the passage's name on. Its first thought after a search is
+
+    Sosnum is a book by Dospax/author/answer
+
+The name is copied from the query, and each later word is what followed the words before it. So a
+head that copies what followed two tokens finds the passage by its name, wherever it stands. A quote
+of the fact alone begins at a place: its first word stands in many passages.
 """
 
 from __future__ import annotations
 
 import random
+import re
 
 from agent_r1 import ToolCall
 from agent_r1_recipes.laptop.reading import find_passage, quote, read_question
@@ -77,7 +86,19 @@ class Explorer:
         facts = passage.groupdict()
         relation = self.item if self.item in facts else self.rng.choice(sorted(facts))
         self.entity = facts[relation]
-        return relation, quote(passage[0], self.entity)
+        return relation, self._quote(passage, relation)
+
+    def _quote(self, passage: re.Match[str], relation: str) -> str:
+        """Quote the fact alone. Groups of `passage`: relation -> value."""
+        return quote(passage[0], passage[relation])
+
+
+class SentenceExplorer(Explorer):
+    """Play one question, and quote sentences from their beginning."""
+
+    def _quote(self, passage: re.Match[str], relation: str) -> str:
+        """Quote the passage from its name to the fact's value."""
+        return passage.string[passage.start() : passage.end(relation)]
 
 
 def item_text(item: str) -> str:
