@@ -62,16 +62,17 @@ def open_agent(
         all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
+    own_config = own_settings(model)
     chat = byte_chat()
     if tables.entry_of("backend", backend, "the backend").get("token_ids"):
-        chat = load_chat(model)
         config = fit_context(config, model)
+        chat = load_chat(model)
         check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
     if tools is None:
         tools = make_tools_of(config)
     open_policy = tables.resolve("backend", backend, "the backend")
     with open_policy(model, config, chat.stop_ids, all_gpus) as (policy, max_concurrent):
-        agent = Agent(policy, chat, tools, config, model, max_concurrent)
+        agent = Agent(policy, chat, tools, config, model, max_concurrent, own_config)
         agent.leading_messages = _leading_messages(agent, prompt)
         yield agent
 
@@ -135,7 +136,7 @@ def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
     """
     if prompt is None:
         if (
-            own_settings(agent.model)
+            agent.own_config
             or messages(agent.config.data.data_source, "")[:-1]
             or agent.starts_from_nothing
         ):
