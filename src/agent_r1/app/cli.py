@@ -657,9 +657,9 @@ def tools(a: Namespace) -> int:
     flag("--table", "print the training rows with one token per line"),
 )  # fmt: skip
 def try_by_hand(a: Namespace) -> None:
-    from agent_r1.app import stages
+    from agent_r1.app.by_hand import run_by_hand
 
-    stages.run_by_hand(config_of(a), a.split, a.index, a.table)
+    run_by_hand(config_of(a), a.split, a.index, a.table)
 
 
 @command(
