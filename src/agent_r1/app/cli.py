@@ -680,9 +680,10 @@ def search_server(a: Namespace) -> None:
     # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and
     # vLLM. Both read this variable when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
+    from agent_r1.search.service import serve_index
     from agent_r1.workspace import Workspace
 
-    Workspace(config).serve_index(a.host, a.port)
+    serve_index(Workspace(config).load_index, a.host, a.port)
 
 
 @command(
