@@ -160,24 +160,18 @@ class Workspace:
 
     # ----------------------------------------------------------------------------------- make, open
 
-    def make_data(self, release: str | None = None) -> None:
+    def make_data(self, release: Path | None = None, origin: str = "") -> None:
         """Make questions and passages (stage), or copy released ones.
 
-        `release`: a folder, or OWNER/NAME on the hub.
+        Args:
+            release: The folder that `data/release.py` found.
+            origin: Where the release is from, for the line that is printed.
         """
         config, source = self.config, source_of(self.config.data)
-        folder, title = None, source.title(config.data)
-        if release:
-            from agent_r1.data.release import find_release
-
-            folder, title = (
-                find_release(release, config.data, config.seed, config.env.name),
-                f"from {release}",
-            )
 
         def make(part: Path) -> str:
-            if folder:
-                return source.summary(config.data, copy_data(folder, part))
+            if release:
+                return source.summary(config.data, copy_data(release, part))
             from agent_r1.data.build import build
 
             manifest = build(
@@ -185,6 +179,7 @@ class Workspace:
             )
             return source.summary(config.data, manifest)
 
+        title = f"from {origin}" if release else source.title(config.data)
         stage(f"data: {title}", self.data, make)
         verify(self.data)
         by_split = {split: self.load_rows(split) for split in SPLITS}

@@ -257,13 +257,20 @@ def data(a: Namespace) -> None:
     config = config_of(a)
     from agent_r1.workspace import Workspace
 
-    Workspace(config).make_data(a.released)
+    paths = Workspace(config)
+    if a.released:
+        from agent_r1.data.release import find_release
+
+        folder = find_release(a.released, config.data, config.seed, config.env.name)
+        paths.make_data(folder, a.released)
+    else:
+        paths.make_data()
     if a.release:
         from agent_r1.data.release import release
         from agent_r1.evaluation.provenance import data_facts
         from agent_r1.ground.ui import say
 
-        release(Workspace(config).data, a.release, data_facts(config))
+        release(paths.data, a.release, data_facts(config))
         say(f"  released in {a.release}: read its README.md before you publish it")
 
 

@@ -38,7 +38,6 @@ from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.agent import Agent
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.workspace import Workspace
 
 SETTINGS_FILE = "agent_r1.yaml"
@@ -346,7 +345,7 @@ def model_folder(checkpoint: Path) -> Path:
             f"the folder {checkpoint} does not exist; give a checkpoint or a model",
             code="missing_checkpoint",
         )
-    if find_shards(checkpoint):
+    if model_files.find_shards(checkpoint):
         raise AgentR1Error(
             f"{checkpoint} was written by verl; convert it to a model with `agent-r1 export "
             f"--checkpoint-dir {checkpoint}`",
