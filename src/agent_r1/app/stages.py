@@ -191,7 +191,7 @@ def condition_card(card: Path, condition: str | None) -> Path:
 
 def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> None:
     """Print the paired difference to the evaluation before RL, if there is one."""
-    from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
+    from agent_r1.evaluation.card import compare_cards, print_comparison, read_card
 
     file = condition_card(run.card_before, condition)
     if file.is_file():
@@ -235,7 +235,7 @@ def run_eval(
         condition: Play all questions under it instead (recipes/robustness, such as `passages 4`).
         The card is a separate file next to `out`.
     """
-    from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_under
+    from agent_r1.evaluation.card import condition_of, full_card, play_rows, score_under
     from agent_r1.evaluation.evaluate import (
         calls_line,
         card_text,
@@ -338,7 +338,7 @@ def apply_conditions(
     `tools` are the agent's, so their index is loaded once. Raises ConfigError for a condition that
     the task does not know.
     """
-    from agent_r1.evaluation.compare import condition_of
+    from agent_r1.evaluation.card import condition_of
 
     return {
         text: condition_of(text).apply(config, rows, lambda: dict(tools))
