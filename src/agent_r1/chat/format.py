@@ -106,8 +106,9 @@ class ChatFormat:
         self.stop_ids = self.ends.stop
         """Sampling one of these ends the turn, for every policy."""
         parts, _ = self.template.prompt([{"role": "user", "content": "?"}])
-        opening = "".join(self._spelling.get(p, p) for p in parts)
-        self.opening = re.search(r"(<think>\s*)?\Z", opening)[0]
+        prompt = "".join(self._spelling[p] if isinstance(p, int) else p for p in parts)
+        thought = re.search(r"<think>\s*\Z", prompt)
+        self.opening = thought[0] if thought else ""
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
 
     def _end_before(self, role: str) -> int:
