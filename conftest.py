@@ -28,7 +28,7 @@ from filelock import FileLock
 from hypothesis import settings
 
 from agent_r1.chat.format import ChatFormat
-from agent_r1.chat.tokenizer import train_tokenizer
+from agent_r1.chat.tokenizer import make_studied_chat, train_tokenizer
 from agent_r1.cold_start.clone import Lesson, Phase, clone
 from agent_r1.cold_start.tiny_model import new_model
 from agent_r1.config import Config, load_config, to_yaml
@@ -210,7 +210,7 @@ def harmony_chat(tokenizer) -> ChatFormat:
     theirs = copy.deepcopy(tokenizer)
     theirs.add_special_tokens({"additional_special_tokens": list(CONTROL_TOKENS)})
     theirs.chat_template = TEMPLATE
-    return ChatFormat(theirs)
+    return make_studied_chat(theirs)
 
 
 @pytest.fixture(scope="session")
@@ -220,7 +220,7 @@ def qwen_chat(tokenizer) -> ChatFormat:
 
     theirs = copy.deepcopy(tokenizer)
     theirs.chat_template = QWEN25
-    return ChatFormat(theirs)
+    return make_studied_chat(theirs)
 
 
 def random_model(vocab: int = VOCAB, seed: int = 0, **changes) -> Decoder:

@@ -22,7 +22,7 @@ from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.rollout.episode import Task
 from agent_r1.rollout.rollouts import run_episodes
-from agent_r1.search import service
+from agent_r1.search.remote import RemoteIndex
 from agent_r1_recipes.code.python import SandboxFusion
 from agent_r1_recipes.judge import judge
 from agent_r1_recipes.judge import service as scores
@@ -57,7 +57,7 @@ def test_a_hostile_retriever_costs_one_search_its_deadline(kind):
     with hostile(kind) as url:
         # Only the drip is stopped by its deadline: a busy machine may need more than 0.3 s to read
         # the others' bytes.
-        remote = service.RemoteIndex(f"{url}/retrieve", timeout_s=0.3 if kind == "drip" else 10)
+        remote = RemoteIndex(f"{url}/retrieve", timeout_s=0.3 if kind == "drip" else 10)
         said = refusal(remote.search, ["a"], 3)
     says = {
         "drip": "does not answer (no whole answer within 0.3 s)",

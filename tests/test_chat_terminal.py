@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 from runs import ROOT, environment, main
 
-from agent_r1.evaluation.compare import play_rows
+from agent_r1.evaluation.card import play_rows
 from agent_r1.inference.agent import find_model, open_agent
 from agent_r1.workspace import Workspace
 

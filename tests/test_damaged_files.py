@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from agent_r1.config import from_yaml, load_config, to_yaml
-from agent_r1.evaluation import compare, power
+from agent_r1.evaluation import card, power
 from agent_r1.ground.bounds import MAX_FILE, open_file, read_file
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import read_jsonl, sha256
@@ -33,7 +33,7 @@ RECORD = next((ROOT / "recipes" / "browser" / "records").glob("*.json")).read_te
 
 READERS: dict[str, tuple[str, Callable[[Path], Any]]] = {
     "card": (json.dumps(CARD), power.read_card),
-    "against": (json.dumps(CARD), compare.read_card),
+    "against": (json.dumps(CARD), card.read_card),
     "microscope": (GROUP, lambda file: title_of(read_group(file))),
     "record": (RECORD, read_record),
     "rollouts": (GROUP, read_jsonl),

@@ -20,7 +20,7 @@ from test_architecture import PACKAGE, arrows
 from test_chat import Streaming, converse, make_agent, streamed_and_whole
 
 from agent_r1.chat.fit import check_dialect
-from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import make_studied_chat
 from agent_r1.cold_start.demonstrate import read_episodes, sequences
 from agent_r1.config.settings import EnvConfig
 from agent_r1.data.prompts import INSTRUCTIONS, instructions, messages
@@ -169,4 +169,4 @@ def test_a_model_that_cannot_speak_harmony_is_refused(harmony_chat, qwen_chat):
     with pytest.raises(
         ConfigError, match="save the TEMPLATE of agent_r1_recipes.dialects.harmony as the"
     ):
-        check_dialect(ChatFormat(other), env, tools=True)
+        check_dialect(make_studied_chat(other), env, tools=True)

@@ -11,10 +11,11 @@ from rich.console import Console
 from runs import main
 
 from agent_r1.app import doctor
-from agent_r1.app.doctor import Check, Finding, print_checks, run_checks
+from agent_r1.app.doctor import print_checks, run_checks
 from agent_r1.cluster import doctor as gpu_rows
 from agent_r1.config import load_config
 from agent_r1.ground import machine, preflight
+from agent_r1.ground.preflight import Finding
 from agent_r1.ground.units import GIB
 
 Usage = namedtuple("Usage", "total used free")
@@ -39,8 +40,8 @@ def nvidia_smi(tmp_path, monkeypatch):
     return say
 
 
-def found(preset: str, *settings: str) -> dict[str, Check]:
-    return {check.name: check for check in run_checks(load_config(preset, list(settings)))}
+def found(preset: str, *settings: str) -> dict[str, Finding]:
+    return dict(run_checks(load_config(preset, list(settings))))
 
 
 @pytest.mark.parametrize("preset", ["discover", "hotpotqa-4xh100"])
@@ -66,7 +67,7 @@ def test_every_check_answers_with_a_remedy_for_each_trouble(preset, nvidia_smi):
 def test_the_list_has_the_remedy_unless_the_finding_names_one(nvidia_smi, finding, remedy):
     row = doctor.CheckRow("x", lambda facts: finding, "the usual remedy")
     facts = doctor.gather_facts(load_config("discover"))
-    assert doctor.run_check(row, facts) == Check("x", finding.status, finding.detail, remedy)
+    assert doctor.run_check(row, facts) == Finding(finding.status, finding.detail, remedy)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +83,16 @@ def test_a_busy_machine_is_told_to_use_one_thread(nvidia_smi, monkeypatch, load,
 
 
 def test_a_failure_sets_the_exit_code_and_its_remedy_ends_standard_error(capsys):
-    checks = [
-        Check("a", "ok", "fine [red]x"),
-        Check("b", "fail", "broken", "fix b"),
-        Check("c", "fail", "too", "fix c"),
+    findings = [
+        ("a", Finding("ok", "fine [red]x")),
+        ("b", Finding("fail", "broken", "fix b")),
+        ("c", Finding("fail", "too", "fix c")),
     ]
     out = io.StringIO()
-    assert print_checks(checks, Console(file=out, width=20)) == 1
+    assert print_checks(findings, Console(file=out, width=20)) == 1
     assert "fine [red]x" in out.getvalue()
     assert capsys.readouterr().err.splitlines()[-1] == "b: broken; fix b"
-    assert print_checks(checks[:1], Console(file=out)) == 0
+    assert print_checks(findings[:1], Console(file=out)) == 0
     assert capsys.readouterr().err == ""
 
 

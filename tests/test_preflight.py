@@ -89,9 +89,11 @@ def test_what_cannot_be_told_never_stops_a_run(programs, monkeypatch, capsys):
     programs("nvidia-smi", "")
     programs("ldconfig", "")
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
-    monkeypatch.setattr(preflight, "check_pip", lambda: ("ok", "", ""))
-    monkeypatch.setattr(preflight, "check_disk", lambda folder: ("ok", "", ""))
-    monkeypatch.setattr(preflight, "check_compiler", lambda headers=None: ("ok", "", ""))
+    monkeypatch.setattr(preflight, "check_pip", lambda: preflight.Finding("ok", ""))
+    monkeypatch.setattr(preflight, "check_disk", lambda folder: preflight.Finding("ok", ""))
+    monkeypatch.setattr(
+        preflight, "check_compiler", lambda headers=None: preflight.Finding("ok", "")
+    )
     monkeypatch.setattr(preflight.os, "confstr", lambda name: None)
     assert preflight.main([]) == 0
     assert capsys.readouterr().out.count("unknown") == 5

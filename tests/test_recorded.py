@@ -11,9 +11,8 @@ import pytest
 from families import family_of, packaged_templates, tokenizer_of
 from other_values import is_harmless, with_other_values
 
-from agent_r1.chat.facts import make_studied_chat
 from agent_r1.chat.format import ChatFormat
-from agent_r1.chat.tokenizer import byte_chat
+from agent_r1.chat.tokenizer import byte_chat, make_studied_chat
 from agent_r1.cold_start import demonstrate as d
 from agent_r1.cold_start.recorded import HARMLESS
 from agent_r1.config.settings import EnvConfig

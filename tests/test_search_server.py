@@ -26,8 +26,8 @@ from agent_r1.config import load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.search import service
 from agent_r1.search.index import Hit
+from agent_r1.search.remote import RemoteIndex
 from agent_r1.search.searcher import Searcher
-from agent_r1.search.service import RemoteIndex
 from agent_r1.tool.base import ToolCall, call_tool
 from agent_r1.tool.search import SearchTool
 from agent_r1.workspace import Workspace

@@ -19,9 +19,17 @@ from agent_r1.ground.errors import AgentR1Error
 from agent_r1.model.sampler import LocalPolicy, SamplerStats
 from agent_r1.training.run import stop_and_roll_back
 from agent_r1.training.run_dir import RunDir
-from agent_r1.watch.causes import BY_SIGN
+from agent_r1.watch.causes import BY_SIGN, CAUSES
 from agent_r1.watch.log import HOST_FREE, STEP_KEY
 from agent_r1.watch.sentinel import Sign, is_solved, new_signs, signs, solved_step
+from agent_r1_recipes.diagnose.causes import TESTS
+
+
+def test_each_cause_of_the_table_has_a_test_in_the_sentinel_or_in_diagnose():
+    names_of_diagnose = {name for _, name, _ in TESTS}
+    assert names_of_diagnose <= set(CAUSES)
+    without_sign = {cause.name for cause in CAUSES.values() if not cause.sign}
+    assert without_sign <= names_of_diagnose
 
 
 class EndingEnv(LetterEnv):
@@ -237,7 +245,9 @@ def test_a_leak_of_host_memory_is_named_before_it_ends_the_run():
     assert 30 <= sign.step <= 60 and not sign.collapse
     rate, left = map(
         float,
-        re.search(r"falls by (\d+) MiB per step, and ([\d.]+) GiB are left", sign.seen).groups(),
+        re.search(
+            r"falls by (\d+) MiB per step, and ([\d.]+) GiB are left", sign.evidence
+        ).groups(),
     )
     assert rate == pytest.approx(1.5 * 1024, rel=0.1) and left == pytest.approx(136, abs=10)
 
@@ -312,6 +322,6 @@ def test_a_penalty_that_costs_more_than_answers_earn_is_a_sign():
     columns = {"reward/em": [0.01] * 5, "reward/format": [-0.02] * 5}
     [sign] = new_signs(scored([-0.01] * 5, columns))
     assert (sign.name, sign.collapse) == ("penalty", False)
-    assert sign.seen == ("right answers earned 0.010 per episode, malformed endings cost 0.020")
+    assert sign.evidence == ("right answers earned 0.010 per episode, malformed endings cost 0.020")
     columns["reward/em"] = [0.03] * 5
     assert new_signs(scored([0.01] * 5, columns)) == []

@@ -11,8 +11,8 @@ from functools import cache
 import pytest
 from families import Family, family_of, packaged_templates, tokenizer_of
 
-from agent_r1.chat.facts import make_studied_chat
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.tokenizer import make_studied_chat
 from agent_r1.ground.errors import AgentR1Error, ConfigError
 
 FAMILIES = ("llama3", "qwen2_5_vl", "gemma4", "lfm2", "nemotron_3_nano", "muse_glimmer")

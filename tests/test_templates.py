@@ -19,7 +19,6 @@ from conftest import ScriptedPolicy, fails_with, question_row, task
 from families import Family, family_of, packaged_templates, tokenizer_of
 from tokenizers import AddedToken
 
-from agent_r1.chat.facts import make_studied_chat, study
 from agent_r1.chat.fit import (
     check_dialect,
     choose,
@@ -30,7 +29,7 @@ from agent_r1.chat.fit import (
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.probe import examine
 from agent_r1.chat.renderer import renderer_of
-from agent_r1.chat.tokenizer import CHAT_TEMPLATE, train_tokenizer
+from agent_r1.chat.tokenizer import CHAT_TEMPLATE, make_studied_chat, train_tokenizer
 from agent_r1.chat.tools_template import tools_template
 from agent_r1.config.settings import EnvConfig
 from agent_r1.core import Observation, Sampling, StopReason
@@ -120,8 +119,8 @@ def differences(chat: ChatFormat, results: bool, seed: int, count: int) -> list[
             shown = [dict(m) for m in reply]
             if number:
                 turn = {"role": "assistant", "content": f"I said {number}"}
-                if answers and study(chat.template).needs_call:
-                    turn = study(chat.template).turn(names, {"words": f"I said {number}"})
+                if answers and chat.template.needs_call:
+                    turn = chat.template.turn_with_calls(names, {"words": f"I said {number}"})
                     for place, message in enumerate(shown):
                         message["name"] = "look_up"
                         message["tool_call_id"] = turn["tool_calls"][place]["id"]
@@ -158,7 +157,7 @@ def verdicts(tokenizer) -> tuple[dict[str, str], str]:
 
 
 def assert_nothing_differs(tokenizer, found: dict[str, str], count: int) -> None:
-    chat = ChatFormat(tokenizer)
+    chat = make_studied_chat(tokenizer)
     for results in {dialect_of(EnvConfig(name=name)).system_prompt({}) is None for name in found}:
         assert differences(chat, results, seed=1, count=count) == []
 
@@ -395,9 +394,9 @@ def test_a_template_that_breaks_an_assumption_is_exact_or_refused(name, kind):
         with fails_with(wanted):
             check_dialect(make_studied_chat(tokenizer), EnvConfig(), True, use_cache=False)
         return
-    sentence = check_dialect(ChatFormat(tokenizer), EnvConfig(), True, use_cache=False)
+    sentence = check_dialect(make_studied_chat(tokenizer), EnvConfig(), True, use_cache=False)
     assert sentence.startswith("exact") and (wanted == "exact" or wanted in sentence)
-    assert differences(ChatFormat(tokenizer), True, seed=2, count=25) == []
+    assert differences(make_studied_chat(tokenizer), True, seed=2, count=25) == []
 
 
 def test_only_a_template_that_copies_keeps_its_skeletons():
@@ -408,13 +407,13 @@ def test_only_a_template_that_copies_keeps_its_skeletons():
     assert only_copies(CHAT_TEMPLATE) and only_copies(tools_template())
     for name in ("trimmed", "compared", "through a macro", "message as a whole", "cut"):
         assert not only_copies(SYNTHETIC[name][0]), name
-    ours = ChatFormat(train_tokenizer(["Oslo"], 300)).template
-    assert ours.facts.copies and study(ours).needs_call is False
+    ours = make_studied_chat(train_tokenizer(["Oslo"], 300)).template
+    assert ours.copies and ours.needs_call is False
 
 
 def test_a_turn_is_closed_once():
     """By the next role's token, where the template has none for the end of a turn."""
-    chat = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC["next role closes"][0]))
+    chat = make_studied_chat(tokenizer_of(KINDS["bytes"], SYNTHETIC["next role closes"][0]))
     result = [{"role": "tool", "content": "r"}]
     user, observation = (chat.control_ids[token] for token in ("<|u|>", "<|o|>"))
     assert {user, observation} <= set(chat.stop_ids) and chat.turn_end_id == user
@@ -427,7 +426,7 @@ def test_a_turn_is_closed_once():
 
 
 def test_llama_may_end_a_turn_with_its_other_token():
-    chat = ChatFormat(tokenizer_of(family_of("llama3_2"), TRL["llama3_2"]))
+    chat = make_studied_chat(tokenizer_of(family_of("llama3_2"), TRL["llama3_2"]))
     result = [{"role": "tool", "content": "r"}]
     for end in ("<|eot_id|>", "<|eom_id|>"):
         assert chat.control_ids[end] in chat.stop_ids
@@ -442,7 +441,7 @@ def test_llama_may_end_a_turn_with_its_other_token():
     "name", ["lower case", "one line", "trimmed", "upper case", "result as JSON"]
 )
 def test_a_content_that_is_changed_makes_no_control_token(name, hostile):
-    chat = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC[name][0]))
+    chat = make_studied_chat(tokenizer_of(KINDS["bytes"], SYNTHETIC[name][0]))
 
     def controls(text: str) -> list[int]:
         ids = chat.prompt_ids([{"role": "user", "content": text}])
@@ -496,14 +495,14 @@ def test_an_episode_has_the_templates_tokens(template, dialect):
         assert number == 0 or expected[-len(new) - 1] in chat.ends.closing  # closed once
         turn = {"role": "assistant", "content": "I call."}
         replies = spoken.responses([call], [ToolResult(' Oslo:\n"one" \\ <two>\n')], tools)
-        if study(chat.template).needs_call:
-            turn = study(chat.template).turn(["look_up"])
-            replies = study(chat.template).results(replies, ["look_up"])
+        if chat.template.needs_call:
+            turn = chat.template.turn_with_calls(["look_up"])
+            replies = chat.template.results_of_calls(replies, ["look_up"])
         messages += [turn, *replies]
 
 
 def test_the_template_that_showed_the_tools_writes_their_results():
-    chat = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC["named"][0]))
+    chat = make_studied_chat(tokenizer_of(KINDS["bytes"], SYNTHETIC["named"][0]))
     result = [{"role": "tool", "content": "r"}]
     assert "<tool_response>" in chat.decode(chat.continuation_ids(result)[1:])
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}, *result]
@@ -518,7 +517,7 @@ def test_the_template_that_showed_the_tools_writes_their_results():
 def test_auto_takes_the_first_dialect_that_reads_the_template():
     assert list(template_dialects())[:1] == ["hermes"]
     for name, dialect in EXACT.items():
-        chat = ChatFormat(tokenizer_of(family_of(name), TRL[name]))
+        chat = make_studied_chat(tokenizer_of(family_of(name), TRL[name]))
         if dialect == "react":
             with fails_with("unfitting_dialect"):
                 choose(chat)
@@ -527,7 +526,7 @@ def test_auto_takes_the_first_dialect_that_reads_the_template():
 
 
 def test_a_refusal_names_the_dialect_that_fits():
-    chat = ChatFormat(tokenizer_of(family_of("qwen3_5_think"), TRL["qwen3_5_think"]))
+    chat = make_studied_chat(tokenizer_of(family_of("qwen3_5_think"), TRL["qwen3_5_think"]))
     with pytest.raises(ConfigError, match="set env.name=qwen3_coder"):
         check_dialect(chat, EnvConfig(), True, use_cache=False)
     assert "<parameter=query>\n007\n" in render_call(chat)
@@ -535,7 +534,7 @@ def test_a_refusal_names_the_dialect_that_fits():
 
 def test_a_result_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    chat = ChatFormat(tokenizer_of(KINDS["bytes"], chatml()))
+    chat = make_studied_chat(tokenizer_of(KINDS["bytes"], chatml()))
     first = check_dialect(chat, EnvConfig(), True)
     (file,) = tmp_path.rglob("*.json")
     assert check_dialect(chat, EnvConfig(), True) == first
@@ -546,12 +545,12 @@ def test_a_result_is_kept_and_a_broken_file_ignored(tmp_path, monkeypatch):
         assert check_dialect(chat, EnvConfig(), True) == first
     check_dialect(chat, EnvConfig(), False)
     check_dialect(chat, EnvConfig(name="react"), True)
-    other = ChatFormat(tokenizer_of(KINDS["bytes"], chatml("{{ m.content | trim }}")))
+    other = make_studied_chat(tokenizer_of(KINDS["bytes"], chatml("{{ m.content | trim }}")))
     check_dialect(other, EnvConfig(), True)
     assert len(list(tmp_path.rglob("*.json"))) == 4
     monkeypatch.setenv("XDG_CACHE_HOME", str(file))  # a file, so nothing can be written below it
     assert check_dialect(chat, EnvConfig(), True) == first
-    refused = ChatFormat(tokenizer_of(KINDS["bytes"], SYNTHETIC["numbered"][0]))
+    refused = make_studied_chat(tokenizer_of(KINDS["bytes"], SYNTHETIC["numbered"][0]))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for _ in range(2):
         with fails_with("template_not_exact"):

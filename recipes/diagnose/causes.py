@@ -1,9 +1,9 @@
 """Name likely causes of a run that does not learn, with evidence from its files.
 
-In: `Evidence`. Out: `Finding`s, proofs first. A proof is a single exception to what holds in every
-correct run. All other causes compare figures with limits, and can be wrong. Therefore at most one
-of them is named, and none next to a proof. The limits were chosen on seed 0 of recipes/museum and
-on half of the own tasks in tests/own_tasks.zip. The names and remedies are in the core's table
+In: `Evidence`. Out: `Sign`s of causes, proofs first. A proof is a single exception to what holds in
+every correct run. All other causes compare figures with limits, and can be wrong. Therefore at most
+one of them is named, and none next to a proof. The limits were chosen on seed 0 of recipes/museum
+and on half of the own tasks in tests/own_tasks.zip. The names and remedies are in the core's table
 (watch/causes.py), which the sentinel shares. A new cause is a row there and one of TESTS.
 """
 
@@ -12,9 +12,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from agent_r1 import CAUSES, signs
+from agent_r1 import Sign, signs
 from agent_r1_recipes.diagnose.files import SPAN, Episode, Evidence, mean
 
 MAX_GAP = 0.05
@@ -32,33 +31,22 @@ Observation = str | None
 """What the files show, in words; None for nothing."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """A cause that the files show."""
-
-    cause: str
-    evidence: str
-    remedy: str
-    proof: bool = False
-    """Whether the files contradict a rule of every correct run."""
-
-
-def findings(e: Evidence) -> list[Finding]:
+def findings(e: Evidence) -> list[Sign]:
     """List all proofs; without one, the first cause that is likely."""
     proofs = []
     likely = []
     for test, name, is_proof in TESTS:
         observation = test(e)
         if observation:
-            finding = Finding(name, observation, CAUSES[name].remedy, is_proof)
+            sign = Sign.of(name, observation, is_proof)
             if is_proof:
-                proofs.append(finding)
+                proofs.append(sign)
             else:
-                likely.append(finding)
+                likely.append(sign)
     return proofs or (likely + sign_findings(e))[:1]
 
 
-def sign_findings(e: Evidence) -> list[Finding]:
+def sign_findings(e: Evidence) -> list[Sign]:
     """List what the sentinel sees at the end of a run of Agent-R1."""
     results = []
     if e.source != "Agent-R1":
@@ -75,7 +63,7 @@ def sign_findings(e: Evidence) -> list[Finding]:
             sign.name == "zero: no call" and not has_tools(e)
         ):
             continue
-        results.append(Finding(sign.cause, sign.seen, sign.first))
+        results.append(sign)
     return results
 
 

@@ -38,10 +38,10 @@ def diagnose(a: Namespace) -> None:
     for symptom in symptoms(evidence):
         say(f"  {symptom}")
     causes = findings(evidence)
-    for number, finding in enumerate(causes, 1):
-        certainty = "certain" if finding.proof else "likely"
-        say(f"\n{number}. {finding.cause} ({certainty})")
-        say(f"   seen: {finding.evidence}\n   try:  {finding.remedy}")
+    for number, sign in enumerate(causes, 1):
+        certainty = "certain" if sign.is_proof else "likely"
+        say(f"\n{number}. {sign.cause.name} ({certainty})")
+        say(f"   seen: {sign.evidence}\n   try:  {sign.cause.remedy}")
     if not causes:
         print("\nthese files show no known cause. They cannot show:")
         for limit in CANNOT:

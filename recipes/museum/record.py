@@ -147,7 +147,7 @@ def table(recordings: Path) -> str:
         sign_names = [
             sorted({sign.name for sign in signs(run.lines) if not sign.over}) for run in runs
         ]
-        cause_names = [[finding.cause for finding in findings(run)][:1] for run in runs]
+        cause_names = [[sign.cause.name for sign in findings(run)][:1] for run in runs]
         figures = map(_spread, (greedy_scores, sampled_scores, differences, test))
         cells = [
             f"`{name}`",
@@ -181,7 +181,7 @@ def confusion(recordings: Path, held_back: bool) -> str:
         for folder in sorted(recordings.glob(f"{name}-s*")):
             if folder.name.endswith("-s0") == held_back:
                 continue
-            cause_names = [finding.cause for finding in findings(read_evidence(folder))]
+            cause_names = [sign.cause.name for sign in findings(read_evidence(folder))]
             row = counts["a cause that can be seen" if exhibit.cause else "no such cause"]
             verdict = (
                 "first"

@@ -98,11 +98,10 @@ AUTHORS = {
     "search.index": ("Hit",),
     "watch.tokens": ("episode_fault",),
     "training.advantages": ("Estimator", "gae", "standardize", "whiten"),
-    "watch.causes": ("CAUSES",),
     "chat.tools_template": ("tools_template",),
     "training.parts": ("make_estimator",),
     "training.prefix_tree": ("micro_batches_of",),
-    "watch.sentinel": ("signs",),
+    "watch.sentinel": ("Sign", "signs"),
     "training.settings": ("ColdStartConfig",),
 }
 """Module -> further names for authors of recipes (CONTRIBUTING.md)."""

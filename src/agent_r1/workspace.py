@@ -36,7 +36,7 @@ from agent_r1.data.source import SPLITS, source_of
 from agent_r1.data.storage import Passage, copy_data, read_corpus, read_manifest, read_rows, verify
 from agent_r1.env import Dialect, dialect_of, wants_answers
 from agent_r1.ground import hub
-from agent_r1.ground.errors import AgentR1Error, ConfigError, extra
+from agent_r1.ground.errors import AgentR1Error, ConfigError
 from agent_r1.ground.files import home, make_once, write_whole, writing
 from agent_r1.ground.machine import available_memory
 from agent_r1.ground.ui import say
@@ -45,7 +45,7 @@ from agent_r1.tool import BaseTool, make_tools
 
 if TYPE_CHECKING:
     from agent_r1.search.index import PassageIndex
-    from agent_r1.search.service import RemoteIndex
+    from agent_r1.search.remote import RemoteIndex
 
 
 @dataclass(frozen=True)
@@ -160,24 +160,18 @@ class Workspace:
 
     # ----------------------------------------------------------------------------------- make, open
 
-    def make_data(self, release: str | None = None) -> None:
+    def make_data(self, release: Path | None = None, origin: str = "") -> None:
         """Make questions and passages (stage), or copy released ones.
 
-        `release`: a folder, or OWNER/NAME on the hub.
+        Args:
+            release: The folder that `data/release.py` found.
+            origin: Where the release is from, for the line that is printed.
         """
         config, source = self.config, source_of(self.config.data)
-        folder, title = None, source.title(config.data)
-        if release:
-            from agent_r1.data.release import find_release
-
-            folder, title = (
-                find_release(release, config.data, config.seed, config.env.name),
-                f"from {release}",
-            )
 
         def make(part: Path) -> str:
-            if folder:
-                return source.summary(config.data, copy_data(folder, part))
+            if release:
+                return source.summary(config.data, copy_data(release, part))
             from agent_r1.data.build import build
 
             manifest = build(
@@ -185,6 +179,7 @@ class Workspace:
             )
             return source.summary(config.data, manifest)
 
+        title = f"from {origin}" if release else source.title(config.data)
         stage(f"data: {title}", self.data, make)
         verify(self.data)
         by_split = {split: self.load_rows(split) for split in SPLITS}
@@ -291,23 +286,6 @@ class Workspace:
             env.tools, env=env, searcher=searcher, top_k=search.top_k, min_k=search.min_k
         )
 
-    def serve_index(self, host: str, port: int) -> None:
-        """Serve searches over this configuration's index until the process ends.
-
-        Raises AgentR1Error if it cannot.
-        """
-        with extra("serve", "the search service"):
-            import fastapi  # noqa: F401
-            import uvicorn  # noqa: F401
-        from agent_r1.search import service
-
-        with service.open_port(host, port) as listener:
-            index = self.load_index()
-            say(
-                f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)"
-            )
-            service.serve_search(index, listener)
-
     @property
     def dialect(self) -> Dialect:
         """Return the dialect of the configured environment."""
@@ -333,7 +311,7 @@ class Workspace:
         Raises AgentR1Error unless it has the index that this configuration would build, as far as
         it describes its index.
         """
-        from agent_r1.search.service import RemoteIndex
+        from agent_r1.search.remote import RemoteIndex
 
         config = self.config
         # Half of an episode's time: a caller that waits in vain should see this cause, not an

@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 from runs import main
 
-from agent_r1 import CAUSES, AgentR1Error
-from agent_r1_recipes.diagnose.causes import TESTS, findings, symptoms
+from agent_r1 import AgentR1Error
+from agent_r1_recipes.diagnose.causes import findings, symptoms
 from agent_r1_recipes.diagnose.files import read_evidence
 
 
@@ -21,14 +21,7 @@ def write(file: Path, records: list[dict]) -> None:
 
 
 def causes(folder: Path) -> list[str]:
-    return [finding.cause for finding in findings(read_evidence(folder))]
-
-
-def test_each_cause_of_the_table_has_a_test_here_or_in_the_sentinel():
-    names_here = {name for _, name, _ in TESTS}
-    assert names_here <= set(CAUSES)
-    without_sign = {cause.name for cause in CAUSES.values() if not cause.sign}
-    assert without_sign <= names_here
+    return [sign.cause.name for sign in findings(read_evidence(folder))]
 
 
 # ------------------------------------------------------------------------------------- our own runs

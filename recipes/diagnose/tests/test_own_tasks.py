@@ -64,7 +64,7 @@ def recorded(tmp_path_factory):
 
 
 def named(run: Path) -> list[str]:
-    return [finding.cause for finding in findings(read_evidence(run))]
+    return [sign.cause.name for sign in findings(read_evidence(run))]
 
 
 def test_every_run_is_recorded(recorded):

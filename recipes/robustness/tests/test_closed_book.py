@@ -173,7 +173,7 @@ def test_further_conditions_stand_in_the_card_and_in_the_report(home, capsys):
 def test_a_wrong_condition_is_refused_before_an_episode_is_played(home, monkeypatch, capsys):
     (home / "runs/grpo/eval.json").unlink()
     played = []
-    monkeypatch.setattr("agent_r1.evaluation.compare.evaluate", lambda *a, **b: played.append(a))
+    monkeypatch.setattr("agent_r1.evaluation.card.evaluate", lambda *a, **b: played.append(a))
     assert main("eval", "--run=grpo", 'trainer.eval_conditions=["passages many"]') == 2
     assert "needs a number from 1 to 99" in capsys.readouterr().err and not played
 

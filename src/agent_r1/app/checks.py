@@ -1,6 +1,7 @@
-"""Define a check of doctor: its facts, its finding, its row.
+"""Define a check of doctor: its facts and its row.
 
-Engines add rows (`engine.py`), so the words stand below both.
+Its finding is that of `ground/preflight.py`. Engines add rows (`engine.py`), so the words stand
+below both.
 """
 
 from __future__ import annotations
@@ -8,34 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from agent_r1.config import Config
-from agent_r1.ground.preflight import GpuHere
+from agent_r1.ground.preflight import Finding, GpuHere
 from agent_r1.ground.shapes import Shape
-
-Status = Literal["ok", "warn", "fail"]
-
-
-class Finding(NamedTuple):
-    """Hold what a test finds."""
-
-    status: Status
-    detail: str
-    remedy: str = ""
-    """empty if nothing needs doing, or if the remedy in `CHECKS` is the right one"""
-
-
-@dataclass(frozen=True)
-class Check:
-    """Hold the result of one check."""
-
-    name: str
-    status: Status
-    detail: str
-    """the finding"""
-    remedy: str = ""
-    """empty if nothing needs doing"""
 
 
 class Needs(NamedTuple):

@@ -257,13 +257,20 @@ def data(a: Namespace) -> None:
     config = config_of(a)
     from agent_r1.workspace import Workspace
 
-    Workspace(config).make_data(a.released)
+    paths = Workspace(config)
+    if a.released:
+        from agent_r1.data.release import find_release
+
+        folder = find_release(a.released, config.data, config.seed, config.env.name)
+        paths.make_data(folder, a.released)
+    else:
+        paths.make_data()
     if a.release:
         from agent_r1.data.release import release
         from agent_r1.evaluation.provenance import data_facts
         from agent_r1.ground.ui import say
 
-        release(Workspace(config).data, a.release, data_facts(config))
+        release(paths.data, a.release, data_facts(config))
         say(f"  released in {a.release}: read its README.md before you publish it")
 
 
@@ -657,9 +664,9 @@ def tools(a: Namespace) -> int:
     flag("--table", "print the training rows with one token per line"),
 )  # fmt: skip
 def try_by_hand(a: Namespace) -> None:
-    from agent_r1.app import stages
+    from agent_r1.app.by_hand import run_by_hand
 
-    stages.run_by_hand(config_of(a), a.split, a.index, a.table)
+    run_by_hand(config_of(a), a.split, a.index, a.table)
 
 
 @command(
@@ -680,9 +687,10 @@ def search_server(a: Namespace) -> None:
     # PyTorch and FAISS would each use every core for a few queries, and slow down trainers and
     # vLLM. Both read this variable when they are imported.
     os.environ.setdefault("OMP_NUM_THREADS", str(min(16, cores())))
+    from agent_r1.search.service import serve_index
     from agent_r1.workspace import Workspace
 
-    Workspace(config).serve_index(a.host, a.port)
+    serve_index(Workspace(config).load_index, a.host, a.port)
 
 
 @command(

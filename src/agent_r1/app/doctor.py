@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from agent_r1.app.checks import BY_TEST, Check, CheckRow, Facts, Finding, Status
+from agent_r1.app.checks import BY_TEST, CheckRow, Facts
 from agent_r1.app.engine import engine_of
 from agent_r1.config import Config
 from agent_r1.ground import machine, preflight
@@ -32,7 +32,7 @@ from agent_r1.ground.machine import (
     raise_file_limit,
     torch_sees_gpu,
 )
-from agent_r1.ground.preflight import GpuHere, gpus_here, suggest_preset
+from agent_r1.ground.preflight import Finding, GpuHere, Status, gpus_here, suggest_preset
 from agent_r1.ground.ui import say
 from agent_r1.ground.units import GIB
 
@@ -56,7 +56,12 @@ BUSY = 1.5
 """Programs that want to run per core (the average of a minute), above which a run has to wait."""
 VERSION_LIMIT = 4
 """Untested versions that a line names; it counts the others."""
-STYLES: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+STYLES: dict[Status, str] = {
+    "ok": "green",
+    "warn": "yellow",
+    "unknown": "yellow",
+    "fail": "bold red",
+}
 
 
 # --------------------------------------------------------------------------------------- the facts
@@ -363,38 +368,37 @@ LAST = CheckRow("preset", check_preset, BY_TEST)
 """Its remedy may point to "the packages above"."""
 
 
-def run_checks(config: Config) -> list[Check]:
-    """Check everything that a run of this configuration depends on. Never raises."""
+def run_checks(config: Config) -> list[tuple[str, Finding]]:
+    """Return a finding, by name, of each thing that a run depends on. Never raises."""
     facts = gather_facts(config)
     rows = [*CHECKS, *engine_of(config).checks, LAST]
-    return [run_check(row, facts) for row in rows if row.applies(facts)]
+    return [(row.name, run_check(row, facts)) for row in rows if row.applies(facts)]
 
 
-def run_check(row: CheckRow, facts: Facts) -> Check:
+def run_check(row: CheckRow, facts: Facts) -> Finding:
     finding = row.test(facts)
-    remedy = finding.remedy
-    if finding.status != "ok" and not remedy:
-        remedy = row.remedy
-    return Check(row.name, finding.status, finding.detail, remedy)
+    if finding.status != "ok" and not finding.remedy:
+        return finding._replace(remedy=row.remedy)
+    return finding
 
 
-def print_checks(checks: list[Check], console: Console | None = None) -> int:
+def print_checks(findings: list[tuple[str, Finding]], console: Console | None = None) -> int:
     """Print each check with its remedy in one line, and return the exit code.
 
     If a check failed, the code is 1 and the first failure is the last line on standard error.
     """
     if console is None:
         console = CleanConsole(highlight=False)
-    for check in checks:
-        line = Text(f"{check.status:4}", STYLES[check.status])
-        line.append(f"  {check.name}: {check.detail}", "default")
-        if check.remedy:
-            line.append(f"  -> {check.remedy}")
+    for name, finding in findings:
+        line = Text(f"{finding.status:4}", STYLES[finding.status])
+        line.append(f"  {name}: {finding.detail}", "default")
+        if finding.remedy:
+            line.append(f"  -> {finding.remedy}")
         console.print(line, soft_wrap=True)
-    failures = [check for check in checks if check.status == "fail"]
+    failures = [(name, finding) for name, finding in findings if finding.status == "fail"]
     if not failures:
         return 0
     console.file.flush()  # else the failure could come before the lines on standard output
-    first = failures[0]
-    say(f"{first.name}: {first.detail}; {first.remedy}", sys.stderr)
+    name, first = failures[0]
+    say(f"{name}: {first.detail}; {first.remedy}", sys.stderr)
     return 1

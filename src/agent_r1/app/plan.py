@@ -11,7 +11,6 @@ from pathlib import Path
 from agent_r1.app.engine import engine_of
 from agent_r1.config import Config, tables, to_yaml
 from agent_r1.data.source import source_of
-from agent_r1.data.splits import check_split_by
 from agent_r1.env import dialect_of
 from agent_r1.env.hermes import Hermes
 from agent_r1.ground import hub
@@ -53,7 +52,7 @@ def print_plan(
     workspace = Workspace(config)
     if not workspace.data.exists():
         source = source_of(config.data)
-        check_split_by(source, config.data)
+        source.check_split_by(config.data)
         source.check_settings(config.data, config.seed)
     episodes = config.cold_start.episodes
     if episodes and not workspace.start_model.exists() and not Path(episodes).is_file():

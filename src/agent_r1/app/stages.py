@@ -26,15 +26,13 @@ from typing import Any
 from agent_r1.app.engine import engine_of
 from agent_r1.app.own_code import check_own
 from agent_r1.chat.start import check_start_chat
-from agent_r1.chat.tokenizer import byte_chat
 from agent_r1.cold_start.stage import CLONED_COUNTS, check_start, make_cold_start
 from agent_r1.config import Config, from_yaml, tables
 from agent_r1.config.load import keep_stored
 from agent_r1.core import Row
-from agent_r1.env import add_class_tools, make_env
 from agent_r1.ground import hub
 from agent_r1.ground.device import resolve_device
-from agent_r1.ground.errors import AgentR1Error, ConfigError
+from agent_r1.ground.errors import AgentR1Error
 from agent_r1.ground.files import write_whole
 from agent_r1.ground.machine import set_threads
 from agent_r1.ground.ui import OnlyProgress, progress, say
@@ -193,7 +191,7 @@ def condition_card(card: Path, condition: str | None) -> Path:
 
 def print_change(run: RunDir, card: dict[str, Any], condition: str | None) -> None:
     """Print the paired difference to the evaluation before RL, if there is one."""
-    from agent_r1.evaluation.compare import compare_cards, print_comparison, read_card
+    from agent_r1.evaluation.card import compare_cards, print_comparison, read_card
 
     file = condition_card(run.card_before, condition)
     if file.is_file():
@@ -237,7 +235,7 @@ def run_eval(
         condition: Play all questions under it instead (recipes/robustness, such as `passages 4`).
         The card is a separate file next to `out`.
     """
-    from agent_r1.evaluation.compare import condition_of, full_card, play_rows, score_under
+    from agent_r1.evaluation.card import condition_of, full_card, play_rows, score_under
     from agent_r1.evaluation.evaluate import (
         calls_line,
         card_text,
@@ -340,7 +338,7 @@ def apply_conditions(
     `tools` are the agent's, so their index is loaded once. Raises ConfigError for a condition that
     the task does not know.
     """
-    from agent_r1.evaluation.compare import condition_of
+    from agent_r1.evaluation.card import condition_of
 
     return {
         text: condition_of(text).apply(config, rows, lambda: dict(tools))
@@ -376,52 +374,3 @@ def _backend(config: Config, model: Path) -> str:
         return "vllm"
     device, _ = resolve_device(config.trainer.device, config.trainer.dtype)
     return "vllm" if device == "cuda" else "local"
-
-
-def run_by_hand(config: Config, split: str, index: int, table: bool) -> None:
-    """Let a person play one episode: question `index` of `split`, from 0.
-
-    The tokens are those of the start model, or bytes if there is no model yet. `table` shows them
-    in a table. Raises ConfigError for an index outside the split.
-    """
-    from agent_r1.chat.tokenizer import load_chat
-    from agent_r1.inference.play import NO_LIMIT, play_by_hand
-
-    check_own(config)
-    paths = Workspace(config)
-    paths.make_task()
-    rows = paths.load_rows(split)
-    if not 0 <= index < len(rows):
-        raise ConfigError(
-            f"--index {index}: {split} has questions 0 to {len(rows) - 1}",
-            code="index_out_of_range",
-        )
-    rollout = config.rollout
-    limits = (
-        f"a turn has at most {rollout.max_tokens_per_turn} tokens (rollout.max_tokens_per_turn), "
-        f"an episode {rollout.max_context} (rollout.max_context)"
-    )
-    start = paths.start_model
-    if (start / "config.json").exists():
-        chat = load_chat(start)
-        say(f"as in training: {limits}, of the tokenizer in {start}")
-    else:
-        say(
-            f"{start} does not exist yet: each token is one byte here, and token limits are off. "
-            f"In training {limits}, of a tokenizer that `agent-r1 cold-start` makes"
-        )
-        chat = byte_chat()
-        # An episode of ten turns without limits fits into the context.
-        no_limits = {"max_context": 10 * NO_LIMIT, "max_tokens_per_turn": NO_LIMIT}
-        rollout = rollout.model_copy(update=no_limits)
-    tools = paths.load_tools()
-    agent_tools = add_class_tools(tools, config.env)
-    play_by_hand(
-        rows[index],
-        chat,
-        agent_tools,
-        rollout,
-        config.env,
-        lambda row: make_env(row, tools, config.env),
-        table,
-    )

@@ -7,7 +7,7 @@ model folder. The rest makes any template exact, or refuses it:
 - `template.py` renders a template, and hides control tokens in the contents
 - `guard.py` does so for what else a template prints: roles, names, tools
 - `renderer.py` gives a template a process of its own, because a stranger wrote it
-- `facts.py` studies how a template writes a turn
+- `study.py` studies how a template writes a turn
 - `probe.py` compares tokens
 - `fit.py` compares the calls of a template and a dialect
 - `start.py` checks the model that a run starts from

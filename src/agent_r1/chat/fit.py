@@ -22,13 +22,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from agent_r1.chat import facts as template_facts
 from agent_r1.chat import format as chat_format
 from agent_r1.chat import probe as template_probe
-from agent_r1.chat import template
-from agent_r1.chat.facts import check_tools, study
+from agent_r1.chat import study as template_study
+from agent_r1.chat import template as chat_template
 from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.probe import TOOLS
+from agent_r1.chat.study import StudiedTemplate, check_tools
 from agent_r1.config import tables
 from agent_r1.config.plugins import is_user_code
 from agent_r1.config.settings import EnvConfig
@@ -78,10 +78,12 @@ class _ProbeTool(BaseTool):
 def render_call(chat: ChatFormat) -> str | None:
     """Return a turn with a call as the template writes it, or None."""
     name = TOOLS[0]["function"]["name"]
-    turn = study(chat.template).turn([name], ARGUMENTS)
+    template = chat.template
+    assert isinstance(template, StudiedTemplate)  # `make_studied_chat` gives it one
+    turn = template.turn_with_calls([name], ARGUMENTS)
     try:
-        text = chat.template.render([QUESTION, turn], TOOLS, opens=False)
-        prompt = chat.template.render([QUESTION], TOOLS)
+        text = template.render([QUESTION, turn], TOOLS, opens=False)
+        prompt = template.render([QUESTION], TOOLS)
     except ConfigError:
         return None
     # Not within a control token: `<｜Assistant｜>` and a call's `<｜tool` share a beginning.
@@ -90,8 +92,9 @@ def render_call(chat: ChatFormat) -> str | None:
     if name not in text:
         return None
     # The turn without its end.
-    ends = [text.rfind(chat.decode([i])) for i in (*chat.stop_ids, *chat.ends.closing)]
-    return chat.turn_text([]) + text[: max(ends) if max(ends) >= 0 else len(text)]
+    end_ids = {*chat.stop_ids, *chat.ends.closing}
+    ends = [text.rfind(token) for token, index in chat.control_ids.items() if index in end_ids]
+    return chat.opening + text[: max(ends) if max(ends) >= 0 else len(text)]
 
 
 def reads(dialect: Dialect, turn: str) -> bool:
@@ -168,7 +171,6 @@ def check_fit(chat: ChatFormat, env: EnvConfig, tools: bool, use_cache: bool = T
 
     Raises ConfigError with the first difference and a remedy.
     """
-    study(chat.template)  # also if the result is known: the chat format needs the facts
     dialect = dialect_of(env)
     file = _cache_file(chat, env.name, dialect, tools)
     result = _read_result(file)
@@ -217,7 +219,7 @@ def _check_results(chat: ChatFormat, name: str, dialect: Dialect) -> None:
     tool = _ProbeTool()
     results = dialect.responses([ToolCall(tool.name, {})], [ToolResult("")], {tool.name: tool})
     try:
-        chat.continuation_ids(results, calls=[tool.name])
+        chat.template.continuation(results, calls=[tool.name])
     except ConfigError as error:
         own = sys.modules[type(dialect).__module__]
         remedy = "use a model with another template"
@@ -252,7 +254,7 @@ def _cache_file(chat: ChatFormat, name: str, dialect: Dialect, tools: bool) -> P
 @cache
 def _code(dialect: str) -> list[str]:
     """Return hashes of the code that computes the result."""
-    modules = [chat_format, template, template_facts, template_probe, sys.modules[__name__]]
+    modules = [chat_format, chat_template, template_study, template_probe, sys.modules[__name__]]
     files = [module.__file__ for module in modules]
     files.append(getattr(sys.modules.get(dialect), "__file__", None))
     return [hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in files if file]

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from agent_r1.chat.template import PLACEHOLDER, Template, control_tokens
+from agent_r1.chat.template import PLACEHOLDER, Template
 from agent_r1.chat.turn_ends import find_turn_ends
 from agent_r1.core import Message, Observation
 from agent_r1.ground.errors import ConfigError
@@ -54,7 +54,7 @@ class ChatFormat:
     def __init__(self, tokenizer, end_ids: Iterable[int] = (), template: type[Template] = Template):
         """Take `end_ids`, more tokens that end a turn of this model (`tokenizer.load_chat`).
 
-        `template`: how its chat template is rendered; `guard.py` has the way for a stranger's.
+        `template`: how its chat template is rendered; `study.py` has the way for a stranger's.
         """
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigError(
@@ -73,7 +73,9 @@ class ChatFormat:
         # ignores that until it is told otherwise, and so do we.
         self._backend.no_truncation()
         self._backend.no_padding()
-        self.control_ids = control_tokens(tokenizer)
+        self.template = template(tokenizer)
+        """The chat template, as `probe.py` compares it."""
+        self.control_ids = self.template.control_ids
         """Every special or added token that is no word of a text.
 
         Encoded data never contains one.
@@ -92,8 +94,6 @@ class ChatFormat:
         self._fence = plain[0] if plain else ""
         # Samples of one prompt share it, and often a tool's result.
         self._data_ids = functools.lru_cache(maxsize=1024)(self._encode_data)
-        self.template = template(tokenizer, self.control_ids)
-        """The chat template, as `probe.py` compares it."""
         self.turn_end_id = self._end_before("user")
         """The control token after an assistant turn in the template: `<|im_end|>` for Qwen. For GLM
         it is the token that begins the user's turn."""
@@ -106,8 +106,9 @@ class ChatFormat:
         self.stop_ids = self.ends.stop
         """Sampling one of these ends the turn, for every policy."""
         parts, _ = self.template.prompt([{"role": "user", "content": "?"}])
-        opening = "".join(p if isinstance(p, str) else self.decode([p]) for p in parts)
-        self._opening = re.search(r"(<think>\s*)?\Z", opening)[0]
+        prompt = "".join(self._spelling[p] if isinstance(p, int) else p for p in parts)
+        thought = re.search(r"<think>\s*\Z", prompt)
+        self.opening = thought[0] if thought else ""
         """The template's own beginning of each agent turn: `<think>` for some thinking models."""
 
     def _end_before(self, role: str) -> int:
@@ -200,9 +201,9 @@ class ChatFormat:
         """
         # A thinking model's prompt ends with `<think>`, so its turn begins after it.
         start = 0
-        if self._opening and text.startswith("<think>"):
+        if self.opening and text.startswith("<think>"):
             start = len("<think>")
-            rest = self._opening[start:]
+            rest = self.opening[start:]
             start += len(rest) if text.startswith(rest, start) else 0
         ids = self._encode_turn(text, start, dialect.tag_places(text))
         # Cloning a turn without its end token would teach the model never to end one.
@@ -255,7 +256,7 @@ class ChatFormat:
         """Decode a sampled turn, with the template's opening and without the end token."""
         # The end token is no text: `finish_reason` tells whether the turn ended by itself.
         has_end_token = bool(ids) and ids[-1] in self.stop_ids
-        return self._opening + self.decode(ids[:-1] if has_end_token else ids)
+        return self.opening + self.decode(ids[:-1] if has_end_token else ids)
 
     # --------------------------------------------------------------------------------------- inside
 

@@ -1,7 +1,7 @@
 """Keep the words next to the contents from becoming control tokens: roles, names, tools' schemas.
 
-In: what `template.py` renders. Out: the same, or a refusal. Next: `facts.py` opens each model's
-template with this guard.
+In: what `template.py` renders. Out: the same, or a refusal. Next: `study.py` studies
+each model's template with this guard.
 
 `template.py` hides control tokens in contents. A template prints more than those: the role of a
 message, the name of a call, the keys of a schema. Rows, models and servers of others fill them.

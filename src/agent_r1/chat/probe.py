@@ -17,8 +17,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from agent_r1.chat.facts import Study, study
 from agent_r1.chat.format import ChatFormat
+from agent_r1.chat.study import StudiedTemplate
 from agent_r1.chat.template import Template
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
@@ -103,7 +103,8 @@ def examine(chat: ChatFormat, results: bool, system: bool = True) -> str:
 
     Raises ConfigError for a difference.
     """
-    template_study = study(chat.template)
+    template = chat.template
+    assert isinstance(template, StudiedTemplate)  # `make_studied_chat` gives it one
     notes: list[str] = []
     conversations = [*WORDS, *(SYSTEM if system else ()), *(RESULTS if results else ())]
     contents = list(CONTENTS)
@@ -112,13 +113,17 @@ def examine(chat: ChatFormat, results: bool, system: bool = True) -> str:
         # the others two in turn.
         some = contents if conversation in (WORDS[0], RESULTS[0]) else contents[number::6]
         for name in some:
-            _compare(chat, template_study, conversation, name, notes)
-    notes += _exceptions(chat.template)
+            _compare(chat, template, conversation, name, notes)
+    notes += _exceptions(template)
     return f"exact but for {' and '.join(notes)}" if notes else "exact"
 
 
 def _compare(
-    chat: ChatFormat, study: Study, conversation: Conversation, name: str, notes: list[str]
+    chat: ChatFormat,
+    template: StudiedTemplate,
+    conversation: Conversation,
+    name: str,
+    notes: list[str],
 ) -> None:
     """Play a conversation both ways, with the content of that name in each message."""
     where = f"{conversation.title}, {name}"
@@ -133,25 +138,26 @@ def _compare(
         answers = sum(role == "tool" for role in roles)
         calls = [TOOLS[i % 2]["function"]["name"] for i in range(answers)]
         if number:
-            messages.append(_turn(study, number - 1, calls))
-        messages += study.results(reply, calls) if study.needs_call else reply
-        whole = chat.template.render(messages, tools)
+            messages.append(_turn(template, number - 1, calls))
+        messages += template.results_of_calls(reply, calls) if template.needs_call else reply
+        whole = template.render(messages, tools)
         template_ids = chat.tokenizer(whole, add_special_tokens=False)["input_ids"]
         if number == 0:
-            _same(chat, where, chat.prompt_ids(reply, tools), template_ids)
+            ours = chat.prompt_ids(reply, tools)
         else:
             ours = chat.continuation_ids(reply, calls=calls, tools=tools)
             # It begins with the token that ends the turn, and with nothing of the turn itself.
             ends = ours[0] in chat.control_ids.values()
-            _same(chat, where, ours, template_ids[-len(ours) :] if ends else [])
+            template_ids = template_ids[-len(ours) :] if ends else []
+        _same(chat, where, ours, template_ids)
         history.append(whole)
-        _check_history(chat.template, where, history, notes)
+        _check_history(template, where, history, notes)
 
 
-def _turn(study: Study, number: int, calls: list[str]) -> Message:
+def _turn(template: StudiedTemplate, number: int, calls: list[str]) -> Message:
     answer = _TURN_TEXT.format(number)
-    if calls and study.needs_call:
-        return study.turn(calls, {"query": answer})
+    if calls and template.needs_call:
+        return template.turn_with_calls(calls, {"query": answer})
     return {"role": "assistant", "content": answer}
 
 

@@ -19,7 +19,6 @@ import datetime
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from agent_r1.chat.renderer import RenderError, renderer_of
@@ -37,40 +36,23 @@ _BESIDE_DATA = re.compile(f"(<[^<>\\s]+>)\\s*(?={_OPEN})|(?<=[{_CLOSE}{TURN}])\\
 Skeleton = tuple[list[int | str], list[str]]
 """Control ids and text runs with placeholders; and the text of each placeholder."""
 Tools = Sequence[dict[str, Any]] | None
+Record = Callable[[list[Message], Sequence[str]], tuple[list[Message], str]]
+"""Maps results and the names of their calls to a conversation with those calls. The second value is
+the text between the turn and its end."""
 Calls = tuple[str, ...] | None
 """Names of the calls of the turn before the messages; None before the first turn."""
 
 MOST_SKELETONS = 256
 """Shapes of conversations that are kept: one for each number of messages, and set of tools."""
 OUR_SOURCES: set[str] = set()
-"""Templates that came with this project (`tokenizer.py`). Any other is a stranger's program, and is
-rendered in a process of its own (`renderer.py`)."""
-_NOW = datetime.datetime.now()
+"""Templates that came with this project (`tokenizer.py`), which only copy contents. Any other is a
+stranger's program, and is rendered in a process of its own (`renderer.py`)."""
+NOW = datetime.datetime.now()
 """One date for the whole process: the prompt of a long run must not change at midnight."""
 
 
 def _any_of(words: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(re.escape(word) for word in sorted(words, key=len, reverse=True)))
-
-
-@dataclass(frozen=True)
-class Facts:
-    """What `facts.py` found out about a template. Without it, the safe values."""
-
-    copies: bool = False
-    """Whether the first way of the module's docstring is right."""
-    record: Callable[[list[Message], Sequence[str]], tuple[list[Message], str]] | None = None
-    """Set for a template that reads a result only after a call in structured form. It maps results
-    and the names of their calls to a conversation, and to the text between the turn and its end."""
-
-
-KNOWN_FACTS: dict[tuple[str, ...], Facts] = {}
-"""`template_key` -> facts of a template."""
-
-
-def template_key(source: Any, control_tokens: Iterable[str]) -> tuple[str, ...]:
-    """Identify a template by its source and the vocabulary's control tokens."""
-    return str(source), *sorted(control_tokens)
 
 
 _WORDS = re.compile(
@@ -96,23 +78,22 @@ def control_tokens(tokenizer: Any) -> dict[str, int]:
 
 
 class Template:
-    """The chat template of a tokenizer."""
+    """The chat template of a tokenizer. `study.py` finds out what a stranger's needs."""
 
-    def __init__(self, tokenizer: Any, control_ids: dict[str, int]):
+    def __init__(self, tokenizer: Any):
         self.tokenizer = tokenizer
-        self.control_ids = control_ids
-        self.control = _any_of(control_ids)
+        self.control_ids = control_tokens(tokenizer)
+        self.control = _any_of(self.control_ids)
         self.source = tokenizer.chat_template
         """One template, or several by name, such as `default` and `tool_use`."""
-        self.key = template_key(self.source, control_ids)
-        self.guard_pattern = _any_of({*control_ids, *self._tags_next_to_data()})
+        self.copies = isinstance(self.source, str) and self.source in OUR_SOURCES
+        """Whether the first way of the module's docstring is right. False is safe."""
+        self.record: Record | None = None
+        """Set for a template that reads a result only after a call in structured form."""
+        self.guard_pattern = _any_of({*self.control_ids, *self._tags_next_to_data()})
         """What data must not spell: control tokens, and the tags around data in the template."""
         self.hidden = re.compile(f"{self.guard_pattern.pattern}|[{_OPEN}{_CLOSE}{TURN}]")
         self._skeletons: dict[tuple[Any, ...], Skeleton] = {}
-
-    @property
-    def facts(self) -> Facts:
-        return KNOWN_FACTS.get(self.key, Facts())
 
     # ---------------------------------------------------------------------------------- one render
 
@@ -136,7 +117,7 @@ class Template:
             special = {
                 name: _text(value) for name, value in self.tokenizer.special_tokens_map.items()
             }
-            return renderer_of(source, _NOW).render(
+            return renderer_of(source, NOW).render(
                 **special, messages=messages, tools=tools, documents=None, **words
             )
         except (RenderError, ValueError) as error:  # ValueError: no template for this purpose
@@ -145,11 +126,6 @@ class Template:
                 "an instruct model with another template",
                 code="broken_template",
             ) from None
-
-    @property
-    def copies(self) -> bool:
-        """Whether the template copies contents without looking at them; False if unknown."""
-        return isinstance(self.source, str) and renderer_of(self.source, _NOW).only_copies()
 
     @property
     def model(self) -> str:
@@ -183,7 +159,7 @@ class Template:
 
         `calls`: names of the calls that `messages` answer.
         """
-        if not (self.facts.record and _have_results(messages)):
+        if not (self.record and _have_results(messages)):
             return self._fill_skeleton(messages, tools, ())
         names = [name or "unknown" for name in calls] or [m.get("name", "tool") for m in messages]
         return self._fill_skeleton(messages, tools, tuple(names))
@@ -199,7 +175,7 @@ class Template:
         parts, tool_texts = self._skeletons[key]
         plain_copy = parts, [*tool_texts, *contents]
         # Not if a content is empty: `content or ''` is a copy, `if content` is not.
-        if self.facts.copies and all(contents):
+        if self.copies and all(contents):
             return plain_copy
         hidden_tools, texts = self._hide_tools(tools)
         hidden_contents = [self._hide(content, texts) for content in contents]
@@ -283,8 +259,8 @@ class Template:
         turn = {"role": "assistant", "content": TURN}
         conversation = [{"role": "user", "content": "?"}, turn, *messages]
         turn_end = ""
-        if calls and self.facts.record:
-            conversation, turn_end = self.facts.record(messages, calls)
+        if calls and self.record:
+            conversation, turn_end = self.record(messages, calls)
         _, mark, after = self.render(conversation, tools).rpartition(TURN)
         if not mark:
             raise self.drops("assistant")

@@ -28,9 +28,9 @@ from typing import Any
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from agent_r1.chat.facts import check_tools, make_studied_chat
 from agent_r1.chat.format import ChatFormat
-from agent_r1.chat.template import KNOWN_FACTS, OUR_SOURCES, Facts, template_key
+from agent_r1.chat.study import StudiedTemplate, check_tools
+from agent_r1.chat.template import OUR_SOURCES
 from agent_r1.chat.tools_template import tools_template
 from agent_r1.ground import bounds
 from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
@@ -85,9 +85,8 @@ CHAT_TEMPLATE = """\
 """
 
 
-# A test studies it; each other template is studied when its model is loaded.
+# A test shows that they only copy contents.
 OUR_SOURCES.update((CHAT_TEMPLATE, tools_template()))
-KNOWN_FACTS[template_key(CHAT_TEMPLATE, (*SPECIAL, *TAG_TOKENS))] = Facts(copies=True)
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -123,7 +122,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenize
 
 def byte_chat() -> ChatFormat:
     """Make the tiny model's chat format without a trained tokenizer: a byte is a token."""
-    return ChatFormat(train_tokenizer([], 256 + len(SPECIAL) + len(TAG_TOKENS)))
+    return make_studied_chat(train_tokenizer([], 256 + len(SPECIAL) + len(TAG_TOKENS)))
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
@@ -197,9 +196,15 @@ def load_chat(folder: Path) -> ChatFormat:
             f"{path} cannot be read ({first_line(error)}); make or download the model again",
             code="damaged_model",
         ) from None
+    tokenizer = load_tokenizer(folder)
     # A None in it, where no file names an id, is no stop (`ChatFormat`).
     end_ids: list[Any] = ends if isinstance(ends, list) else [ends]
-    return make_studied_chat(load_tokenizer(folder), end_ids)
+    return make_studied_chat(tokenizer, end_ids)
+
+
+def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
+    """Make a chat format whose template is studied. Raises ConfigError for an unusable one."""
+    return ChatFormat(tokenizer, end_ids, StudiedTemplate)
 
 
 def chat_with_tools(folder: Path) -> ChatFormat:

@@ -10,7 +10,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-from agent_r1.app.checks import BY_TEST, CheckRow, Facts, Finding
+from agent_r1.app.checks import BY_TEST, CheckRow, Facts
 from agent_r1.app.doctor import CACHES
 from agent_r1.app.local_engine import SMALLEST
 from agent_r1.cluster import plan
@@ -20,6 +20,7 @@ from agent_r1.ground import preflight
 from agent_r1.ground.errors import first_line
 from agent_r1.ground.files import home
 from agent_r1.ground.machine import flash_attn_error, installed
+from agent_r1.ground.preflight import Finding
 from agent_r1.ground.shapes import Shape
 from agent_r1.ground.units import GIB
 
@@ -83,10 +84,7 @@ def check_attention(facts: Facts) -> Finding:
 
 def check_compiler(facts: Facts) -> Finding:
     """Check what Triton builds its kernels with, as `preflight.py` does before an installation."""
-    status, detail, remedy = preflight.check_compiler(sysconfig.get_path("include"))
-    if status == "ok":
-        return Finding("ok", detail)
-    return Finding("fail", detail, remedy)
+    return preflight.check_compiler(sysconfig.get_path("include"))
 
 
 def check_shm(facts: Facts) -> Finding:

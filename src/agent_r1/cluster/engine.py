@@ -9,11 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent_r1.app.checks import Finding, Needs
+from agent_r1.app.checks import Needs
 from agent_r1.app.local_engine import LOCAL
 from agent_r1.cluster import doctor, plan
 from agent_r1.config import Config
 from agent_r1.ground.errors import ConfigError, extra
+from agent_r1.ground.preflight import Finding
 from agent_r1.ground.shapes import check_context
 from agent_r1.training import plan_local
 

@@ -15,7 +15,6 @@ import pyarrow as pa
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.prompts import messages
 from agent_r1.data.source import source_of
-from agent_r1.data.splits import check_split_by
 from agent_r1.data.storage import make_folder, write_corpus, write_rows
 from agent_r1.ground.errors import AgentR1Error, first_line
 
@@ -34,7 +33,7 @@ def build(
     `out` exists or cannot be written.
     """
     source = source_of(config)
-    check_split_by(source, config)
+    source.check_split_by(config)
 
     def write(folder: Path) -> dict[str, Any]:
         questions_by_split = source.make(config, seed)

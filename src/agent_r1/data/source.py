@@ -15,6 +15,7 @@ from typing import Any
 from agent_r1.config import tables
 from agent_r1.config.settings import DataConfig
 from agent_r1.data.storage import Passage
+from agent_r1.ground.errors import ConfigError
 
 SPLITS = ("train", "val", "test")
 
@@ -55,6 +56,15 @@ class Source(ABC):
     def is_one_file(self, config: DataConfig) -> bool:
         """Return whether the splits are parts of one file."""
         return False
+
+    def check_split_by(self, config: DataConfig) -> None:
+        """Raise ConfigError if `data.split_by` would have no effect: only one file is divided."""
+        if config.split_by != "auto" and not self.is_one_file(config):
+            raise ConfigError(
+                f"data.split_by={config.split_by} divides one file of questions, and the splits of "
+                f"{config.source or config.name} are made already; leave it out, or give one file",
+                code="splits_are_made",
+            )
 
     def title(self, config: DataConfig) -> str:
         """Name the origin of the questions."""

@@ -111,18 +111,6 @@ class RecordSource(Source):
         )
 
 
-def check_split_by(source: Source, config: DataConfig) -> None:
-    """Raise ConfigError if `data.split_by` would have no effect: only one file is divided."""
-    if config.split_by == "auto":
-        return
-    if not isinstance(source, RecordSource) or not source.is_one_file(config):
-        raise ConfigError(
-            f"data.split_by={config.split_by} divides one file of questions, and the splits of "
-            f"{config.source or config.name} are made already; leave it out, or give one file",
-            code="splits_are_made",
-        )
-
-
 def different(records: list[Any], omissions: list[str], held_out: Iterable[Any] = ()) -> list[Any]:
     """Keep records whose questions are new, here and in `held_out`; name the others in `omissions`.
 

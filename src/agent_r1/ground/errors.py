@@ -7,6 +7,10 @@ Any other exception on the command line is a bug of ours and keeps its traceback
 import difflib
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class AgentR1Error(Exception):
@@ -63,6 +67,12 @@ def extra(name: str, what: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """Return the first line of a library's message, or else the exception's name."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+
+
+def first_invalid(error: "ValidationError") -> str:
+    """Describe where and why a message has another form, without repeating what was sent."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -9,7 +9,7 @@
 In: the machine, as nvidia-smi, ldconfig and the file system describe it. Out: the choice in two
 lines, or a line per check and exit code 1 if one failed. It needs Python 3.8 and its standard
 library, nothing else, and takes seconds. A check that could not tell says so and never stops a run.
-`doctor.py`, which runs after the installation, uses the checks of GPUs and compiler from here.
+`doctor.py`, which runs after the installation, uses `Finding` and some checks from here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import sys
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Tuple
+from typing import Literal, NamedTuple, Tuple
 from urllib.parse import urlsplit
 
 DRIVER = 580
@@ -63,8 +63,17 @@ PLANS = (
 """(name in `hardware.GPUS`, pattern of nvidia-smi's name, least GiB); the first that fits."""
 COMPAT = "/usr/local/cuda-13.0/compat"
 
-Finding = Tuple[str, str, str]
-"""Status (ok, warn, fail, unknown), what was seen, and the remedy."""
+Status = Literal["ok", "warn", "fail", "unknown"]
+
+
+class Finding(NamedTuple):
+    """Hold what a check of the machine found. `doctor` uses this class, too."""
+
+    status: Status
+    detail: str
+    """what was seen"""
+    remedy: str = ""
+    """empty if nothing needs doing"""
 
 
 def output(*command: str) -> str:
@@ -213,14 +222,15 @@ def check_cards() -> Finding:
     """Check that a GPU preset can use GPUs of this kind and size."""
     gpus = gpus_here()
     if not gpus and has_amd_gpu():
-        return "fail", "a GPU of AMD", "rent one of NVIDIA, or use --preset discover on the CPU"
+        remedy = "rent one of NVIDIA, or use --preset discover on the CPU"
+        return Finding("fail", "a GPU of AMD", remedy)
     if not gpus:
-        return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
+        return Finding("unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}")
     lacks = [reason for reason in lacks_for_gpus(gpus) if not reason.startswith("driver")]
     if lacks:
         remedy = "use --preset discover on the CPU, or another GPU"
-        return "fail", f"{list_gpus(gpus)}; a GPU preset needs {'; '.join(lacks)}", remedy
-    return "ok", list_gpus(gpus), ""
+        return Finding("fail", f"{list_gpus(gpus)}; a GPU preset needs {'; '.join(lacks)}", remedy)
+    return Finding("ok", list_gpus(gpus))
 
 
 def check_processor() -> Finding:
@@ -230,10 +240,11 @@ def check_processor() -> Finding:
     """
     name = platform.machine()
     if name == "x86_64":
-        return "ok", name, ""
+        return Finding("ok", name)
     if name == "aarch64":
-        return "warn", f"{name}: there are wheels, and this project has not run them yet", ""
-    return "fail", f"there are no packages for {name}", "use a machine with x86-64 or 64-bit Arm"
+        return Finding("warn", f"{name}: there are wheels, and this project has not run them yet")
+    remedy = "use a machine with x86-64 or 64-bit Arm"
+    return Finding("fail", f"there are no packages for {name}", remedy)
 
 
 # ------------------------------------------------------------------------------------- the driver
@@ -274,15 +285,15 @@ def has_compat(card: str) -> bool:
 def check_driver() -> Finding:
     gpus = gpus_here()
     if not gpus:
-        return "unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}"
+        return Finding("unknown", "nvidia-smi does not answer", f"install NVIDIA's driver {DRIVER}")
     oldest = min(gpus, key=lambda gpu: gpu.driver_major)
     observation = f"{len(gpus)} x {oldest.name}, driver {oldest.driver_major}"
     if oldest.driver_major >= DRIVER:
-        return "ok", observation, ""
+        return Finding("ok", observation)
     if has_compat(oldest.name):
-        return "ok", observation + ", with CUDA's compatibility libraries", ""
+        return Finding("ok", observation + ", with CUDA's compatibility libraries")
     observation += f"; CUDA 13 needs driver {DRIVER}"
-    return "fail", observation, driver_remedy(oldest.name, in_container())
+    return Finding("fail", observation, driver_remedy(oldest.name, in_container()))
 
 
 # --------------------------------------------------------------------------------- system libraries
@@ -295,13 +306,13 @@ def check_glibc() -> Finding:
         words = []
     version_match = re.match(r"(\d+)\.(\d+)", words[-1] if words else "")
     if not version_match:
-        return "unknown", "the C library's version is not known", ""
+        return Finding("unknown", "the C library's version is not known")
     version = (int(version_match.group(1)), int(version_match.group(2)))
     observation = f"glibc {version[0]}.{version[1]}"
     if version >= GLIBC:
-        return "ok", observation, ""
+        return Finding("ok", observation)
     remedy = "use Ubuntu 22.04 or newer, or Docker (./speedrun.sh)"
-    return "fail", f"{observation}, the packages are for {GLIBC[0]}.{GLIBC[1]}", remedy
+    return Finding("fail", f"{observation}, the packages are for {GLIBC[0]}.{GLIBC[1]}", remedy)
 
 
 def check_libstdcxx() -> Finding:
@@ -315,10 +326,10 @@ def check_libstdcxx() -> Finding:
         except OSError:
             continue
         if GLIBCXX.encode() + b"\0" in symbols:
-            return "ok", f"libstdc++ has {GLIBCXX}", ""
+            return Finding("ok", f"libstdc++ has {GLIBCXX}")
         remedy = "install a newer libstdc++6, or use Ubuntu 22.04 or newer"
-        return "fail", f"{place} lacks {GLIBCXX}", remedy
-    return "unknown", "ldconfig lists no libstdc++", ""
+        return Finding("fail", f"{place} lacks {GLIBCXX}", remedy)
+    return Finding("unknown", "ldconfig lists no libstdc++")
 
 
 # ----------------------------------------------------------------------------- Python and compiler
@@ -331,11 +342,11 @@ def check_pip() -> Finding:
     """
     for name in ("python3.12", os.environ.get("PYTHON", "")):
         if name and output(name, "-c", "import ensurepip, venv; print(1)"):
-            return "ok", f"{name} can make an environment", ""
+            return Finding("ok", f"{name} can make an environment")
     if output(sys.executable, "-m", "pip", "--version"):
-        return "ok", "no Python 3.12 with venv; pip fetches uv, which brings one", ""
+        return Finding("ok", "no Python 3.12 with venv; pip fetches uv, which brings one")
     remedy = "install python3.12-venv and python3.12-dev (Ubuntu 24.04), or python3-pip"
-    return "fail", "neither python3.12 with venv nor pip is here", remedy
+    return Finding("fail", "neither python3.12 with venv nor pip is here", remedy)
 
 
 def check_compiler(python_headers: str | None = None) -> Finding:
@@ -349,10 +360,10 @@ def check_compiler(python_headers: str | None = None) -> Finding:
     packages = f"build-essential python{major}.{minor}-dev"
     remedy = f"install a C compiler and Python's headers (Ubuntu: {packages})"
     if not any(shutil.which(name) for name in compilers):
-        return "fail", f"there is no C compiler ({' or '.join(compilers)})", remedy
+        return Finding("fail", f"there is no C compiler ({' or '.join(compilers)})", remedy)
     if python_headers is not None and not Path(python_headers, "Python.h").is_file():
-        return "fail", f"there is no {Path(python_headers, 'Python.h')}", remedy
-    return "ok", "a C compiler is here", ""
+        return Finding("fail", f"there is no {Path(python_headers, 'Python.h')}", remedy)
+    return Finding("ok", "a C compiler is here")
 
 
 def check_headers() -> Finding:
@@ -361,9 +372,9 @@ def check_headers() -> Finding:
         "python3.12", "-c", "import sysconfig; print(sysconfig.get_path('include'))"
     ).strip()
     if not include_folder:
-        return "ok", "no Python 3.12 here; uv's has its headers", ""
+        return Finding("ok", "no Python 3.12 here; uv's has its headers")
     status, observation, remedy = check_compiler(include_folder)
-    return status, observation, remedy and "install build-essential and python3.12-dev"
+    return Finding(status, observation, remedy and "install build-essential and python3.12-dev")
 
 
 # ---------------------------------------------------------------------------------- disk, network
@@ -383,7 +394,8 @@ def check_disk(environment: str) -> Finding:
     for name, need in needs:
         folder = nearest_folder(Path(name))
         if not os.access(str(folder), os.W_OK):
-            return "fail", f"{folder} is not writable", "set AGENT_R1_VENV, PIP_CACHE_DIR, TMPDIR"
+            remedy = "set AGENT_R1_VENV, PIP_CACHE_DIR, TMPDIR"
+            return Finding("fail", f"{folder} is not writable", remedy)
         disk = folder.stat().st_dev
         first_folder, sum_of_needs = disks.get(disk, (folder, 0))
         disks[disk] = (first_folder, sum_of_needs + need)
@@ -394,24 +406,23 @@ def check_disk(environment: str) -> Finding:
         observations.append(f"{free:.0f} GiB free at {folder}, {need} needed")
         enough = enough and free >= need
     remedy = "free space, or set AGENT_R1_VENV, PIP_CACHE_DIR and TMPDIR to a larger disk"
-    return ("ok" if enough else "fail"), "; ".join(observations), "" if enough else remedy
+    if enough:
+        return Finding("ok", "; ".join(observations))
+    return Finding("fail", "; ".join(observations), remedy)
 
 
 def check_network() -> Finding:
     """Open a connection to the package index; a proxy or a mirror is not judged."""
     if any(os.environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "PIP_INDEX_URL")):
-        return "unknown", "a proxy or another index is set", ""
+        return Finding("unknown", "a proxy or another index is set")
     if output(sys.executable, "-m", "pip", "config", "get", "global.index-url"):
-        return "unknown", "pip is configured for another index", ""
+        return Finding("unknown", "pip is configured for another index")
     try:
         socket.create_connection(("pypi.org", 443), timeout=8).close()
     except OSError as error:
-        return (
-            "fail",
-            f"pypi.org does not answer ({error})",
-            "connect this machine to the network",
-        )
-    return "ok", "pypi.org answers", ""
+        remedy = "connect this machine to the network"
+        return Finding("fail", f"pypi.org does not answer ({error})", remedy)
+    return Finding("ok", "pypi.org answers")
 
 
 def check_hub(model: str) -> Finding:
@@ -419,19 +430,19 @@ def check_hub(model: str) -> Finding:
     cache = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     folder = Path(cache).expanduser() / "hub" / ("models--" + model.replace("/", "--"))
     if Path(model).is_dir() or folder.is_dir():
-        return "ok", f"{model} is on this machine", ""
+        return Finding("ok", f"{model} is on this machine")
     endpoint = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     proxies = ("https_proxy", "HTTPS_PROXY", "http_proxy", "HTTP_PROXY")
     if any(os.environ.get(name) for name in proxies):
-        return "unknown", f"a proxy is set, so {endpoint} was not asked", ""
+        return Finding("unknown", f"a proxy is set, so {endpoint} was not asked")
     address = urlsplit(endpoint)
     port = address.port or (80 if address.scheme == "http" else 443)
     try:
         socket.create_connection((address.hostname or "", port), timeout=8).close()
     except OSError as error:
         remedy = "connect it, set HF_ENDPOINT to a mirror, or use model.path=FOLDER"
-        return "fail", f"{endpoint}, which has {model}, does not answer ({error})", remedy
-    return "ok", f"{endpoint} answers", ""
+        return Finding("fail", f"{endpoint}, which has {model}, does not answer ({error})", remedy)
+    return Finding("ok", f"{endpoint} answers")
 
 
 def check_gpus() -> list[tuple[str, Finding]]:
@@ -467,10 +478,10 @@ def main(arguments: list[str]) -> int:
         return 0
     failures = 0
     findings = check_gpus() if words == ["--cards"] else run_checks(*words[:2])
-    for name, (status, observation, remedy) in findings:
-        arrow = "  -> " + remedy if remedy and status != "ok" else ""
-        print(f"{status:7}  {name}: {observation}{arrow}", flush=True)
-        failures += status == "fail"
+    for name, finding in findings:
+        arrow = "  -> " + finding.remedy if finding.remedy and finding.status != "ok" else ""
+        print(f"{finding.status:7}  {name}: {finding.detail}{arrow}", flush=True)
+        failures += finding.status == "fail"
     return 1 if failures else 0
 
 

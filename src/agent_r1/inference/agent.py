@@ -38,7 +38,6 @@ from agent_r1.model.sampler import LocalPolicy
 from agent_r1.rollout.agent import Agent
 from agent_r1.tool import BaseTool, own_tool
 from agent_r1.training.checkpoint import list_checkpoints
-from agent_r1.training.fsdp_merge import find_shards
 from agent_r1.workspace import Workspace
 
 SETTINGS_FILE = "agent_r1.yaml"
@@ -62,16 +61,17 @@ def open_agent(
         all_gpus: Use all GPUs, for an evaluation; a chat prefers a server that starts sooner.
     """
     set_threads(config.trainer.threads)
+    own_config = own_settings(model)
     chat = byte_chat()
     if tables.entry_of("backend", backend, "the backend").get("token_ids"):
-        chat = load_chat(model)
         config = fit_context(config, model)
+        chat = load_chat(model)
         check_dialect(chat, config.env, bool(config.env.tools if tools is None else tools))
     if tools is None:
         tools = make_tools_of(config)
     open_policy = tables.resolve("backend", backend, "the backend")
     with open_policy(model, config, chat.stop_ids, all_gpus) as (policy, max_concurrent):
-        agent = Agent(policy, chat, tools, config, model, max_concurrent)
+        agent = Agent(policy, chat, tools, config, model, max_concurrent, own_config)
         agent.leading_messages = _leading_messages(agent, prompt)
         yield agent
 
@@ -135,7 +135,7 @@ def _leading_messages(agent: Agent, prompt: str | None) -> list[Message] | None:
     """
     if prompt is None:
         if (
-            own_settings(agent.model)
+            agent.own_config
             or messages(agent.config.data.data_source, "")[:-1]
             or agent.starts_from_nothing
         ):
@@ -345,7 +345,7 @@ def model_folder(checkpoint: Path) -> Path:
             f"the folder {checkpoint} does not exist; give a checkpoint or a model",
             code="missing_checkpoint",
         )
-    if find_shards(checkpoint):
+    if model_files.find_shards(checkpoint):
         raise AgentR1Error(
             f"{checkpoint} was written by verl; convert it to a model with `agent-r1 export "
             f"--checkpoint-dir {checkpoint}`",

@@ -36,13 +36,7 @@ from agent_r1.evaluation.reliability import reliability_line
 from agent_r1.ground.clean_console import CleanConsole
 from agent_r1.ground.errors import AgentR1Error, ConfigError, nearest
 from agent_r1.ground.ui import say
-from agent_r1.inference.agent import (
-    describe,
-    find_card,
-    open_agent,
-    own_settings,
-    user_tools,
-)
+from agent_r1.inference.agent import describe, find_card, open_agent, user_tools
 from agent_r1.inference.conversation import (
     Conversation,
     Exchange,
@@ -392,7 +386,7 @@ def run_chat(
         agent.tools = agent.tools | extra
         screen = Screen(console, agent.config.env)
         repl = Repl(agent, screen, resources, seed, as_json, is_terminal)
-        tools_in_training = (own_settings(model) or config).env.tools
+        tools_in_training = (agent.own_config or config).env.tools
         if (extra or set(config.env.tools) != set(tools_in_training)) and agent.starts_from_nothing:
             screen.note("this model was trained with its own tools only, and may misuse others")
         if is_terminal:

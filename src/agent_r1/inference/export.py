@@ -33,7 +33,7 @@ from agent_r1.inference.agent import SETTINGS_FILE, model_folder
 from agent_r1.model import files as model_files
 from agent_r1.model.policies import AnyModel, load_any, load_transformers, token_logprobs
 from agent_r1.training.checkpoint import verify_checkpoint
-from agent_r1.training.fsdp_merge import find_shards, write_merged
+from agent_r1.training.fsdp_merge import write_merged
 
 MEAN, MOST = 3e-4, 1e-2
 """Most that rounding may change a log-probability between checkpoint and export, both in float32:
@@ -72,7 +72,7 @@ def export(
     """
     if (checkpoint / "manifest.json").is_file():
         verify_checkpoint(checkpoint)
-    source = find_shards(checkpoint) or model_folder(checkpoint)
+    source = model_files.find_shards(checkpoint) or model_folder(checkpoint)
     if target is None:
         above = checkpoint.absolute().parent
         target = (above.parent if above.name == "checkpoints" else above) / "export"
@@ -129,7 +129,7 @@ def export(
 
 def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
     """Fill `part` with a model folder, and return the checkpoint's model for comparison."""
-    if not find_shards(source):
+    if not model_files.find_shards(source):
         _copy(source, part, MODEL_PATTERNS + TOKENIZER_PATTERNS)
         return load_any(source)
     base = _tokenizer_folder(source, base)
@@ -147,7 +147,7 @@ def _write_model(source: Path, part: Path, base: Path | None) -> AnyModel:
 
 def _tokenizer_folder(source: Path, base: Path | None) -> Path:
     """Return the folder with the checkpoint's tokenizer; verl saves it next to its shards."""
-    return (base or source / "huggingface") if find_shards(source) else source
+    return (base or source / "huggingface") if model_files.find_shards(source) else source
 
 
 def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:

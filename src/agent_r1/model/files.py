@@ -107,6 +107,11 @@ SHARDS = "model_world_size_*_rank_*.pt"
 """The files in which verl writes a model, one a rank (training/fsdp_merge.py merges them)."""
 
 
+def find_shards(folder: Path) -> Path | None:
+    """Return the folder with verl's shards: `folder` or its `actor/`. None without shards."""
+    return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
+
+
 class OtherModelError(AgentR1Error):
     """An architecture that `Decoder` does not support. `transformers` may read it."""
 

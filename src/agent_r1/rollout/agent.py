@@ -26,6 +26,8 @@ class Agent:
     model: Path
     max_concurrent: int = 1
     """Concurrent episodes: as many as all engines decode at a time."""
+    own_config: Config | None = None
+    """The settings that are next to the model: those that it was trained with. None for others."""
     leading_messages: list[Message] | None = None
     """Messages before each question, instead of those in the rows; None: those."""
 

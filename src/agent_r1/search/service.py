@@ -1,4 +1,4 @@
-"""Serve one index to many processes and machines over HTTP: server and client.
+"""Serve one index to many processes and machines over HTTP.
 
     POST /search   {"queries": ["...", ...], "top_k": 3}
                    -> {"results": [[{"id", "title", "text", "score"}, ...], ...]}
@@ -11,12 +11,7 @@ queue for the next. Everyone who can reach the port may ask. So body size, numbe
 queries, top_k, time per request and waiting queries are limited. By default only this machine can
 connect.
 
-The client is `RemoteIndex`, which replaces a `PassageIndex` under a `Searcher`. One turn of the
-event loop makes one request. A run samples the same tokens as with a local index, if the service
-answers within `coalescer.BATCH_WAIT_S`. If the service dies during a run, the run says so and its
-episodes wait.
-
-Server and client also speak Search-R1's form (PeterGriffinJin/Search-R1,
+The client is `remote.py`. Both also speak Search-R1's form (PeterGriffinJin/Search-R1,
 search_r1/search/retrieval_server.py):
 
     POST /retrieve {"queries": ["...", ...], "topk": 3, "return_scores": true}
@@ -31,27 +26,22 @@ import ipaddress
 import socket
 import sys
 import threading
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from agent_r1.config.settings import SearchConfig
-from agent_r1.data.storage import Passage
 from agent_r1.ground import bounds
-from agent_r1.ground.errors import AgentR1Error, ConfigError, first_line
+from agent_r1.ground.errors import AgentR1Error, ConfigError, extra, first_invalid
 from agent_r1.ground.ui import say
-from agent_r1.search.index import Hit, PassageIndex
+from agent_r1.search.index import PassageIndex
 from agent_r1.search.searcher import MAX_QUERY_CHARS, Hits, Searcher
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
-
-# ------------------------------------------------------------------------------------------- server
 
 MAX_BODY = 1 << 20
 MAX_QUERIES = 256
@@ -124,7 +114,7 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
                 504, f"no answer within {timeout_s:g} s", {"Connection": "close"}
             ) from None
         except ValidationError as error:
-            raise HTTPException(422, _first(error)) from None
+            raise HTTPException(422, first_invalid(error)) from None
         except ClientDisconnect:  # the client is gone; otherwise the log has a traceback
             raise HTTPException(400, "the client left", {"Connection": "close"}) from None
 
@@ -171,12 +161,6 @@ def make_app(index: PassageIndex, timeout_s: float = TIMEOUT_S) -> "FastAPI":
         }
 
     return app
-
-
-def _first(error: ValidationError) -> str:
-    """Describe where and why, without repeating what was sent."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    return f"{'.'.join(map(str, first['loc'])) or 'body'}: {first['msg']}"
 
 
 def open_port(host: str, port: int) -> socket.socket:
@@ -273,6 +257,17 @@ def with_local_hosts(app: Any) -> Any:
     return guarded
 
 
+def serve_index(load_index: Callable[[], PassageIndex], host: str, port: int) -> None:
+    """Serve searches over an index until the process ends. Raises AgentR1Error if it cannot."""
+    with extra("serve", "the search service"):
+        import fastapi  # noqa: F401
+        import uvicorn  # noqa: F401
+    with open_port(host, port) as listener:
+        index = load_index()
+        say(f"search: {len(index.passages)} passages at http://{host}:{port} (stop with Ctrl-C)")
+        serve_search(index, listener)
+
+
 def serve_search(index: PassageIndex, listener: socket.socket) -> None:
     """Answer requests until SIGINT or SIGTERM."""
     import uvicorn
@@ -300,207 +295,3 @@ def serve_search(index: PassageIndex, listener: socket.socket) -> None:
         server_header=False,
     )
     uvicorn.Server(config).run(sockets=[listener])
-
-
-# ------------------------------------------------------------------------------------------- client
-
-REQUEST_QUERIES = 128
-"""Queries per request; the service accepts `MAX_QUERIES`."""
-MAX_RESPONSE_BYTES = 16 << 20
-"""Bytes of an answer: twice the size for 128 queries with 50 passages of 100 words each."""
-
-
-class SearchAnswer(BaseModel):
-    results: list[list[Hit]]
-
-    def hits(self) -> list[list[Hit]]:
-        return self.results
-
-
-class Document(BaseModel):
-    contents: str
-    id: str | int = ""
-
-
-class Retrieved(BaseModel):
-    document: Document
-    score: Annotated[float, Field(allow_inf_nan=False)] = 0.0  # web search engines return none
-
-
-class RetrieveAnswer(BaseModel):
-    result: list[list[Retrieved]]
-
-    def hits(self) -> list[list[Hit]]:
-        results = []
-        for row in self.result:
-            results.append([_hit(passage) for passage in row])
-        return results
-
-
-def _hit(passage_and_score: Retrieved) -> Hit:
-    passage = Passage.of_contents(
-        str(passage_and_score.document.id), passage_and_score.document.contents
-    )
-    return Hit(passage.id, passage.title, passage.text, passage_and_score.score)
-
-
-class RemoteIndex:
-    """Client of a search service. Its calls block, like those of a local index.
-
-    A `url` that ends in /retrieve uses Search-R1's form. `timeout_s`: seconds per request.
-    `wait_s`: seconds that a search waits for a service that is gone or loading its index; `tell`
-    reports it. `pause`: seconds between attempts.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        timeout_s: float = 30.0,
-        pause: float = 2.0,
-        wait_s: float = 0.0,
-        tell: Callable[[str], object] = say,
-    ):
-        self.url = url.rstrip("/")
-        self._pause = pause
-        self._wait_s = wait_s
-        self._tell = tell
-        self._foreign = SearchConfig(url=url).foreign
-        self._start = "start it with `agent-r1 search-server`"
-        if self._foreign:
-            self._start = "start it again"
-        self.deadline_s: float | None = None
-        """Deadline that a call needs in order not to end during a wait.
-
-        Twice: an earlier batch takes time too.
-        """
-        if wait_s:
-            self.deadline_s = wait_s + 2 * timeout_s
-        self._index: tuple[str, str] | None = None  # encoder and corpus that `check` confirmed
-        self._base = self.url.removesuffix("/retrieve")
-        self._timeout_s = timeout_s
-
-    def check(self, encoder: str, corpus_sha256: str) -> None:
-        """Raise AgentR1Error unless the service has that corpus and encoder.
-
-        Search-R1's form does not report either, so only the form is checked.
-        """
-        if self._foreign:
-            self.search(["a"], 1)
-            self._tell(
-                f"search: {self.url} does not say what it searches; what it finds is taken as it "
-                "comes"
-            )
-            return
-        health = self._ask("GET", "/health")
-        made_with = health.get("encoder")
-        encoder_name = made_with.get("name") if isinstance(made_with, dict) else None
-        corpus_hash = health.get("corpus_sha256")
-        if (encoder_name, corpus_hash) != (encoder, corpus_sha256):
-            raise AgentR1Error(
-                f"the search service at {self.url} has another index (encoder {encoder_name}, "
-                f"corpus {str(corpus_hash)[:8]}, "
-                f"wanted {encoder}, {corpus_sha256[:8]}); start `agent-r1 search-server` with this "
-                "run's preset and overrides",
-                code="service_of_other_index",
-            )
-        self._index = encoder, corpus_sha256
-
-    def search(self, queries: list[str], top_k: int) -> list[list[Hit]]:
-        """Search like `PassageIndex.search`."""
-        results: list[list[Hit]] = []
-        for start in range(0, len(queries), REQUEST_QUERIES):
-            mine = queries[start : start + REQUEST_QUERIES]
-            path = "/search"
-            form = SearchAnswer
-            body = {"queries": mine, "top_k": top_k}
-            if self._foreign:
-                path = "/retrieve"
-                form = RetrieveAnswer
-                body = {"queries": mine, "topk": top_k, "return_scores": True}
-            try:
-                hits = form.model_validate(self._ask("POST", path, body, self._wait_s)).hits()
-            except ValidationError as error:
-                raise AgentR1Error(
-                    f"{self.url} answers in an unknown form ({_first(error)}); is it a search "
-                    "service?",
-                    code="bad_answer",
-                ) from None
-            if len(hits) != len(mine):
-                raise AgentR1Error(
-                    f"{self.url} answered {len(hits)} of {len(mine)} queries; is it a search "
-                    "service?",
-                    code="bad_answer",
-                )
-            results += hits
-        return results
-
-    def _ask(self, method: str, path: str, body: Any = None, wait_s: float = 0.0) -> dict[str, Any]:
-        """Send one request, and return the answer. Raises AgentR1Error."""
-        response = self._response(method, path, body, wait_s)
-        try:
-            answer = response.json()
-        except ValueError:
-            answer = None
-        if response.status != 200 or not isinstance(answer, dict):
-            text = response.body[:1000].decode(errors="replace")
-            detail = " ".join(text.split())[:100]
-            if isinstance(answer, dict):
-                detail = answer.get("detail")
-            hint = ""
-            if path == "/health":
-                hint = (
-                    "; one that speaks Search-R1's protocol is named "
-                    "search.url=http://HOST:PORT/retrieve"
-                )
-            raise AgentR1Error(
-                f"the search service at {self.url} refused {path} ({response.status}: {detail})"
-                f"{hint}",
-                code="server_refused",
-            )
-        return answer
-
-    def _response(self, method: str, path: str, body: Any, wait_s: float) -> bounds.Response:
-        """Repeat a request for `wait_s` seconds while the service is missing or overloaded."""
-        until = time.monotonic() + wait_s
-        is_waiting = False  # whether the user was told
-        while True:
-            try:
-                # `fetch` itself retries a failed connection for a second or two.
-                response = bounds.fetch(
-                    method,
-                    self._base + path,
-                    body=body,
-                    within_s=self._timeout_s,
-                    max_bytes=MAX_RESPONSE_BYTES,
-                    retries=3,
-                )
-                if response.status != 503:
-                    break
-                problem = "is overloaded"
-            except (httpx.TransportError, TimeoutError) as error:
-                problem = f"does not answer ({first_line(error)})"
-            except ValueError as error:
-                raise AgentR1Error(
-                    f"the search service at {self.url} cannot be used: {error}; is it a search "
-                    "service?",
-                    code="bad_answer",
-                ) from None
-            if time.monotonic() >= until:
-                self._wait_s = 0.0  # wait only once; the next search fails soon
-                raise AgentR1Error(
-                    f"the search service at {self.url} {problem}; {self._start}",
-                    code="server_unreachable",
-                )
-            if not is_waiting:
-                is_waiting = True
-                self._tell(
-                    f"the search service at {self.url} does not answer; waiting for it, up to "
-                    f"{wait_s:.0f} s: "
-                    f"{self._start}, as it was for this run"
-                )
-            time.sleep(self._pause)
-        if is_waiting:
-            if self._index:
-                self.check(*self._index)  # it may be another run's service now
-            self._tell(f"the search service at {self.url} answers again")
-        return response

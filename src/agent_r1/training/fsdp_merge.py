@@ -20,11 +20,6 @@ from agent_r1.training.checkpoint import refuse_weights
 from agent_r1.training.settings import LORA_ALPHA
 
 
-def find_shards(folder: Path) -> Path | None:
-    """Return the folder with the policy's shards: `folder` or its `actor/`. None without shards."""
-    return next((place for place in (folder / "actor", folder) if any(place.glob(SHARDS))), None)
-
-
 def write_merged(actor: Path, base: Path, out: Path) -> None:
     """Write the weights of `actor`, float32, to `out`, with `base`'s config.json.
 

@@ -1,7 +1,7 @@
 """Detect from its metrics that a run goes wrong, and recommend a first remedy.
 
-In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s, whose meanings and remedies
-are in `causes.py`. The dashboard shows each once, the report lists them, and
+In: the lines of metrics.jsonl so far, of either engine. Out: `Sign`s of the causes in `causes.py`.
+The dashboard shows each once, the report lists them, and
 `trainer.stop_on_collapse` ends a run at the first sign of collapse.
 
 *Why is my reward zero?* is checked once, after the first steps. Such a run continues for hours
@@ -18,7 +18,7 @@ from statistics import fmean, median
 from typing import Any
 
 from agent_r1.core import SAMPLER_GAP
-from agent_r1.watch.causes import BY_SIGN
+from agent_r1.watch.causes import BY_SIGN, CAUSES, Cause
 from agent_r1.watch.log import HOST_FREE, STEP_KEY
 
 Line = Mapping[str, Any]
@@ -42,34 +42,41 @@ LEAK = 30
 
 @dataclass(frozen=True)
 class Sign:
-    """A detected problem."""
+    """A cause that a run shows."""
 
-    name: str
-    seen: str  # the observation with its figure
-    means: str
-    first: str  # what to try first
-    step: int  # the step after which it was seen
+    cause: Cause
+    evidence: str
+    """The observation with its figure."""
+    step: int = 0
+    """The step after which it was seen; 0 if recorded episodes show it (recipes/diagnose)."""
     collapse: bool = False
-    stop_reason: str = ""  # episodes with this stop reason are examples
-    over: int | None = None  # the step after which it was no longer seen
+    stop_reason: str = ""
+    """Episodes with this stop reason are examples."""
+    over: int | None = None
+    """The step after which it was no longer seen."""
+    is_proof: bool = False
+    """Whether a rule of every correct run is contradicted."""
+
+    @classmethod
+    def of(cls, cause: str, evidence: str, is_proof: bool) -> Sign:
+        """Make a sign of the cause with this name, which recorded episodes show."""
+        return cls(CAUSES[cause], evidence, is_proof=is_proof)
 
     @property
-    def cause(self) -> str:
-        """The name of its cause in `causes.CAUSES`."""
-        return BY_SIGN[self.name].name
+    def name(self) -> str:
+        """The sentinel's short name of the cause."""
+        return self.cause.sign
 
     def __str__(self) -> str:
         if self.over:
-            return f"{self.seen}; over after step {self.over}"
-        return f"{self.seen}: {self.means}. {self.first}"
+            return f"{self.evidence}; over after step {self.over}"
+        return f"{self.evidence}: {self.cause.meaning}. {self.cause.remedy}"
 
 
 def _sign(
     name: str, evidence: str, step: int, *, collapse: bool = False, stop_reason: str = ""
 ) -> Sign:
-    """Make a sign with the meaning and the remedy of its cause."""
-    cause = BY_SIGN[name]
-    return Sign(name, evidence, cause.meaning, cause.remedy, step, collapse, stop_reason)
+    return Sign(BY_SIGN[name], evidence, step, collapse, stop_reason)
 
 
 def signs(lines: Sequence[Line]) -> list[Sign]:

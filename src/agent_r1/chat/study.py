@@ -1,8 +1,8 @@
 """Find out what a chat template needs, by reading and rendering it once.
 
-In: a `Template`. Out: its `Facts`, noted in `template.KNOWN_FACTS`, and a `Study`, with which
-`probe.py` and `fit.py` write turns as the template wants them. `load_chat` and
-`check_dialect` study each template; the training loop only uses the facts.
+In: a tokenizer. Out: a `StudiedTemplate`, the one answer to what this template is. `load_chat`
+makes it once, and the chat format holds it. Next: the training loop renders with it; `probe.py` and
+`fit.py` write turns as the template wants them.
 """
 
 from __future__ import annotations
@@ -10,44 +10,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+from collections.abc import Sequence
 from typing import Any
 
-from agent_r1.chat.format import ChatFormat
 from agent_r1.chat.guard import GuardedTemplate
-from agent_r1.chat.template import (
-    KNOWN_FACTS,
-    TURN,
-    Facts,
-    Template,
-    control_tokens,
-    placeholder,
-)
+from agent_r1.chat.renderer import renderer_of
+from agent_r1.chat.template import NOW, OUR_SOURCES, TURN, Template, placeholder
 from agent_r1.core import Message
 from agent_r1.ground.errors import ConfigError
 
 QUESTION: Message = {"role": "user", "content": "?"}
-
-
-def study(template: Template) -> Study:
-    """Study a template, and note its facts for all chat formats with it.
-
-    Raises ConfigError for a template that reads no texts.
-    """
-    template_study = Study(template)
-    if template.key not in KNOWN_FACTS:
-        template_study.refuse_parts()
-        record = template_study.record if template_study.needs_call else None
-        KNOWN_FACTS[template.key] = Facts(template.copies, record)
-    return template_study
-
-
-def make_studied_chat(tokenizer: Any, end_ids: Iterable[int] = ()) -> ChatFormat:
-    """Make a chat format whose template was studied. Raises ConfigError for an unusable one."""
-    if getattr(tokenizer, "chat_template", None):
-        study(GuardedTemplate(tokenizer, control_tokens(tokenizer)))
-    return ChatFormat(tokenizer, end_ids, GuardedTemplate)
 
 
 def check_tools(template: Template) -> None:
@@ -64,25 +36,35 @@ def check_tools(template: Template) -> None:
         )
 
 
-class Study:
-    """Write turns with calls, and their results, in the form that a template reads."""
+class StudiedTemplate(GuardedTemplate):
+    """A template of which is known how it writes turns with calls, and their results."""
 
-    def __init__(self, template: Template):
-        self.template = template
-        self._ends: dict[tuple[str, ...], str] = {}
-
-    # ------------------------------------------------------------------------------- what it needs
-
-    @cached_property
-    def needs_call(self) -> bool:
+    def __init__(self, tokenizer: Any):
+        """Study the template. Raises ConfigError if it reads no texts."""
+        super().__init__(tokenizer)
+        self._turn_ends: dict[tuple[str, ...], str] = {}
+        self._refuse_parts()
+        if isinstance(self.source, str) and self.source not in OUR_SOURCES:
+            self.copies = renderer_of(self.source, NOW).only_copies()
+        self._form = self._find_form()
+        self.lacks_end_token = self.control.search(self._alone(())) is None
+        """Whether no token of its own ends a turn, only the next role's token (GLM)."""
+        self.needs_call = self._is_changed_by_call()
         """Whether a result looks another way after a call in structured form than after text.
 
         Some templates refuse a result without such a call, others write the tool's name from it.
         """
+        if self.needs_call:
+            self.record = self._write_record
+
+    # ------------------------------------------------------------------------------- what it needs
+
+    def _is_changed_by_call(self) -> bool:
+        """Render a result after text and after a call, and compare."""
         result = [{"role": "tool", "content": placeholder(0)}]
         turn = {"role": "assistant", "content": TURN}
         plain = self._after([QUESTION, turn, *result], "")
-        conversation, turn_end = self.record(result, ["probe"])
+        conversation, turn_end = self._write_record(result, ["probe"])
         after_record = self._after(conversation, turn_end)
         return after_record is not None and after_record != plain
 
@@ -90,19 +72,14 @@ class Study:
         """Render what follows the turn; None if the template refuses or drops the result."""
         text = ""
         with contextlib.suppress(ConfigError):
-            text = self.template.render(conversation).rpartition(TURN)[2]
+            text = self.render(conversation).rpartition(TURN)[2]
         return text.removeprefix(turn_end) if placeholder(0) in text else None
 
-    @cached_property
-    def lacks_end_token(self) -> bool:
-        """Whether no token of its own ends a turn, only the next role's token (GLM)."""
-        return self.template.control.search(self._alone(())) is None
-
-    def refuse_parts(self) -> None:
+    def _refuse_parts(self) -> None:
         """Raise ConfigError if contents are lists of texts and images for this template."""
         if not self._reads(TURN) and self._reads([{"type": "text", "text": TURN}]):
             raise ConfigError(
-                f"the chat template of {self.template.model} reads a content as a list of texts "
+                f"the chat template of {self.model} reads a content as a list of texts "
                 "and images, and the contents here are texts; use a model for text",
                 code="template_needs_parts",
             )
@@ -110,62 +87,69 @@ class Study:
     def _reads(self, content: Any) -> bool:
         messages = [{"role": role, "content": content} for role in ("user", "assistant")]
         with contextlib.suppress(ConfigError):
-            return self.template.render(messages, opens=False).count(TURN) == 2
+            return self.render(messages, opens=False).count(TURN) == 2
         return False
 
     # ---------------------------------------------------------------------------- a turn with calls
 
-    def record(self, messages: list[Message], names: Sequence[str]) -> tuple[list[Message], str]:
-        """Make a conversation of a turn with these calls and their results: `Facts.record`."""
-        conversation = [QUESTION, self.turn(names), *self.results(messages, names)]
+    def _write_record(
+        self, messages: list[Message], names: Sequence[str]
+    ) -> tuple[list[Message], str]:
+        """Make a conversation of a turn with these calls and their results: `record`."""
+        conversation = [
+            QUESTION,
+            self.turn_with_calls(names),
+            *self.results_of_calls(messages, names),
+        ]
         # After a call's arguments come brackets and tags; the turn ends with the last control token
         # that is there, whatever follows.
         alone = self._alone(tuple(names))
         with_reply = ""
         with contextlib.suppress(ConfigError):
-            with_reply = self.template.render(conversation).rpartition(TURN)[2]
+            with_reply = self.render(conversation).rpartition(TURN)[2]
         common_prefix = os.path.commonprefix([alone, with_reply])
-        ends = [match.start() for match in self.template.control.finditer(common_prefix)]
+        ends = [match.start() for match in self.control.finditer(common_prefix)]
         if self.lacks_end_token or not ends:
             return conversation, alone
         return conversation, alone[: max(ends)]
 
     def _alone(self, names: tuple[str, ...]) -> str:
         """Render the end of a turn that nothing follows."""
-        if names not in self._ends:
-            turn = self.turn(names) if names else {"role": "assistant", "content": TURN}
+        if names not in self._turn_ends:
+            turn = self.turn_with_calls(names) if names else {"role": "assistant", "content": TURN}
             text = ""
             with contextlib.suppress(ConfigError):
-                text = self.template.render([QUESTION, turn], opens=False)
-            self._ends[names] = text.rpartition(TURN)[2]
-        return self._ends[names]
+                text = self.render([QUESTION, turn], opens=False)
+            self._turn_ends[names] = text.rpartition(TURN)[2]
+        return self._turn_ends[names]
 
-    def turn(self, names: Sequence[str], arguments: dict[str, Any] | None = None) -> Message:
+    def turn_with_calls(
+        self, names: Sequence[str], arguments: dict[str, Any] | None = None
+    ) -> Message:
         """Write the agent's turn with calls of these names.
 
         The sampled ids stay: only what follows the turn is used. So stand-ins serve as arguments,
         because a template may fail at odd ones.
         """
-        names = [self.template.hidden.sub("", name) for name in names]
+        names = [self.hidden.sub("", name) for name in names]
         arguments = arguments or {"value": TURN}
         content, as_text = self._form
         if content:  # a template that writes no calls: the content stands for the turn
             content = str(next(iter(arguments.values())))
-        return _turn_with_calls(names, arguments, content, as_text)
+        return _write_turn(names, arguments, content, as_text)
 
-    @cached_property
-    def _form(self) -> tuple[str | None, bool]:
-        """The content next to a call, and whether its arguments are JSON text."""
+    def _find_form(self) -> tuple[str | None, bool]:
+        """Find the content next to a call, and whether its arguments are JSON text."""
         # The first is what the documentation of `transformers` shows. DeepSeek's templates need
         # text, and no content. The last is for templates that ask for a call and do not write it.
         for form in (("", False), (None, False), ("", True), (None, True), (TURN, False)):
-            turn = _turn_with_calls(["probe"], {"value": TURN}, *form)
+            turn = _write_turn(["probe"], {"value": TURN}, *form)
             with contextlib.suppress(ConfigError):
-                if TURN in self.template.render([QUESTION, turn], opens=False):
+                if TURN in self.render([QUESTION, turn], opens=False):
                     return form
         return "", False
 
-    def results(self, messages: list[Message], names: Sequence[str]) -> list[Message]:
+    def results_of_calls(self, messages: list[Message], names: Sequence[str]) -> list[Message]:
         """Write messages as the results of structured calls of these names, in order."""
         result_messages = []
         for number, message in enumerate(messages):
@@ -176,7 +160,7 @@ class Study:
         return result_messages
 
 
-def _turn_with_calls(
+def _write_turn(
     names: Sequence[str], arguments: dict[str, Any], content: str | None, as_text: bool
 ) -> Message:
     """Write an agent's turn in OpenAI's form."""
