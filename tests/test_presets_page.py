@@ -60,7 +60,7 @@ def test_every_preset_for_a_cpu_has_a_row():
     assert ROWS.keys() == on_cpu
 
 
-@pytest.mark.parametrize("preset", ["smoke", "small"])
+@pytest.mark.parametrize("preset", ["smoke", "shuffled", "small"])
 def test_figures_are_the_recorded_ones(preset):
     seeds = seeds_of(f"{preset}.json")
     row = ROWS[preset]

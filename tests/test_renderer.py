@@ -34,7 +34,7 @@ def quick(monkeypatch):
 def test_a_template_of_a_package_reads_as_with_transformers(name):
     source = packaged_templates("trl")[name]
     tokenizer = tokenizer_of(next(iter(FAMILIES.values())), source)
-    template = Template(tokenizer, {})
+    template = Template(tokenizer)
     messages = MESSAGES[1:]  # some refuse a system message
     expected = tokenizer.apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True, enable_thinking=False

@@ -85,6 +85,11 @@ FROZEN = {
         "discover", "grpo", 256, 500, " --temperatures",
         "EPYC, one thread, other work on both cores", "../discover.md",
     ),
+    "shuffled": Frozen(
+        "shuffled", "grpo", 256, 500, " --preset shuffled --only 0 1 2 --temperatures",
+        "Xeon, one thread, two runs at a time",
+        "../discover.md#it-reads-two-to-six-passages",
+    ),
     "discover-3": Frozen(
         "discover of commit 891798ba (100 steps)", "grpo", 256, 500, " --temperatures",
         "EPYC, one thread, other work on both cores", "../discover.md",
@@ -310,6 +315,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
             "passages", "passages in every result", (2, 3, 4, 6)
         ),
         "discover.json, hops": lambda: conditions("hops", "hops", (4, 5)),
+        "shuffled.json": lambda: by_hops("shuffled"),
     },
     "docs/lab/estimators.md": {
         f"race/{preset}.json": lambda preset=preset: race.table(read(f"race/{preset}.json"))
