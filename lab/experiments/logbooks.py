@@ -86,7 +86,7 @@ FROZEN = {
         "EPYC, one thread, other work on both cores", "../discover.md",
     ),
     "shuffled": Frozen(
-        "shuffled", "grpo", 256, 500, " --preset shuffled --only 0 1 2 --temperatures",
+        "shuffled", "grpo", 256, 500, " --preset shuffled --only 0 1 --temperatures",
         "Xeon, one thread, two runs at a time",
         "../discover.md#it-reads-two-to-six-passages",
     ),
