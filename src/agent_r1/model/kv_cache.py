@@ -154,11 +154,13 @@ class KVCache:
         bias = self._bias(positions_R[:, None], end)
 
         def attention(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            parts = []
-            for cached, new in ((self.keys[layer], k), (self.values[layer], v)):
-                cached[slots_B, :, positions_B] = new[from_B, :, 0]
-                parts.append(_rows(cached, rows_R, end) if few else cached[: len(rows), :, :end])
-            return attend(q, *parts, bias)
+            keys = self.keys[layer]
+            values = self.values[layer]
+            keys[slots_B, :, positions_B] = k[from_B, :, 0]
+            values[slots_B, :, positions_B] = v[from_B, :, 0]
+            if few:
+                return attend(q, _rows(keys, rows_R, end), _rows(values, rows_R, end), bias)
+            return attend(q, keys[: len(rows), :, :end], values[: len(rows), :, :end], bias)
 
         hidden = self.model(ids_R[:, None], positions_R[:, None], attention)[:, 0]
         self.lengths[slots_B] += 1
