@@ -30,7 +30,7 @@ from agent_r1.evaluation.provenance import train_command
 from agent_r1.ground.device import resolve_device
 from agent_r1.ground.errors import ConfigError
 from agent_r1.ground.machine import device_names
-from agent_r1_recipes.laptop.demonstrator import explores
+from agent_r1_recipes.laptop.demonstrator import explorer_in
 
 # ------------------------------------------------------------------------------------------- layers
 
@@ -342,8 +342,8 @@ def test_a_section_of_a_data_set_holds_for_this_data_set_alone(tmp_path):
         )
         assert here.model_copy(update={"preset": "small"}) == there
     for preset in ("smoke", "discover", "shuffled"):
-        assert explores(load_config(preset).cold_start.behaviours)
-        assert not explores(load_config(preset, other).cold_start.behaviours)
+        assert explorer_in(load_config(preset).cold_start.behaviours)
+        assert not explorer_in(load_config(preset, other).cold_start.behaviours)
 
 
 def test_an_own_preset_may_have_sections(tmp_path):

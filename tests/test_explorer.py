@@ -78,17 +78,27 @@ class Choices(random.Random):
         return self.choices_left.pop(0)
 
 
-def test_an_explorer_writes_the_plan_and_quotes_what_the_drawn_item_names():
-    explorer = Explorer(QUESTION, Choices("publisher", "headquarters"))
+@pytest.mark.parametrize("result", [PASSAGES, "\n".join(reversed(PASSAGES.splitlines()))])
+@pytest.mark.parametrize(
+    ("explorer_class", "quotes"),
+    [
+        (Explorer, (" from Bumvel", " in Landir")),
+        (SentenceExplorer, ("Sosnum is a book by Dospax from Bumvel", "Bumvel in Landir")),
+    ],
+)
+def test_an_explorer_writes_the_plan_and_quotes_what_the_drawn_item_names(
+    explorer_class, quotes, result
+):
+    explorer = explorer_class(QUESTION, Choices("publisher", "headquarters"))
     call, thought = explorer.turn("")
     assert call == ToolCall("search", {"query": "Sosnum"})
     assert thought == "plan/publisher/headquarters/answer: plan/publisher"
-    call, thought = explorer.turn(PASSAGES)
+    call, thought = explorer.turn(result)
     assert call == ToolCall("search", {"query": "Bumvel"})
-    assert thought == " from Bumvel/publisher/headquarters"
+    assert thought == f"{quotes[0]}/publisher/headquarters"
     # All items but the last are used, so nothing is left to draw from.
     explorer.rng = random.Random(0)
-    assert explorer.turn(PASSAGES) == ("Landir", " in Landir/headquarters/answer")
+    assert explorer.turn(result) == ("Landir", f"{quotes[1]}/headquarters/answer")
 
 
 def test_an_item_that_the_passage_lacks_gives_another_fact():
@@ -108,18 +118,6 @@ def test_what_was_quoted_by_chance_is_done():
     explorer.turn("")
     _, thought = explorer.turn("Sosnum from Landir works for Bumvel and married Dospax.")
     assert thought == " and married Dospax/spouse/spouse"
-
-
-@pytest.mark.parametrize("result", [PASSAGES, "\n".join(reversed(PASSAGES.splitlines()))])
-def test_a_sentence_is_quoted_from_its_name_in_any_order(result):
-    explorer = SentenceExplorer(QUESTION, Choices("publisher", "headquarters"))
-    call, thought = explorer.turn("")
-    assert thought == "plan/publisher/headquarters/answer: plan/publisher"
-    call, thought = explorer.turn(result)
-    assert call == ToolCall("search", {"query": "Bumvel"})
-    assert thought == "Sosnum is a book by Dospax from Bumvel/publisher/headquarters"
-    explorer.rng = random.Random(0)
-    assert explorer.turn(result) == ("Landir", "Bumvel in Landir/headquarters/answer")
 
 
 def test_the_order_of_the_plan_does_not_influence_the_draws():

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from agent_r1 import AgentR1Error, Row, Workspace, load_chat, load_config, say
-from agent_r1_recipes.laptop.demonstrator import explores, mixture_questions, new_names
+from agent_r1_recipes.laptop.demonstrator import explorer_in, mixture_questions, new_names
 from agent_r1_recipes.laptop.shown import Play, count, read_play
 
 
 def count_cloned(paths: Workspace, folder: Path) -> dict[str, Any] | None:
     """Count the rows of a cold start. Return None if its demonstrator is no explorer."""
-    if not explores(paths.config.cold_start.behaviours):
+    if not explorer_in(paths.config.cold_start.behaviours):
         return None
     return count(plays_of(paths, folder))
 

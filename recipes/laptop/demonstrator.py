@@ -292,7 +292,7 @@ def demonstrate_rows(
     training_rows: list[TrainingRow] = []
     for i, trajectory in enumerate(trajectories):
         rows_of_play = trajectory_rows(trajectory, i)
-        if explores(behaviours) and _shows_solution(rows_of_play, rows[i], loop.chat):
+        if explorer_in(behaviours) and _shows_solution(rows_of_play, rows[i], loop.chat):
             continue
         training_rows += rows_of_play
     return training_rows
@@ -313,7 +313,7 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
     for name in behaviours:
         if name not in BEHAVIOURS:
             raise ConfigError.unknown("cold_start.behaviours", name, BEHAVIOURS)
-    explorer = next((name for name in EXPLORERS if behaviours.get(name)), None)
+    explorer = explorer_in(behaviours)
     if explorer and sum(map(bool, behaviours.values())) > 1:
         raise ConfigError(
             f"cold_start.behaviours: {explorer} shows no solution, and the others do; give "
@@ -329,9 +329,9 @@ def check_behaviours(behaviours: dict[str, float], rows: list[Row]) -> None:
         )
 
 
-def explores(behaviours: dict[str, float]) -> bool:
-    """Return whether an explorer plays."""
-    return any(behaviours.get(name) for name in EXPLORERS)
+def explorer_in(behaviours: dict[str, float]) -> str | None:
+    """Return the explorer that plays, by name, or None."""
+    return next((name for name in EXPLORERS if behaviours.get(name)), None)
 
 
 def _is_chain(row: Row) -> bool:
@@ -348,7 +348,7 @@ def demonstrations(
     """Play TinyHop's cold-start questions for phases (a) and (b)."""
     one_hop = [row for row in rows if row["extra_info"]["kind"] == "1-hop"]
     mix_questions = mixture_questions(rows)
-    if explores(behaviours):
+    if explorer_in(behaviours):
         # One phase: there is no habit to show, and nothing after it that could show a solution.
         plays = demonstrate_rows(mix_questions, behaviours, loop, seed, "copy")
         explored_rows = rename(plays * RENAMES, loop.chat, seed)
@@ -473,7 +473,7 @@ def teach(
     if model_chat:
         return model_chat, [], warm_rows(paths, rows, model_chat, tools)
     behaviours = config.cold_start.behaviours
-    texts = tokenizer_texts(config.data.mix, config.seed, explores(behaviours))
+    texts = tokenizer_texts(config.data.mix, config.seed, bool(explorer_in(behaviours)))
     chat = ChatFormat(train_tokenizer(texts, config.model.vocab_size))
     loop = make_loop(Demonstrator(chat, paths.dialect), chat, tools, config.rollout, config.env)
     copy_rows, mix_rows = demonstrations(rows, loop, behaviours, config.seed)

@@ -137,7 +137,8 @@ class KVCache:
             first_with.setdefault((self.hashes[slot], next_ids[slot]), slot) for slot in slots
         ]
         rows = sorted(first_with.values())
-        # A slice of all slots, also of those that wait for a tool, is faster than a copy of most.
+        # A slice of all slots, also of those that wait for a tool, needs no memory. A copy of 32 MB
+        # or more gets new pages from the system each time, in 36 instead of 8 ms (a Xeon).
         few = 2 * len(rows) <= slots[-1] + 1
         if not few:
             rows = range(slots[-1] + 1)
