@@ -26,7 +26,7 @@ from agent_r1.config.load import load_config
 from agent_r1.ground.errors import AgentR1Error
 from agent_r1.model import files as model_files
 from agent_r1.model.decoder import Decoder, causal_attention
-from agent_r1.training.settings import TinyModelConfig
+from agent_r1.training.settings import INDUCTION_PAIRS, TinyModelConfig
 from agent_r1_recipes.laptop.tinyhop import make_world
 
 # ---------------------------------------------------------------------------------------- tokenizer
@@ -237,36 +237,54 @@ def test_the_induction_head_leans_towards_what_stood_behind_the_last_occurrence(
     assert share_of_chance(1) == pytest.approx(1, abs=0.4)  # a head that nobody prepared
 
 
-def test_the_bigram_heads_tell_two_names_with_one_first_syllable_apart():
+FOUR_HEADS = {"vocab_size": VOCAB, "hidden_size": 128, "heads": 4, "kv_heads": 4}
+
+
+@pytest.mark.parametrize(("induction", "pair"), [("bigram", 1), ("trigram", 1), ("trigram", 2)])
+def test_further_pairs_of_heads_tell_names_apart_by_the_tokens_before(induction, pair):
     """On `by Sos num ... in Sos vel ... by Sos`, the second pair of heads favours `num`, because
-    `by` stood before it. The first pair cannot tell `num` from `vel`."""
-    shape = {"vocab_size": VOCAB, "hidden_size": 128, "heads": 4, "kv_heads": 4}
-    model = tiny_model(TinyModelConfig(**shape, induction="bigram"), VOCAB)
-    ratios: dict[int, list[float]] = {0: [], 1: []}
-    for seed in range(40):
-        by, into, sos, num, vel, *others = random.Random(seed).sample(range(VOCAB), 25)
-        names = [[by, sos, num], [into, sos, vel]]
+    `by` stood before `Sos`. The first pair cannot tell `num` from `vel`.
+
+    The third pair does so on `by x Sos num ... in x Sos vel ... by x Sos`, where the second cannot.
+    """
+    model = tiny_model(TinyModelConfig(**FOUR_HEADS, induction=induction), VOCAB)
+    favours: dict[int, list[bool]] = {head: [] for head in range(pair + 1)}
+    for seed in range(100):
+        by, into, num, vel, *rest = random.Random(seed).sample(range(VOCAB), 25)
+        same, others = rest[:pair], rest[pair:]
+        names = [[by, *same, num], [into, *same, vel]]
         random.Random(seed).shuffle(names)
-        ids = [*others[:5], *names[0], *others[5:10], *names[1], *others[10:], by, sos]
-        for head, found in ratios.items():
+        ids = [*others[:5], *names[0], *others[5:10], *names[1], *others[10:], by, *same]
+        for head, found in favours.items():
             weights = attention_of(model, 1, head, ids)[-1]
-            found.append((weights[ids.index(num)] / weights[ids.index(vel)]).log().item())
-    assert sum(ratios[1]) / 40 > 1
-    assert sum(ratios[0]) / 40 == pytest.approx(0, abs=0.5)
+            found.append(bool(weights[ids.index(num)] > weights[ids.index(vel)]))
+    assert sum(favours.pop(pair)) > 75
+    for found in favours.values():
+        assert sum(found) == pytest.approx(50, abs=15)
 
 
-def test_the_bigram_heads_leave_the_first_pair_as_it_was(model):
-    shape = {"vocab_size": VOCAB, "hidden_size": 128, "heads": 4, "kv_heads": 4}
-    bigram = tiny_model(TinyModelConfig(**shape, induction="bigram"), VOCAB)
+@pytest.mark.parametrize(("fewer", "more"), [("auto", "bigram"), ("bigram", "trigram")])
+def test_a_further_pair_of_heads_leaves_the_others_as_they_were(fewer, more):
+    models = [
+        tiny_model(TinyModelConfig(**FOUR_HEADS, induction=name), VOCAB) for name in (fewer, more)
+    ]
     ids = random.Random(1).choices(range(VOCAB), k=40)
-    assert torch.equal(attention_of(model, 0, 0, ids), attention_of(bigram, 0, 0, ids))
-    two_back = attention_of(bigram, 0, 1, ids)
-    assert (two_back[2:].argmax(-1) == torch.arange(38)).all()
+    pairs = INDUCTION_PAIRS[fewer]
+    for head in range(pairs):
+        one, other = (attention_of(model, 0, head, ids) for model in models)
+        assert torch.equal(one, other)
+    back = pairs + 1
+    looks_back = attention_of(models[1], 0, pairs, ids)
+    assert (looks_back[back:].argmax(-1) == torch.arange(40 - back)).all()
 
 
-def test_bigram_heads_need_keys_of_their_own():
+@pytest.mark.parametrize(
+    "settings",
+    [["model.kv_heads=2"], ["model.induction=trigram", "model.heads=2", "model.kv_heads=2"]],
+)
+def test_further_pairs_of_heads_need_keys_of_their_own(settings):
     with fails_with("shared_keys"):
-        load_config("discover", ["model.kv_heads=2"])
+        load_config("discover", settings)
 
 
 def test_heads_start_by_copying_what_they_look_at(model):

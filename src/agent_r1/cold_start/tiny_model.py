@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from agent_r1.model.decoder import Block, Decoder, DecoderShape, rotate
-from agent_r1.training.settings import TinyModelConfig
+from agent_r1.training.settings import INDUCTION_PAIRS, TinyModelConfig
 
 
 def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
@@ -29,12 +29,12 @@ def shape_of(config: TinyModelConfig, vocab_size: int) -> DecoderShape:
 def new_model(config: TinyModelConfig, vocab_size: int, seed: int) -> Decoder:
     """Make the tiny model, with initial weights that only depend on `seed`."""
     model = Decoder(shape_of(config, vocab_size))
-    init_weights(model, seed, bigram=config.induction == "bigram")
+    init_weights(model, seed, INDUCTION_PAIRS[config.induction])
     return model
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
+def init_weights(model: Decoder, seed: int, pairs: int = 1) -> None:
     """Initialise the weights so that the model soon learns to copy.
 
     A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A
@@ -53,9 +53,9 @@ def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
     * the *induction head* (layer 1, head 0) compares in these coordinates. Its query is W_v e of
       the current token, its key reads S, which has the token before.
 
-    In `Sosnum` and `Sosvel` the first syllable has two continuations. With `bigram` a second pair
-    of heads compares the token before it, too, as n-gram heads do (2401.12973): see
-    `_compare_token_before`.
+    In `Sosnum` and `Sosvel` the first syllable has two continuations. With `pairs` of 2 and more,
+    further pairs of heads compare the tokens before it, too, as n-gram heads do (2401.12973): see
+    `_compare_tokens_before`.
     """
     g = torch.Generator().manual_seed(seed)
     s = model.shape
@@ -82,8 +82,7 @@ def init_weights(model: Decoder, seed: int, bigram: bool) -> None:
         INDUCTION_STRENGTH * previous.qkv.weight[first_key + s.kv_heads * hd :][:hd]
     )
     induction.qkv.weight[first_key : first_key + hd] = INDUCTION_STRENGTH * subspace
-    if bigram:
-        _compare_token_before(model, subspace, g)
+    _compare_tokens_before(model, subspace, pairs, g)
 
 
 def block_of(model: Decoder, layer: int) -> Block:
@@ -106,34 +105,41 @@ def _look_back(block: Block, model: Decoder, head: int, distance: int) -> None:
     block.qkv.weight[first_key : first_key + hd] *= 0.1
 
 
-def _compare_token_before(model: Decoder, subspace: Tensor, g: torch.Generator) -> None:
-    """Lay out the second pair of heads. `subspace` (head_dim x hidden): S of the first pair.
+def _compare_tokens_before(
+    model: Decoder, subspace: Tensor, pairs: int, g: torch.Generator
+) -> None:
+    """Lay out the further pairs of heads. `subspace` (head_dim x hidden): S of the first pair.
 
-    Layer 0, head 1 attends two positions back. It has the values of head 0, and writes them into a
-    subspace S2 of its own. So position j has W_v e of token j - 1 in S, and of token j - 2 in S2.
-    Layer 1, head 1 has a query that reads S, and a key that reads S2. So it attends to positions
-    whose token two back equals the token before the current one. It copies what it attends to.
-    Head 0 could compare both tokens, but in the same 32 dimensions: it learned later.
+    Take the second pair. Layer 0, head 1 attends two positions back. It has the values of head 0,
+    and writes them into a subspace S2 of its own. So position j has W_v e of token j - 1 in S, and
+    of token j - 2 in S2. Layer 1, head 1 has a query that reads S, and a key that reads S2. So it
+    attends to positions whose token two back equals the token before the current one. It copies
+    what it attends to. Head 0 could compare both tokens, but in the same 32 dimensions: it learned
+    later. The third pair does the same with S2, and with a subspace S3 for token j - 3.
     """
     s = model.shape
     hd = s.head_dim
-    second = slice(hd, 2 * hd)
     first_key = s.heads * hd
     first_value = first_key + s.kv_heads * hd
-    two_back = block_of(model, 0)
-    _look_back(two_back, model, head=1, distance=2)
-    values = two_back.qkv.weight[first_value : first_value + hd]
-    two_back.qkv.weight[first_value + hd : first_value + 2 * hd] = values
-    second_subspace = torch.empty_like(subspace).normal_(
-        0, 1 / math.sqrt(s.hidden_size), generator=g
-    )
-    two_back.o.weight[:, second] = OUTPUT_SCALE * second_subspace.T
+    look_back = block_of(model, 0)
     compare = block_of(model, 1).qkv.weight
-    # S holds a token twice as long as its embedding does: OUTPUT_SCALE against the embeddings' std
-    # of 0.1. So a half would give both pairs scores of one size. A quarter is learned sooner: the
-    # second pair matters at rare places only, and disturbs the first one elsewhere.
-    compare[second] = INDUCTION_STRENGTH / 4 * subspace
-    compare[first_key + hd : first_key + 2 * hd] = INDUCTION_STRENGTH * second_subspace
+    values = look_back.qkv.weight[first_value : first_value + hd].clone()
+    for head in range(1, pairs):
+        start = head * hd
+        end = start + hd
+        _look_back(look_back, model, head=head, distance=head + 1)
+        look_back.qkv.weight[first_value + start : first_value + end] = values
+        next_subspace = torch.empty_like(subspace).normal_(
+            0, 1 / math.sqrt(s.hidden_size), generator=g
+        )
+        look_back.o.weight[:, start:end] = OUTPUT_SCALE * next_subspace.T
+        # A subspace holds a token twice as long as its embedding does: OUTPUT_SCALE against the
+        # embeddings' std of 0.1. So a half would give all pairs scores of one size. A quarter is
+        # learned sooner: the further pairs matter at rare places only, and disturb the first one
+        # elsewhere.
+        compare[start:end] = INDUCTION_STRENGTH / 4 * subspace
+        compare[first_key + start : first_key + end] = INDUCTION_STRENGTH * next_subspace
+        subspace = next_subspace
 
 
 OUTPUT_SCALE = 0.2

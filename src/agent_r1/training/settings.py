@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from agent_r1.config.settings import (
     AtLeast1,
@@ -20,6 +20,8 @@ from agent_r1.config.settings import (
 )
 from agent_r1.ground.errors import ConfigError
 
+INDUCTION_PAIRS = {"auto": 1, "bigram": 2, "trigram": 3}
+"""`model.induction` -> pairs of copying heads. Each compares one token more of what was read."""
 LORA_ALPHA = 2
 """LoRA's alpha / r, constant, so that doubling the rank does not halve the step."""
 
@@ -33,9 +35,14 @@ class TinyModelConfig(ModelConfig):
     kv_heads: AtLeast1 = 4
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
-    induction: OutsideWhileDefault[Literal["auto", "bigram"]] = "auto"
+    induction: OutsideWhileDefault[Literal["auto", "bigram", "trigram"]] = "auto"
     """Copying circuit of the initial weights: auto compares one token with what was read. bigram
-    also compares the token before, in a second head (cold_start/tiny_model.py)."""
+    also compares the token before, in a second head, and trigram the one before that, in a third
+    (cold_start/tiny_model.py)."""
+    rope_theta: OutsideWhileDefault[PositiveFloat] = 10_000.0
+    """Base of the rotary frequencies (2104.09864). A head that compares *words* rotates them by
+    their distance, too. With a larger base most coordinates rotate slowly, so it matches far ones
+    as well."""
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
@@ -53,10 +60,11 @@ class TinyModelConfig(ModelConfig):
                 f"model.heads={m.heads}, and model.heads a multiple of model.kv_heads={m.kv_heads}",
                 code="indivisible_heads",
             )
-        if m.path is None and m.induction == "bigram" and not 2 <= m.heads == m.kv_heads:
+        heads = INDUCTION_PAIRS[m.induction]
+        if m.path is None and heads > 1 and not heads <= m.heads == m.kv_heads:
             yield ConfigError(
-                "model.induction=bigram lays out two heads with keys of their own; set "
-                "model.kv_heads to model.heads, and both to 2 or more",
+                f"model.induction={m.induction} lays out {heads} heads with keys of their own; set "
+                f"model.kv_heads to model.heads, and both to {heads} or more",
                 code="shared_keys",
             )
 
