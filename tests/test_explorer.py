@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 from lab.experiments.plan_order import exchange_plan, order_questions
+from lab.experiments.quotes import count_quotes
 
 from agent_r1 import (
     AgentR1Error,
@@ -315,3 +316,21 @@ def test_questions_whose_order_the_passages_do_not_show(world):
         first, second = row["extra_info"]["lookups"]
         assert world.value(entity, relations[0]) == first["value"] == second["entity"]
         assert [world.value(first["value"], relations[1])] == row["reward_model"]["ground_truth"]
+
+
+@pytest.mark.parametrize(
+    ("quote", "wrong"),
+    [
+        ("Sosnum is a book by Dospax", 0),
+        ("Bumvel in Landir", 0),
+        ("Sosnum is a book by Landir", 1),
+        (" is a book by Dospax", 1),
+    ],
+)
+def test_a_quote_is_right_if_a_passage_begins_with_it(quote, wrong):
+    turns = [
+        "<think>plan/author/answer: plan/author</think><tool_call>...</tool_call><|im_end|>",
+        f"<|im_start|>user\n<tool_response>\n{PASSAGES}\n</tool_response><|im_end|>",
+        f"<|im_start|>assistant\n<think>{quote}/author/answer</think><answer>Dospax</answer>",
+    ]
+    assert count_quotes("\n".join(turns)) == (wrong, 1)

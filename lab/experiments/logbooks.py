@@ -30,6 +30,7 @@ from lab.experiments import (
     pocket,
     race,
     sharpened,
+    smoke_controls,
     ten_seeds,
 )
 from lab.experiments.agents_learn import share
@@ -86,8 +87,13 @@ FROZEN = {
         "EPYC, one thread, other work on both cores", "../discover.md",
     ),
     "shuffled": Frozen(
-        "shuffled", "grpo", 256, 500, " --preset shuffled --only 0 1 --temperatures",
+        "shuffled", "grpo", 256, 500, " --preset shuffled --only 0 1 2 --temperatures",
         "Xeon, one thread, two runs at a time",
+        "../discover.md#it-reads-two-to-six-passages",
+    ),
+    "shuffled-1": Frozen(
+        "shuffled of commit edbb71b9 (two pairs of copying heads)", "grpo", 256, 500,
+        " --preset shuffled --only 0 1 --temperatures", "Xeon, one thread, two runs at a time",
         "../discover.md#it-reads-two-to-six-passages",
     ),
     "discover-3": Frozen(
@@ -252,9 +258,9 @@ def by_hops(name: str) -> str:
     return "\n".join([*lines, row("mean", fmean), row("worst", min)])
 
 
-def conditions(kind: str, title: str, numbers: tuple[int, ...]) -> str:
-    """Return how the ten seeds of discover fare in worlds that training did not have."""
-    seeds = list(read("discover.json")["seeds"].values())
+def conditions(kind: str, title: str, numbers: tuple[int, ...], name: str = "discover") -> str:
+    """Return how a frozen preset fares in worlds that training did not have."""
+    seeds = list(read(f"{name}.json")["seeds"].values())
     lines = [f"| {title} | {' | '.join(map(str, numbers))} |", "|---" * (len(numbers) + 1) + "|"]
     scores: dict[str, list[list[float]]] = {}
     for when in ("before", "after"):
@@ -316,6 +322,11 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ),
         "discover.json, hops": lambda: conditions("hops", "hops", (4, 5)),
         "shuffled.json": lambda: by_hops("shuffled"),
+        "shuffled.json, passages": lambda: conditions(
+            "passages", "passages, the right one first", (2, 3, 4, 6), "shuffled"
+        ),
+        "shuffled-1.json": lambda: by_hops("shuffled-1"),
+        "smoke-controls.json": lambda: smoke_controls.table(read_seeds(smoke_controls.FILE)),
     },
     "docs/lab/estimators.md": {
         f"race/{preset}.json": lambda preset=preset: race.table(read(f"race/{preset}.json"))

@@ -36,9 +36,11 @@ class TinyModelConfig(ModelConfig):
     intermediate_size: AtLeast1 = 256
     max_position: int = 1024
     induction: OutsideWhileDefault[Literal["auto", "bigram", "trigram"]] = "auto"
-    """Copying circuit of the initial weights: auto compares one token with what was read. bigram
-    also compares the token before, in a second head, and trigram the one before that, in a third
-    (cold_start/tiny_model.py)."""
+    """Copying circuit of the initial weights: auto compares one token with what was read.
+
+    bigram also compares the token before, in a second head. trigram adds the one before that
+    (cold_start/tiny_model.py).
+    """
     rope_theta: OutsideWhileDefault[PositiveFloat] = 10_000.0
     """Base of the rotary frequencies (2104.09864). A head that compares *words* rotates them by
     their distance, too. With a larger base most coordinates rotate slowly, so it matches far ones
