@@ -277,7 +277,10 @@ def measure_all(
             name = name.replace("/", "@longer/")
         if name in records:
             continue
-        records[name] = measure(world_bytes, switch, seed, plays, ends)
+        run = measure(world_bytes, switch, seed, plays, ends)
+        # Read again: another process may have added a run.
+        records = json.loads(FILE.read_text()) if FILE.is_file() else {}
+        records[name] = run
         write_whole(FILE, json.dumps(records, indent=1) + "\n")
         print(name, records[name]["reward"][-5:], flush=True)
 
