@@ -346,6 +346,19 @@ def test_a_section_of_a_data_set_holds_for_this_data_set_alone(tmp_path):
         assert not explorer_in(load_config(preset, other).cold_start.behaviours)
 
 
+@pytest.mark.parametrize(
+    "preset", [name for name in preset_names() if not load_config(name).verl.gpu]
+)
+def test_on_a_cpu_ppo_has_at_least_half_of_the_episodes_of_grpo(preset):
+    """`small` plays 96 questions once with ppo; a preset that extends it may ask fewer."""
+    episodes = []
+    for algorithm in ("grpo", "ppo"):
+        rollout = load_config(preset, algorithm=algorithm).rollout
+        episodes.append(rollout.prompts_per_step * rollout.samples_per_prompt)
+    grpo, ppo = episodes
+    assert 2 * ppo >= grpo
+
+
 def test_an_own_preset_may_have_sections(tmp_path):
     """A later file wins over an earlier file's section, and a section over its own file."""
     file = tmp_path / "mine.yaml"

@@ -14,12 +14,13 @@ from __future__ import annotations
 import os
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_r1 import Row, Trajectory, load_config, open_run
+from agent_r1 import Row, Run, Trajectory, load_config, open_run
 from agent_r1.training import loop
 from agent_r1_recipes.laptop import demonstrator
 from agent_r1_recipes.laptop.explorer import Explorer
@@ -102,8 +103,9 @@ LONGER = {"cloning twice as long": 2, "cloning four times as long": 4}
 """Control -> factor of the preset's steps of cloning."""
 
 
-def measure(name: str, seed: int, preset: str = "discover") -> dict[str, Any]:
-    """Train and evaluate one seed of a control."""
+@contextmanager
+def open_control(name: str, seed: int, preset: str = "discover") -> Iterator[Run]:
+    """Exchange the control's part, and open its run in an empty home."""
     exchange, settings = CONTROLS[name]
     exchange()
     quick = {"trainer.threads": 1, "trainer.eval_samples": 1, "cold_start.probe": 0}
@@ -112,7 +114,12 @@ def measure(name: str, seed: int, preset: str = "discover") -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as home:
         os.environ["AGENT_R1_HOME"] = home
         algorithm = "ppo" if name == "ppo" else "grpo"
-        run = open_run(preset, algorithm, seed=seed, run="control", **quick, **settings)
+        yield open_run(preset, algorithm, seed=seed, run="control", **quick, **settings)
+
+
+def measure(name: str, seed: int, preset: str = "discover") -> dict[str, Any]:
+    """Train and evaluate one seed of a control."""
+    with open_control(name, seed, preset) as run:
         cards = {"before": run.evaluate(before=True).card}
         run.train()
         cards["after"] = run.evaluate().card

@@ -31,6 +31,7 @@ from lab.experiments import (
     race,
     sharpened,
     smoke_controls,
+    start_success,
     ten_seeds,
 )
 from lab.experiments.agents_learn import share
@@ -327,6 +328,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         ),
         "shuffled-1.json": lambda: by_hops("shuffled-1"),
         "smoke-controls.json": lambda: smoke_controls.table(read_seeds(smoke_controls.FILE)),
+        "smoke-starts.json": lambda: start_success.table(read_seeds(start_success.FILE)),
     },
     "docs/lab/estimators.md": {
         f"race/{preset}.json": lambda preset=preset: race.table(read(f"race/{preset}.json"))
