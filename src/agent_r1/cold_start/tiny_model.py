@@ -34,7 +34,7 @@ def new_model(config: TinyModelConfig, vocab_size: int, seed: int) -> Decoder:
 
 
 @torch.no_grad()
-def init_weights(model: Decoder, seed: int, pairs: int = 1) -> None:
+def init_weights(model: Decoder, seed: int, pairs: int) -> None:
     """Initialise the weights so that the model soon learns to copy.
 
     A transformer copies with an *induction* circuit of two heads (Olsson et al., 2209.11895). A

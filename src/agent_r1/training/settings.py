@@ -42,9 +42,11 @@ class TinyModelConfig(ModelConfig):
     (cold_start/tiny_model.py).
     """
     rope_theta: OutsideWhileDefault[PositiveFloat] = 10_000.0
-    """Base of the rotary frequencies (2104.09864). A head that compares *words* rotates them by
-    their distance, too. With a larger base most coordinates rotate slowly, so it matches far ones
-    as well."""
+    """Base of the rotary frequencies (2104.09864).
+
+    A head that compares *words* rotates them by their distance, too. With a larger base most
+    coordinates rotate slowly, so it matches far ones as well.
+    """
 
     @staticmethod
     def conflicts(config: Any, trains: bool) -> Iterator[ConfigError]:
