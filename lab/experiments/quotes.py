@@ -11,21 +11,11 @@ search's result begins with it, word for word. Test questions, greedy.
 from __future__ import annotations
 
 import argparse
-import asyncio
 import re
 from pathlib import Path
 
-from agent_r1 import (
-    Config,
-    Sampling,
-    Task,
-    Workspace,
-    find_model,
-    make_loop,
-    open_run,
-    run_episodes,
-    trajectory_rows,
-)
+from agent_r1 import Config, Workspace, find_model, make_loop, open_run, trajectory_rows
+from agent_r1.evaluation.evaluate import evaluate
 from agent_r1.inference.agent import open_agent
 from lab.experiments.plan_order import share
 
@@ -46,11 +36,9 @@ def count_quotes(text: str) -> tuple[int, int]:
 def print_quotes(model: Path, config: Config) -> None:
     """Play the test questions and print the shares of wrong quotes and of right answers."""
     rows = Workspace(config).load_rows("test")
-    greedy = Sampling(temperature=0.0, max_tokens=config.rollout.max_tokens_per_turn)
     with open_agent(model, config, "local") as agent:
         loop = make_loop(agent.policy, agent.chat, agent.tools, config.rollout, config.env)
-        tasks = [Task(row, f"{number}", f"{number}") for number, row in enumerate(rows)]
-        trajectories = asyncio.run(run_episodes(loop, tasks, greedy))
+        trajectories = evaluate(loop, rows, temperature=0.0, seed=config.seed)
         counts = []
         for trajectory in trajectories:
             text = agent.chat.decode(trajectory_rows(trajectory, 0)[0].input_ids)
